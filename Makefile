@@ -1,0 +1,61 @@
+# `make` lists the targets. Each sets up what it needs; an active virtual environment is not used.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml
+SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
+BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo smoke test test-distributed test-real quality bench
+
+# Nothing below may need a network once setup is done.
+demo smoke test test-distributed test-real: export HF_HUB_OFFLINE := 1
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## create .venv with the tested versions (nothing to do when they have not changed)
+
+# The constraints matter most for torch: left open, pip would choose another build than the machine's.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## train on the sample reviews in this repository, offline, on the CPU
+	rm -rf outputs/demo
+	$(LAUNCH) recipes/reviews.py --config recipes/configs/reviews/demo.yaml
+
+smoke: setup ## run every smoke configuration through accelerate launch
+	@test -n "$(SMOKE)" || { echo "smoke: no recipes/configs/<task>/smoke*.yaml found" >&2; exit 1; }
+	@for config in $(SMOKE); do \
+	    task=$$(basename "$$(dirname "$$config")"); \
+	    output="outputs/smoke/$$task-$$(basename "$$config" .yaml)"; \
+	    echo "smoke: $$config"; \
+	    rm -rf "$$output"; \
+	    $(LAUNCH) "recipes/$$task.py" --config "$$config" output_dir="$$output" \
+	        || { echo "smoke: $$config failed" >&2; exit 1; }; \
+	done
+
+test: setup ## run the tests, without the slow ones and those on real data
+	$(BIN)/python -m pytest
+
+test-distributed: setup ## run the tests on several processes and the slow ones
+	$(BIN)/python -m pytest -m "(distributed or slow) and not real"
+
+test-real: setup ## run the tests on the real data in ../shared/data (skipped where it is absent)
+	$(BIN)/python -m pytest -m real
+
+quality: setup ## check style, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup ## run every benchmark and print its table
+	@test -n "$(BENCHMARKS)" || { echo "bench: no benchmarks/bench_*.py found" >&2; exit 1; }
+	@for file in $(BENCHMARKS); do \
+	    echo "bench: $$file"; \
+	    $(BIN)/python "$$file" || exit 1; \
+	done

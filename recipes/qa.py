@@ -1,0 +1,190 @@
+"""Extractive question answering: the answer to a question is a stretch of its context.
+
+accelerate launch recipes/qa.py --config recipes/configs/qa/smoke.yaml [section.key=value ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from toolkit.config.sections import STRICT, Config, Positive
+from toolkit.console import shorten
+from toolkit.main import main
+from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
+
+if TYPE_CHECKING:
+    import datasets
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig
+
+NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
+
+
+@dataclass(frozen=True, kw_only=True)
+class QAOptions:
+    """How contexts are cut into windows and answers are chosen; names as in transformers' `run_qa.py`."""
+
+    __pydantic_config__ = STRICT
+
+    max_length: Annotated[int, Field(ge=16)] = 384
+    """Most tokens of question and context together; a longer context becomes several windows."""
+    doc_stride: Annotated[int, Field(ge=0)] = 128
+    """Tokens of context that neighbouring windows share."""
+    max_answer_length: Positive = 30
+    """Most tokens of an answer."""
+    n_best_size: Positive = 20
+    """Candidate answers kept per window, and written per question."""
+    version_2_with_negative: bool = False
+    """Whether questions may have no answer (SQuAD v2, Rajpurkar et al. 2018, arXiv 1806.03822)."""
+    null_score_diff_threshold: float = 0.0
+    """How far "no answer" must score above the best answer to be given (with `version_2_with_negative`)."""
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong in combination."""
+        if self.doc_stride >= self.max_length:
+            return [f"task.doc_stride: received {self.doc_stride}, must be below task.max_length ({self.max_length})"]
+        if self.null_score_diff_threshold and not self.version_2_with_negative:
+            return [
+                "task.null_score_diff_threshold: has no effect without task.version_2_with_negative; set that to true"
+            ]
+        return []
+
+
+class QuestionAnswering:
+    """Extractive question answering; see `toolkit.task.Task`."""
+
+    Options: ClassVar[type] = QAOptions
+    columns: ClassVar[Mapping[str, Column]] = {
+        "id": Column("the question's id, kept in predictions", required=False),
+        "question": Column("the question"),
+        "context": Column("the text that holds the answer"),
+        "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
+    }
+    modality = "text"
+    auto_model = "AutoModelForQuestionAnswering"
+    best_metric = "eval_f1"
+    greater_is_better = True
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg, self.options = cfg, cfg.task
+        self.state: dict[str, Any] = {}
+
+    def features(self) -> datasets.Features:
+        from datasets import Features, List, Value
+
+        answers = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
+        texts = {name: Value("string") for name in ("id", "question", "context")}
+        return Features(texts | {"answers": answers, "trimmed": Value("bool")})
+
+    def check_row(self, row: Row, labelled: bool) -> Row:
+        from toolkit.modalities.windows import check_answer
+
+        answers, trimmed = NO_ANSWER, False
+        if labelled:
+            answers, trimmed = check_answer(row)
+            if not answers["text"] and not self.options.version_2_with_negative:
+                raise BadRow("the question has no answer; task.version_2_with_negative=true allows that")
+        identifier = row.get("id")
+        return {
+            "id": None if identifier is None else str(identifier),
+            "question": row["question"],
+            "context": row["context"],
+            "answers": answers,
+            "trimmed": trimmed,
+        }
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        pass  # spans need nothing learned
+
+    def notes(self, rows: datasets.Dataset) -> list[str]:
+        trimmed = sum(rows["trimmed"])
+        return [f"{trimmed} of {len(rows)} answers had blanks around them, which were taken off."] if trimmed else []
+
+    def stratify_by(self) -> str | None:
+        return None
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        yield from dict.fromkeys(rows["context"])
+        yield from rows["question"]
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        pass  # a start and an end logit per token, whatever the data
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        from toolkit.modalities.windows import encode_windows
+
+        return encode_windows(rows, indices, processor, self.options.max_length, self.options.doc_stride, labelled)
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor) -> Batch:
+        import torch
+
+        from toolkit.modalities import text
+        from toolkit.modalities.spans import context_mask
+
+        inputs = text.collate(features, processor)
+        return {
+            "inputs": inputs,
+            "labels": torch.tensor([[row["start"], row["end"]] for row in features]),
+            "row_ids": torch.tensor([row["row_id"] for row in features]),
+            "context_mask": context_mask([row["offsets"] for row in features], inputs["input_ids"].shape[1]),
+        }
+
+    def count_items(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORE_INDEX).sum()
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        from toolkit.modalities.spans import masked_logits
+
+        logits = masked_logits(outputs.start_logits, outputs.end_logits, batch["inputs"]["attention_mask"])
+        sides = zip(logits, batch["labels"].unbind(-1), strict=True)
+        start, end = (cross_entropy(x, y, ignore_index=IGNORE_INDEX, reduction="sum") for x, y in sides)
+        return start + end
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        from toolkit.modalities.spans import top_spans
+
+        return top_spans(
+            outputs.start_logits, outputs.end_logits, batch["context_mask"],
+            self.options.n_best_size, self.options.max_answer_length,
+        )  # fmt: skip
+
+    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
+        from toolkit.metrics.squad import Squad
+
+        # Numbered, not named by the user's ids: those may be missing or stand twice.
+        answers = [record["prediction_text"] for record in self._answers(predictions, data)]
+        return Squad().compute(
+            predictions=[{"id": str(i), "prediction_text": text} for i, text in enumerate(answers)],
+            references=[{"id": str(i), "answers": gold} for i, gold in enumerate(data.rows["answers"])],
+        )
+
+    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
+        for row, answer in zip(data.rows, self._answers(predictions, data), strict=True):
+            identifier = answer["id"] if answer["id"] is not None else str(row["_number"])
+            yield {**answer, "id": identifier, "question": row["question"], "answers": row["answers"]["text"]}
+
+    def summary(self, record: dict[str, Any]) -> str:
+        known = f", expected {shorten(' / '.join(record['answers']), 30)!r}" if record["answers"] else ""
+        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 35)!r}{known}"
+
+    def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
+        from toolkit.modalities.spans import best_answers
+
+        return best_answers(
+            **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,
+            null_threshold=self.options.null_score_diff_threshold, allow_null=self.options.version_2_with_negative,
+        )  # fmt: skip
+
+
+TASK = QuestionAnswering
+
+if __name__ == "__main__":
+    main(TASK)

@@ -1,0 +1,39 @@
+"""What every test runs under: no network, one thread, and caches of its own, set before any library is imported."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+CACHE = tempfile.TemporaryDirectory(prefix="toolkit-tests-")
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_DATASETS_OFFLINE="1",
+    HF_HOME=CACHE.name,
+    MPLCONFIGDIR=str(Path(CACHE.name) / "matplotlib"),
+    MPLBACKEND="agg",
+    TOKENIZERS_PARALLELISM="false",
+    OMP_NUM_THREADS="1",  # several processes share the machine, and the number of threads changes the last bits
+)
+# More specific than HF_HOME, or a launcher's setting: a developer's own must not reach the tests.
+for name in list(os.environ):
+    if name.startswith("ACCELERATE_") or name in {"HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"}:
+        del os.environ[name]
+
+REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_unconfigure() -> None:
+    CACHE.cleanup()
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data sets beside the repository."""
+    if not REAL_DATA.is_dir():
+        pytest.skip("no real data: there is no folder ../shared/data beside the repository")
+    return REAL_DATA

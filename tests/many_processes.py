@@ -1,0 +1,47 @@
+"""What several processes must do as one does, in one launch: `accelerate launch many_processes.py OUTPUT_DIR`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from runs import SGD, train
+
+C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
+"""Number of processes -> (batch, accumulation); all make windows of 8."""
+C1_RUN = (
+    *SGD,
+    "data.max_train_samples=37",
+    "train.num_train_epochs=2",
+    "eval.eval_steps=null",
+    "checkpoint.save_steps=null",
+)
+C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
+          "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
+C4_BATCHES = (1, 7, 64)
+TASKS = ("reviews", "qa")
+
+
+def main(output: Path, world: int) -> None:
+    """Runs everything that this number of processes has to show."""
+    for task in TASKS:
+        for batch, accumulation in C1_SPLITS[world]:
+            split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
+            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *split, double=True)
+        for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
+            # One step of the same window whatever the number of processes, then the evaluation that is compared.
+            split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
+            train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
+    if world == 2:
+        # Five rows in windows of 8 leave the second process without any in each of them.
+        few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
+        train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
+        balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
+        train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))

@@ -1,0 +1,93 @@
+"""Runs of the recipes' smoke configurations, made smaller, in this process; and what they left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import toolkit.run
+from toolkit.config import load_config
+from toolkit.engine.run import FitResult
+from toolkit.recipe import load_task_type
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = (
+    "model.from_config.hidden_size=32",
+    "model.from_config.intermediate_size=48",
+    "model.from_config.vocab_size=400",
+    "tracking.logging_steps=1",
+    "data.max_eval_samples=23",
+)
+"""Overrides that make a smoke configuration fast enough to be run many times in one test."""
+
+SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
+
+
+def train(task: str, output_dir: Path, *overrides: str, double: bool = False) -> FitResult:
+    """Runs `recipes/configs/<task>/smoke.yaml` with `TINY` and further overrides.
+
+    Args:
+        task: name of the recipe.
+        output_dir: where it writes.
+        *overrides: `section.key=value` each.
+        double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
+    """
+    recipe = ROOT / "recipes" / f"{task}.py"
+    task_type = load_task_type(recipe)
+    config = ROOT / "recipes" / "configs" / task / "smoke.yaml"
+    settings = [*TINY, *overrides, f"output_dir={output_dir}"]
+    cfg = load_config(task_type.Options, config, settings, columns=task_type.columns).config
+    build = toolkit.run.build_model
+    if double:
+        toolkit.run.build_model = lambda *arguments: build(*arguments).double()
+    try:
+        return toolkit.run.run(cfg, task_type(cfg), recipe)
+    finally:
+        toolkit.run.build_model = build
+
+
+def weights(output_dir: Path) -> dict[str, torch.Tensor]:
+    """Returns the final model's tensors."""
+    return load_file(output_dir / "model" / "model.safetensors")
+
+
+def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:
+    """Returns the lines of `metrics.jsonl` that have an entry of this name, without times and memory."""
+    found = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
+        for line in found
+        if having in line
+    ]
+
+
+def predictions(output_dir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of `predictions.jsonl`."""
+    return [json.loads(line) for line in (output_dir / "predictions.jsonl").read_text().splitlines()]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Asserts that two runs ended with the same parameters, bit for bit."""
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> None:
+    """Asserts that two nests of dicts, lists and numbers are equal, numbers to a tolerance."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for name in one:
+            assert_close(one[name], other[name], tolerance, f"{where}.{name}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for i, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, tolerance, f"{where}[{i}]")
+    elif isinstance(one, float):
+        assert abs(one - other) <= tolerance * max(1.0, abs(one)), f"{where}: {one} and {other}"
+    else:
+        assert one == other, where

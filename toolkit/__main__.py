@@ -1,0 +1,5 @@
+"""`python -m toolkit`, which `accelerate launch -m toolkit ...` starts on every process."""
+
+from toolkit.cli import main
+
+main()

@@ -1,0 +1,45 @@
+"""The `toolkit` command: it only finds the sub-command's file, which does the work.
+
+Nothing but the standard library is imported until a sub-command is known, so that `toolkit --help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from toolkit import __version__
+
+COMMANDS = {
+    "validate": "check a configuration, and name everything that is wrong with it",
+    "explain": "show every setting, its value and where it comes from",
+    "schema": "print the JSON Schema of a recipe's YAML, for editors",
+    "predict": "predict new rows with a finished run",
+    "evaluate": "score a finished run on another labelled file",
+}
+"""Sub-commands; each is the module of that name in `toolkit.commands`, with `add_arguments` and `work`."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Runs `toolkit <command> ...` and ends the process; exit codes as in `toolkit.main`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="toolkit", description="Fine-tune Hugging Face models, exactly.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+        )
+        if arguments[:1] == [name]:
+            module = import_module(f"toolkit.commands.{name}")
+            module.add_arguments(command)
+    parsed = parser.parse_intermixed_args(arguments) if arguments[:1] == [] else parser.parse_args(arguments)
+
+    from toolkit.main import guarded
+
+    guarded(lambda: module.work(parsed))

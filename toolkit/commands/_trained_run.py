@@ -1,0 +1,46 @@
+"""What the commands about a finished run share: their arguments, and opening the run."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from toolkit.trained import TrainedRun
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run and how its rows are read."""
+    parser.add_argument("run", metavar="RUN", help="output folder of a finished run")
+    parser.add_argument("--recipe", metavar="FILE", help="the recipe, if it was moved since the run")
+    parser.add_argument(
+        "--bad-rows", choices=("error", "skip"), help="what to do with unusable rows (default: as the run)"
+    )
+    parser.add_argument("--batch-size", type=int, metavar="N", help="rows per process and batch (default: as the run)")
+
+
+def open_trained(arguments: argparse.Namespace) -> tuple[Accelerator, TrainedRun]:
+    """Opens the finished run that `add_arguments` was given."""
+    from toolkit.console import quiet_libraries
+    from toolkit.distributed import build_accelerator
+    from toolkit.errors import InputError
+    from toolkit.processes import die_with_launcher
+    from toolkit.trained import open_run, read_settings
+
+    if arguments.batch_size is not None and arguments.batch_size < 1:
+        raise InputError(f"--batch-size: received {arguments.batch_size}, must be at least 1")
+    die_with_launcher()
+    cfg, task = read_settings(Path(arguments.run), arguments.recipe)
+    cfg = replace(
+        cfg,
+        eval=replace(cfg.eval, per_device_eval_batch_size=arguments.batch_size or cfg.eval.per_device_eval_batch_size),
+        data=replace(cfg.data, bad_rows=arguments.bad_rows or cfg.data.bad_rows),
+        tracking=replace(cfg.tracking, report_to=[]),
+    )
+    quiet_libraries()
+    accelerator = build_accelerator(cfg)
+    return accelerator, open_run(Path(arguments.run), cfg, task, accelerator)

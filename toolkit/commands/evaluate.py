@@ -1,0 +1,39 @@
+"""Score a finished run: `toolkit evaluate RUN --data FILE`.
+
+On any number of processes: `accelerate launch -m toolkit evaluate RUN --data FILE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from toolkit.commands import _trained_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the rows and where results go."""
+    _trained_run.add_arguments(parser)
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="labelled rows, with the columns of the run's own"
+    )
+    parser.add_argument("--output", metavar="FILE", help="also write the metrics there, as JSON")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Prints the metrics of the run's model on the file."""
+    from toolkit.console import print_table, say
+    from toolkit.distributed import on_main
+    from toolkit.evaluation import evaluate
+    from toolkit.report.facts import write_json
+    from toolkit.trained import read_rows
+
+    accelerator, run = _trained_run.open_trained(arguments)
+    bad = Path(arguments.output or arguments.data).with_suffix(".bad_rows.jsonl")
+    data = read_rows(run, arguments.data, True, run.cfg.data.bad_rows, accelerator, bad)
+    result = evaluate(accelerator, run.task, run.model, data, run.processor, run.cfg, "evaluate")
+    metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
+    print_table(f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)", metrics)
+    if arguments.output:
+        on_main(accelerator, write_json, Path(arguments.output), metrics)
+        say(f"also written to {arguments.output}")

@@ -1,0 +1,38 @@
+"""Predict new rows with a finished run: `toolkit predict RUN --input FILE [--output FILE]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from toolkit.commands import _trained_run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the rows and where predictions go."""
+    _trained_run.add_arguments(parser)
+    parser.add_argument(
+        "--input", required=True, metavar="FILE", help="new rows, with the columns of the run's own files"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="where predictions go (default: FILE's name + .predictions.jsonl)"
+    )
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Writes one JSON line per row, in row order."""
+    from toolkit.console import print_lines, say
+    from toolkit.distributed import on_main
+    from toolkit.evaluation import predict
+    from toolkit.report.results import write_predictions
+    from toolkit.trained import read_rows
+
+    source = Path(arguments.input)
+    output = Path(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
+    accelerator, run = _trained_run.open_trained(arguments)
+    bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
+    data = read_rows(run, arguments.input, False, run.cfg.data.bad_rows, accelerator, bad)
+    predictions, _ = predict(accelerator, run.task, run.model, data, run.processor, run.cfg, "predict")
+    records = on_main(accelerator, write_predictions, run.task, predictions, data, output)
+    print_lines("The first predictions", (run.task.summary(record) for record in records))
+    say(f"\n{len(data.rows)} predictions are in {output}")

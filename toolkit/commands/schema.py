@@ -1,0 +1,19 @@
+"""Print the JSON Schema of a recipe's YAML: `toolkit schema recipes/<task>.py`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from toolkit.config.describe import schema
+from toolkit.recipe import load_task_type
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe."""
+    parser.add_argument("recipe", help="recipe file, for instance recipes/qa.py")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Prints the JSON Schema of the recipe's YAML."""
+    print(json.dumps(schema(load_task_type(arguments.recipe).Options), indent=2))

@@ -1,0 +1,328 @@
+"""One table of settings that cannot go together: when, why, and what to do instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.sections import Config, TrackingConfig, TrainConfig
+
+FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
+"""Endings of data files that can be read."""
+
+_TRUE = {"1", "on", "t", "true", "y", "yes"}
+_OWN_KEYS = {
+    "lr": "learning_rate",
+    "learning_rate": "learning_rate",
+    "weight_decay": "weight_decay",
+    "betas": "adam_beta1 and train.adam_beta2",
+    "eps": "adam_epsilon",
+    "fused": "optim",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A combination that cannot be.
+
+    Args:
+        when: whether a configuration has it; looks only at the sections of `keys`.
+        keys: the settings that it is about.
+        why: why it cannot be.
+        instead: what to do.
+        on_cpu: whether it only counts when the launcher asks for the CPU.
+    """
+
+    when: Callable[[Config], bool]
+    keys: tuple[str, ...]
+    why: str
+    instead: str
+    on_cpu: bool = False
+
+
+def _no_evaluation(config: Config) -> bool:
+    data = config.data
+    return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
+
+
+def _filled(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _kind(path: Path) -> str:
+    """`folder`, `file`, or nothing where the system knows no such path."""
+    try:
+        return "folder" if path.is_dir() else "file" if path.exists() else ""
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return ""
+
+
+def _adam_only(name: str) -> Rule:
+    return Rule(
+        lambda c: c.train.optim == "sgd" and getattr(c.train, name) != getattr(TrainConfig(), name),
+        (f"train.{name}", "train.optim"),
+        "sgd has no such setting",
+        f"remove train.{name}",
+    )
+
+
+def _own_key(name: str, own: str) -> Rule:
+    return Rule(
+        lambda c: name in c.train.optim_args, ("train.optim_args",), f"{name} has a key of its own", f"set train.{own}"
+    )
+
+
+_EVALUATION = ("data.validation_split", "data.validation_file")
+_NO_ROWS = "there are no validation rows to evaluate"
+_GIVE_ROWS = "give data.validation_file, or a data.validation_split above 0"
+
+RULES = (
+    Rule(
+        lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
+        ("model.name_or_path", "model.from_config"),
+        "a model is either loaded or built anew",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.model.name_or_path is None and c.model.from_config is None,
+        ("model.name_or_path", "model.from_config"),
+        "no model is named",
+        "set model.name_or_path to a hub id or local folder, or give model.from_config",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and not _filled(c.model.from_config.get("model_type")),
+        ("model.from_config",),
+        "it needs a model_type, as text",
+        "add one, for instance model_type: bert",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.revision is not None,
+        ("model.revision", "model.from_config"),
+        "a model that is built anew has no revision",
+        "remove model.revision",
+    ),
+    Rule(
+        lambda c: c.model.revision is not None and _kind(Path(c.model.name_or_path or "?")) == "folder",
+        ("model.revision", "model.name_or_path"),
+        "a local folder has no revisions",
+        "remove model.revision",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.trust_remote_code,
+        ("model.trust_remote_code", "model.from_config"),
+        "a model that is built anew brings no code of its own",
+        "remove model.trust_remote_code",
+    ),
+    Rule(
+        lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
+        ("data.train_file", "data.dataset_name"),
+        "both name training rows",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.data.train_file is None and c.data.dataset_name is None,
+        ("data.train_file", "data.dataset_name"),
+        "no training rows are named",
+        "set data.train_file to a file, or data.dataset_name to a hub id",
+    ),
+    Rule(
+        lambda c: c.data.dataset_config_name is not None and c.data.dataset_name is None,
+        ("data.dataset_config_name", "data.dataset_name"),
+        "only a hub data set has configurations",
+        "remove data.dataset_config_name",
+    ),
+    Rule(
+        lambda c: c.data.revision is not None and c.data.dataset_name is None,
+        ("data.revision", "data.dataset_name"),
+        "only a hub data set has revisions",
+        "remove data.revision",
+    ),
+    Rule(
+        lambda c: c.data.max_eval_samples is not None and _no_evaluation(c) and c.data.test_file is None,
+        ("data.max_eval_samples", *_EVALUATION),
+        _NO_ROWS,
+        f"remove data.max_eval_samples, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.checkpoint.load_best_model_at_end and _no_evaluation(c),
+        ("checkpoint.load_best_model_at_end", *_EVALUATION),
+        _NO_ROWS,
+        _GIVE_ROWS,
+    ),
+    Rule(
+        lambda c: c.checkpoint.load_best_model_at_end and c.eval.eval_steps is None,
+        ("checkpoint.load_best_model_at_end", "eval.eval_steps"),
+        "the only evaluation is the one of the last step, so there is no other to choose",
+        "set eval.eval_steps, for instance to epoch",
+    ),
+    Rule(
+        lambda c: c.eval.eval_steps is not None and _no_evaluation(c),
+        ("eval.eval_steps", *_EVALUATION),
+        _NO_ROWS,
+        f"set eval.eval_steps to null, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.eval.metric_for_best_model is not None and _no_evaluation(c),
+        ("eval.metric_for_best_model", *_EVALUATION),
+        _NO_ROWS,
+        f"remove eval.metric_for_best_model, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.train.max_steps == 0,
+        ("train.max_steps",),
+        "this would train nothing",
+        "give a number of steps, or -1 to train for train.num_train_epochs",
+    ),
+    Rule(
+        lambda c: 0 < c.train.max_steps < c.train.warmup_steps,
+        ("train.warmup_steps", "train.max_steps"),
+        "the run would end before the warm-up does",
+        "warm up for fewer steps",
+    ),
+    Rule(
+        lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
+        ("train.warmup_steps",),
+        "from 1 on it counts steps",
+        "give a whole number, or a fraction of all steps below 1",
+    ),
+    Rule(
+        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
+        ("train.lr_scheduler_type", "train.warmup_steps"),
+        "constant has no warm-up",
+        "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
+    ),
+    *(_adam_only(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
+    *(_own_key(name, own) for name, own in _OWN_KEYS.items()),
+    Rule(
+        lambda c: c.train.mixed_precision == "fp16",
+        ("train.mixed_precision",),
+        "fp16 needs a GPU, and the launcher asks for the CPU",
+        "use bf16 or no",
+        on_cpu=True,
+    ),
+    Rule(
+        lambda c: c.tracking.run_name is not None and not c.tracking.report_to,
+        ("tracking.run_name", "tracking.report_to"),
+        "no tracker would get the name",
+        "set tracking.report_to, or remove tracking.run_name",
+    ),
+    Rule(
+        lambda c: c.tracking.project != TrackingConfig().project and not c.tracking.report_to,
+        ("tracking.project", "tracking.report_to"),
+        "no tracker would get the name",
+        "set tracking.report_to, or remove tracking.project",
+    ),
+    Rule(
+        lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
+        ("tracking.report_to",),
+        "a tracker is named twice",
+        "name each once",
+    ),
+)
+
+
+def conflicts(config: Config, environ: Mapping[str, str], broken: frozenset[str] = frozenset()) -> list[str]:
+    """Returns what cannot go together and which files do not exist, one message each, dotted key first.
+
+    Args:
+        config: the settings; sections in `broken` may be None.
+        environ: the launcher's environment.
+        broken: sections and top-level keys that have problems of their own: nothing is said about them.
+    """
+    on_cpu = environ.get("ACCELERATE_USE_CPU", "").lower() in _TRUE
+    messages = [
+        f"{', '.join(f'{key} ({show(_value(config, key))})' for key in rule.keys)}: {rule.why}; {rule.instead}"
+        for rule in RULES
+        if broken.isdisjoint(key.split(".")[0] for key in rule.keys)
+        if (on_cpu or not rule.on_cpu) and rule.when(config)
+    ]
+    for section, check in _CHECKS:
+        if section not in broken:
+            messages += check(config)
+    return messages
+
+
+def _value(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _blank_texts(config: Config, section: str) -> list[str]:
+    part = getattr(config, section)
+    values = {f"{section}.{field.name}": getattr(part, field.name) for field in fields(part)}
+    return [
+        f"{key}: received {show(value)}, expected text that is not blank"
+        for key, value in values.items()
+        if isinstance(value, str) and not value.strip()
+    ]
+
+
+def _data_files(config: Config) -> list[str]:
+    messages = []
+    for name in ("train_file", "validation_file", "test_file"):
+        value = getattr(config.data, name)
+        if not _filled(value):
+            continue
+        path = _expanded(value)
+        if not _kind(path):
+            messages.append(
+                f"data.{name}: received {show(value)}, there is no such file (tried {path.absolute()}); a "
+                "relative path starts at the current directory"
+            )
+        elif _kind(path) == "file" and path.suffix.lower() not in FILE_FORMATS:
+            messages.append(
+                f"data.{name}: received {show(value)}, which is in no format that can be read; expected a "
+                f"name that ends in {join(FILE_FORMATS)}"
+            )
+    return messages
+
+
+def _expanded(value: str) -> Path:
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:  # there is no such user
+        return Path(value)
+
+
+def _model_folder(config: Config) -> list[str]:
+    name = config.model.name_or_path or ""
+    is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1  # a hub id is `name` or `owner/name`
+    if not is_path or _kind(Path(name)) == "folder":
+        return []
+    return [f"model.name_or_path: received {show(name)}, there is no such folder (tried {Path(name).absolute()})"]
+
+
+def _resume(config: Config) -> list[str]:
+    value = config.checkpoint.resume
+    if value in ("none", "auto") or not _filled(value) or _kind(Path(value)) == "folder":
+        return []
+    return [
+        f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or a checkpoint's folder (tried "
+        f"{Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
+    ]
+
+
+def _output_dir(config: Config) -> list[str]:
+    if not _filled(config.output_dir):
+        return [f"output_dir: received {show(config.output_dir)}, expected the name of a folder"]
+    if _kind(Path(config.output_dir)) == "file":
+        return [f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"]
+    return []
+
+
+_CHECKS: tuple[tuple[str, Callable[[Config], list[str]]], ...] = (
+    *(
+        (section, partial(_blank_texts, section=section))
+        for section in ("model", "data", "eval", "checkpoint", "tracking")
+    ),
+    ("data", _data_files),
+    ("model", _model_folder),
+    ("checkpoint", _resume),
+    ("output_dir", _output_dir),
+)
+"""What a table cannot say, by the section that it looks at."""

@@ -1,0 +1,75 @@
+"""What a person sees while a run goes on: only the main process speaks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from toolkit.processes import is_first_rank
+
+
+def say(text: str) -> None:
+    """Prints a line on the main process."""
+    if is_first_rank():
+        print(text, flush=True)
+
+
+def progress(total: int, description: str, initial: int = 0) -> Any:
+    """Returns a tqdm bar on the main process, a silent one elsewhere."""
+    from tqdm import tqdm
+
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=description,
+        disable=not is_first_rank(),
+        dynamic_ncols=True,
+        mininterval=0.5 if sys.stderr.isatty() else 10.0,
+        leave=False,
+    )
+
+
+def quiet_libraries() -> None:
+    """Turns off the libraries' own bars and all but their errors: what matters of it is said in our words."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.set_verbosity_error()
+    if not is_first_rank():
+        datasets.disable_progress_bars()
+
+
+def format_value(value: Any) -> str:
+    """Formats a number for a table: four significant digits, memory in GiB elsewhere."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_table(title: str, rows: Mapping[str, Any]) -> None:
+    """Prints a two-column table on the main process."""
+    if not is_first_rank():
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in rows.items():
+        table.add_row(name, format_value(value))
+    Console(width=None if sys.stdout.isatty() else 80).print(table)
+
+
+def shorten(text: str, width: int = 70) -> str:
+    """Returns one line of at most `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def print_lines(title: str, lines: Iterable[str]) -> None:
+    """Prints a titled block of lines on the main process."""
+    say(f"\n{title}")
+    for line in lines:
+        say(f"  {line}")

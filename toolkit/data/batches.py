@@ -1,0 +1,86 @@
+"""Data loaders over feature rows: the toolkit's own order and collator, never handed to `Accelerator.prepare`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.task import IGNORE_INDEX, Batch, Processor, Task
+
+if TYPE_CHECKING:
+    import datasets
+
+    from toolkit.config.sections import TrainConfig
+
+
+def collate_or_mask(
+    features: list[dict[str, Any]], *, task: Task, processor: Processor, stand_in: dict[str, Any]
+) -> Batch:
+    """Collates rows; of no rows it makes one masked row, since models such as BERT crash on an empty batch.
+
+    Every label of that row is ignored, so its loss, and each gradient, is exactly zero.
+    """
+    if features:
+        return task.collate(features, processor)
+    batch = task.collate([stand_in], processor)
+    batch["labels"] = torch.full_like(batch["labels"], IGNORE_INDEX)
+    batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
+    return batch
+
+
+def _loader(
+    features: datasets.Dataset, batches: Any, task: Task, processor: Processor, train: TrainConfig
+) -> DataLoader:
+    return DataLoader(
+        features,
+        batch_sampler=batches,
+        collate_fn=partial(collate_or_mask, task=task, processor=processor, stand_in=features[0]),
+        num_workers=train.dataloader_num_workers,
+        pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
+        # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def training_loader(
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    train: TrainConfig,
+    *,
+    seed: int,
+    rank: int,
+    world_size: int,
+) -> tuple[DataLoader, WindowSampler]:
+    """Returns the loader of this rank's training micro-batches and the sampler that says where it starts."""
+    order = Order(
+        num_rows=len(features),
+        batch_size=train.per_device_train_batch_size,
+        accumulation=train.gradient_accumulation_steps or 1,
+        world_size=world_size,
+        seed=seed,
+        strategy=train.train_sampling_strategy,
+        lengths=np.asarray(features["length"]) if train.train_sampling_strategy == "group_by_length" else None,
+    )
+    sampler = WindowSampler(order, rank)
+    return _loader(features, sampler, task, processor, train), sampler
+
+
+def evaluation_loader(
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    train: TrainConfig,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+) -> DataLoader:
+    """Returns the loader of this rank's part of an evaluation set."""
+    batches = evaluation_batches(np.asarray(features["length"]), batch_size, rank, world_size)
+    return _loader(features, batches, task, processor, train)

@@ -1,0 +1,121 @@
+"""The order of training rows, owned by the toolkit: f(seed, epoch, rows, batch, accumulation, world size).
+
+An epoch's permutation is cut into *windows*, the rows of one optimizer step. A window depends only on its size, so
+8x1, 4x2 (batch x accumulation) and two processes of 2x2 train on the same rows in every step. Rows are never
+repeated to make ranks even: a rank that has none left gets an empty micro-batch (see `toolkit.data.batches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+from torch.utils.data import Sampler
+
+GROUPED_WINDOWS = 50
+"""Windows that `group_by_length` sorts together: the mega-batch of 50 batches of transformers' LengthGroupedSampler."""
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Which rows each rank sees, for any epoch and window, without iterating there.
+
+    Args:
+        num_rows: training rows.
+        batch_size: rows per process and micro-batch.
+        accumulation: micro-batches per window.
+        world_size: number of processes.
+        seed: seed of the shuffle.
+        strategy: `random`, `sequential` or `group_by_length`.
+        lengths: `[num_rows]` length of every row; needed for `group_by_length`.
+    """
+
+    num_rows: int
+    batch_size: int
+    accumulation: int
+    world_size: int
+    seed: int
+    strategy: str = "random"
+    lengths: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def window_size(self) -> int:
+        """Rows of a full window, over all ranks."""
+        return self.batch_size * self.accumulation * self.world_size
+
+    @property
+    def windows_per_epoch(self) -> int:
+        """Optimizer steps of one epoch; the last window may be short."""
+        return ceil(self.num_rows / self.window_size)
+
+    def window(self, epoch: int, index: int) -> np.ndarray:
+        """Returns the row numbers of one window, over all ranks."""
+        return _permutation(self, epoch)[index * self.window_size : (index + 1) * self.window_size]
+
+    def micro_batches(self, epoch: int, index: int, rank: int) -> list[list[int]]:
+        """Returns this rank's `accumulation` micro-batches of a window; those of a short window may be empty."""
+        rows = self.window(epoch, index)
+        starts = [(step * self.world_size + rank) * self.batch_size for step in range(self.accumulation)]
+        return [rows[start : start + self.batch_size].tolist() for start in starts]
+
+
+@lru_cache(maxsize=2)
+def _permutation(order: Order, epoch: int) -> np.ndarray:
+    if order.strategy == "sequential":
+        return np.arange(order.num_rows)
+    generator = np.random.default_rng([order.seed, epoch])
+    rows = generator.permutation(order.num_rows)
+    if order.strategy == "random":
+        return rows
+    if order.lengths is None:
+        raise AssertionError("group_by_length needs the rows' lengths")
+    size = order.window_size
+    group = size * GROUPED_WINDOWS
+    groups = (rows[start : start + group] for start in range(0, order.num_rows, group))
+    rows = np.concatenate([part[np.argsort(-order.lengths[part], kind="stable")] for part in groups])
+    # Only full windows change places, so that window k still starts at row k * size.
+    full = order.num_rows // size
+    shuffled = rows[: full * size].reshape(full, size)[generator.permutation(full)].reshape(-1)
+    return np.concatenate([shuffled, rows[full * size :]])
+
+
+class WindowSampler(Sampler[list[int]]):
+    """Batch sampler over one rank's micro-batches, from any epoch and window on.
+
+    Its length is always that of a whole epoch, also after `seek`.
+    """
+
+    def __init__(self, order: Order, rank: int) -> None:
+        self.order, self.rank = order, rank
+        self._epoch, self._window = 0, 0
+
+    def seek(self, epoch: int, window: int = 0) -> None:
+        """Makes the next iteration start at a window of an epoch."""
+        self._epoch, self._window = epoch, window
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for window in range(self._window, self.order.windows_per_epoch):
+            yield from self.order.micro_batches(self._epoch, window, self.rank)
+
+    def __len__(self) -> int:
+        return self.order.windows_per_epoch * self.order.accumulation
+
+
+def evaluation_batches(lengths: np.ndarray, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+    """Deals evaluation rows to ranks, each row exactly once, rows of similar length together.
+
+    Args:
+        lengths: `[rows]` length of every row. Predictions are put back by row id, so the order is free and the one
+            with the least padding is taken.
+        batch_size: rows per batch.
+        rank: this process.
+        world_size: number of processes.
+
+    Returns:
+        This rank's batches of row numbers.
+    """
+    mine = np.argsort(-lengths, kind="stable")[rank::world_size].tolist()
+    return [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]

@@ -1,0 +1,140 @@
+"""From files to tokenised rows: read, check, split, learn, tokenise; cached by `datasets`, once per node."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import toolkit
+from toolkit.config.sections import Config, DataConfig
+from toolkit.console import say
+from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, write_bad_rows
+from toolkit.data.sources import load_hub
+from toolkit.data.splits import head, split
+from toolkit.errors import DataError
+from toolkit.task import EvalData, Prepared, Processor, Task
+
+if TYPE_CHECKING:
+    import datasets
+    from accelerate import Accelerator
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """Rows by split (`train`, `validation`, `test`), checked and cut to size, with what a run remembers of them."""
+
+    splits: Mapping[str, datasets.Dataset]
+    fingerprints: Mapping[str, str]
+    bad_rows: Mapping[str, int]
+
+
+def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None) -> CheckedRows:
+    """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
+
+    Args:
+        cfg: resolved configuration.
+        task: checks rows; its `state` is filled.
+        accelerator: the first process of each node reads, the others take its cache.
+        output_dir: where `bad_rows.jsonl` goes.
+
+    Raises:
+        DataError: for files or rows that cannot be used.
+    """
+    with accelerator.local_main_process_first():
+        tables = _tables(cfg.data, task)
+    bad = apply_policy(tables, cfg.data.bad_rows)
+    if output_dir is not None and accelerator.is_main_process and any(bad.values()):
+        write_bad_rows(tables, output_dir / "bad_rows.jsonl")
+    rows = {name: table.rows for name, table in tables.items()}
+    if "validation" not in rows and cfg.data.validation_split > 0:
+        rows["train"], rows["validation"] = split(
+            rows["train"], cfg.data.validation_split, cfg.seed, task.stratify_by()
+        )
+    limits = {"train": cfg.data.max_train_samples}
+    rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
+    task.learn(rows["train"])
+    return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad)
+
+
+def _tables(data: DataConfig, task: Task) -> dict[str, Table]:
+    if data.dataset_name is not None:
+        name, columns = data.dataset_name, data.columns
+        present = load_hub(name, data.dataset_config_name, data.revision)
+        sources = {
+            split: partial(load_hub_table, name, data.dataset_config_name, data.revision, split, task, columns, True)
+            for split in SPLITS
+            if split in present
+        }
+    else:
+        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+        sources = {split: partial(load_table, file, task, data.columns, True) for split, file in files.items() if file}
+    if "train" not in sources:
+        raise DataError("data: there are no training rows.")
+    tables = {"train": sources.pop("train")()}
+    # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
+    if len(tables["train"].rows):
+        task.learn(tables["train"].rows)
+    return tables | {split: load() for split, load in sources.items()}
+
+
+def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, accelerator: Accelerator) -> Prepared:
+    """Tokenises checked rows, and says what was cut on the way."""
+    with accelerator.local_main_process_first():
+        features = {
+            name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
+            for name, part in rows.splits.items()
+        }
+    evals = {name: EvalData(rows.splits[name], part) for name, part in features.items() if name != "train"}
+    notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
+    notes += [f"{name}: {note}" for name, part in features.items() for note in _cut(part)]
+    for note in notes:
+        say(note)
+    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, notes)
+
+
+def _cut(features: datasets.Dataset) -> list[str]:
+    count = sum(features["truncated"]) if "truncated" in features.column_names else 0
+    return [f"{count} of {len(features)} inputs are longer than task.max_length and were cut."] if count else []
+
+
+def tokenise(
+    rows: datasets.Dataset, task: Task, processor: Processor, *, labelled: bool, num_proc: int | None = None
+) -> datasets.Dataset:
+    """Turns rows into feature rows with `row_id` (their position) and `number` (the row's number in its file).
+
+    The cache key covers the rows, the processor, the task's options and state, and the toolkit's version.
+    """
+    numbers = rows["_number"]
+
+    def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
+        features = task.preprocess(columns, indices, processor, labelled)
+        return features | {"number": [columns["_number"][example - indices[0]] for example in features["example"]]}
+
+    key = [rows._fingerprint, len(numbers), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
+           task.state, labelled, toolkit.__version__]  # fmt: skip
+    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    features = rows.map(
+        batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
+        new_fingerprint=fingerprint, desc="preprocess",
+    )  # fmt: skip
+    return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
+
+
+def processor_fingerprint(processor: Processor) -> str:
+    """Returns a hash of everything that a saved processor holds."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        processor.save_pretrained(folder)
+        digest = hashlib.sha256()
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()

@@ -1,0 +1,298 @@
+"""Checked tables: raw rows under the toolkit's column names, every row looked at once and cached as Arrow."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import chain, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import toolkit
+from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
+from toolkit.errors import DataError
+from toolkit.task import BadRow, Column, Row, Task
+
+if TYPE_CHECKING:
+    import datasets
+
+NUMBER = "_number"
+"""Column of a table's rows that holds the row's number in its file."""
+LISTED_ROWS = 20
+PREVIEW_CHARS = 80
+PEEKED_ROWS = 100
+PROGRESS_FROM_BYTES = 2**26
+_REASON, _PREVIEW = "_reason", "_preview"
+
+
+@dataclass(frozen=True)
+class BadRowReport:
+    """A row that cannot be used: its number in the source, why, and a short preview of its columns."""
+
+    number: int
+    reason: str
+    values: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A source after its check.
+
+    Args:
+        rows: the usable rows in file order, with the columns of `Task.features` and `_number`.
+        bad: the others, in file order.
+        fingerprint: sha256 of the file, or the hub data set's id, revision and content.
+        source: the file or hub split, for messages.
+    """
+
+    rows: datasets.Dataset
+    bad: list[BadRowReport]
+    fingerprint: str
+    source: str
+
+
+@dataclass(frozen=True)
+class _Source:
+    name: str
+    fingerprint: str
+    kind: str
+    large: bool
+    read: Callable[[], Iterator[RawRow]]
+
+
+def load_table(
+    source: str | Path, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None = None
+) -> Table:
+    """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
+
+    Args:
+        source: file of any format of `toolkit.data.sources`.
+        task: says which columns there are and which rows are good.
+        columns: the toolkit's column names to the file's; names not given stand for themselves.
+        labelled: whether label columns are wanted; they are None otherwise.
+        cache_dir: folder of the Arrow cache; None means that of `datasets`.
+
+    Raises:
+        DataError: if the file cannot be read or lacks a column.
+    """
+    key = fingerprint(source)
+    path = Path(source).expanduser()
+    return _build(
+        _Source(
+            str(source), key, path.suffix.lower(), path.stat().st_size >= PROGRESS_FROM_BYTES, lambda: read_rows(source)
+        ),
+        task,
+        columns,
+        labelled,
+        cache_dir,
+    )
+
+
+def load_hub_table(
+    dataset_name: str,
+    config: str | None,
+    revision: str | None,
+    split: str,
+    task: Task,
+    columns: Mapping[str, str],
+    labelled: bool,
+    cache_dir: str | Path | None = None,
+) -> Table:
+    """Loads and checks one split of a hub data set; otherwise as `load_table`.
+
+    Raises:
+        DataError: if the data set cannot be loaded, has no such split, or lacks a column.
+    """
+    splits = load_hub(dataset_name, config, revision, cache_dir)
+    if split not in splits:
+        raise DataError(f"data.dataset_name: {dataset_name!r} has no split {split!r}; it has {', '.join(splits)}.")
+    rows = splits[split]
+    name = f"{dataset_name} ({split})"
+    return _build(
+        _Source(
+            name,
+            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}",
+            "hub",
+            (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
+            lambda: hub_rows(rows),
+        ),
+        task,
+        columns,
+        labelled,
+        cache_dir,
+    )
+
+
+def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
+    """Applies `data.bad_rows` to the tables of all splits and returns the number of bad rows by split.
+
+    Raises:
+        DataError: under `error` if there is any bad row (lists the first 20); under `skip` if a table has no other.
+    """
+    bad = [(table.source, row) for table in tables.values() for row in table.bad]
+    total = sum(len(table.rows) + len(table.bad) for table in tables.values())
+    if bad and policy == "error":
+        raise DataError(
+            f"{len(bad)} of {total} rows cannot be used:\n{_listing(bad)}\n"
+            "Correct them (text must be UTF-8), or leave them out with data.bad_rows=skip, which writes "
+            "them all to bad_rows.jsonl."
+        )
+    for table in tables.values():
+        if not len(table.rows):
+            raise DataError(
+                f"{table.source}: none of its {len(table.bad)} rows can be used:\n"
+                f"{_listing([(table.source, row) for row in table.bad])}"
+            )
+    return {split: len(table.bad) for split, table in tables.items()}
+
+
+def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
+    """Writes every bad row of the tables as one JSON line `{file, row, reason, values}`; the file appears whole."""
+    partial = Path(f"{path}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        for table in tables.values():
+            for row in table.bad:
+                record = {"file": table.source, "row": row.number, "reason": row.reason, "values": row.values}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _listing(bad: list[tuple[str, BadRowReport]]) -> str:
+    lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
+    return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
+
+
+def _build(
+    source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None
+) -> Table:
+    import datasets
+    import numpy as np
+
+    features = datasets.Features(
+        {
+            **task.features(),
+            NUMBER: datasets.Value("int64"),
+            _REASON: datasets.Value("string"),
+            _PREVIEW: datasets.Value("string"),
+        }
+    )
+    try:
+        with _progress(source.large):
+            built = datasets.Dataset.from_generator(
+                lambda: _rows(source, task, columns, labelled),
+                features=features,
+                cache_dir=str(cache_dir) if cache_dir else None,
+                fingerprint=_cache_key(source, task, columns, labelled, features),
+            )
+    except datasets.exceptions.DatasetGenerationError as error:
+        # The library wraps whatever the generator raises.
+        raise (error.__cause__ or error) from None
+    good = built.data.column(_REASON).is_null().to_numpy()
+    rows = built if good.all() else built.select(np.flatnonzero(good))
+    reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
+    bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in reports]
+    return Table(rows.remove_columns([_REASON, _PREVIEW]), bad, source.fingerprint, source.name)
+
+
+def _cache_key(
+    source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
+) -> str:
+    # With the code that reads and checks, who edits a recipe never gets rows from before.
+    code = [_code(name) for name in (type(task).__module__, "toolkit.data.readers", "toolkit.data.sources", __name__)]
+    parts = [toolkit.__version__, code, source.fingerprint, source.kind, dict(columns), labelled,
+             type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _code(module: str) -> str:
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):  # a task typed into an interpreter has no file
+        return ""
+
+
+def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
+    """Yields every row, good or bad, as the cache holds it."""
+    raw = source.read()
+    first = list(islice(raw, PEEKED_ROWS))
+    # JSON rows may leave out columns that are empty, so a column counts as there if any of the first rows has it.
+    present = list(dict.fromkeys(name for row in first if not row.reason for name in row.values or {}))
+    if present:
+        _require_columns(source.name, present, task, columns, labelled)
+    names = list(task.features())
+    for row in chain(first, raw):
+        try:
+            checked = _check(row, task, columns, labelled)
+        except BadRow as bad:
+            yield {**dict.fromkeys(names), NUMBER: row.number, _REASON: str(bad), _PREVIEW: _preview(row.values)}
+        else:
+            yield {**{name: checked[name] for name in names}, NUMBER: row.number, _REASON: None, _PREVIEW: None}
+
+
+def _check(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool) -> Row:
+    if raw.reason or raw.values is None:
+        raise BadRow(raw.reason)
+    row: Row = {}
+    for name, column in task.columns.items():
+        value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
+        if _needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
+            raise BadRow(f"column {columns.get(name, name)!r} is empty")
+        row[name] = value
+    return task.check_row(row, labelled)
+
+
+def _needed(column: Column, labelled: bool) -> bool:
+    return column.required and (labelled or not column.label)
+
+
+def _require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
+    """Raises DataError for each column that is needed, or was named by the user, and is not there."""
+    missing = []
+    for name, column in task.columns.items():
+        wanted = columns.get(name, name)
+        named = name in columns and (labelled or not column.label)
+        if wanted in present or not (named or _needed(column, labelled)):
+            continue
+        used = {columns.get(other, other) for other in task.columns}
+        free = [theirs for theirs in present if theirs not in used] or present
+        near = get_close_matches(wanted, free, n=1) or free[:1]
+        ours = f" (the task's {name!r})" if wanted != name else ""
+        missing.append(
+            f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
+            f"Say which one it is, for instance `data.columns.{name}: {near[0]}`."
+        )
+    if missing:
+        raise DataError("\n".join(missing))
+
+
+def _preview(values: Mapping[str, Any] | None) -> str:
+    return json.dumps({_short(name): _short(value) for name, value in (values or {}).items()}, ensure_ascii=False)
+
+
+def _short(value: Any) -> str:
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"
+
+
+@contextmanager
+def _progress(shown: bool) -> Iterator[None]:
+    """Keeps the progress bars of `datasets` to tables that take a while."""
+    import datasets
+
+    if shown or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()

@@ -1,0 +1,173 @@
+"""Where rows come from: a local file or a hub data set becomes a stream of numbered raw rows.
+
+A row that cannot be used stays in the stream with its reason; a source that cannot be read at all is a `DataError`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
+from toolkit.errors import DataError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+ARROW_BATCH_ROWS = 1000
+SNIFFED_BYTES = 2**16
+
+
+def read_rows(path: str | Path) -> Iterator[RawRow]:
+    """Streams the rows of a local file; the format follows from its suffix. Only .json is held in memory whole.
+
+    Raises:
+        DataError: if the file is missing, of an unknown format, not UTF-8 text at all, or has no rows.
+    """
+    file = _existing(path)
+    read = READERS.get(file.suffix.lower())
+    if read is None:
+        raise DataError(
+            f"{path}: files that end in {file.suffix or 'nothing'!r} cannot be read; use one of {', '.join(READERS)}."
+        )
+    if file.suffix.lower() in TEXT_READERS:
+        _refuse_other_encodings(file)
+    return _checked(read(file), str(path))
+
+
+def fingerprint(path: str | Path) -> str:
+    """Returns the sha256 of the file's bytes, in hexadecimal.
+
+    Raises:
+        DataError: if there is no such file or it cannot be opened.
+    """
+    with _existing(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def load_hub(
+    dataset_name: str, config: str | None = None, revision: str | None = None, cache_dir: str | Path | None = None
+) -> datasets.DatasetDict:
+    """Loads all splits of a hub data set (or of a local folder laid out like one).
+
+    Raises:
+        DataError: if it cannot be found or fetched; says what was tried and whether the hub may be asked at all.
+    """
+    import datasets
+
+    try:
+        return datasets.load_dataset(
+            dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
+        )
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        where = (
+            f"the hub was not asked, because HF_HUB_OFFLINE is set; the local cache was "
+            f"({cache_dir or datasets.config.HF_DATASETS_CACHE})"
+            if datasets.config.HF_HUB_OFFLINE
+            else f"the hub was asked ({datasets.config.HF_ENDPOINT})"
+        )
+        raise DataError(
+            f"data.dataset_name: {dataset_name!r} (configuration {config or 'default'}, revision {revision or 'main'}) "
+            f"cannot be loaded: {where}. The answer was: {error}\n"
+            "Check the name, load it once where there is a network, or give local files with data.train_file."
+        ) from error
+
+
+def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
+    """Streams the rows of one split, numbered from 1, with class names instead of class numbers.
+
+    Raises:
+        DataError: if the split has no rows.
+    """
+    # Arrow batches rather than Python rows: nothing that is not used (audio, images) gets decoded.
+    batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
+    return _checked(_arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the data set")
+
+
+def _existing(path: str | Path) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        what = "is a folder, not a file" if file.is_dir() else "does not exist"
+        raise DataError(f"{path} {what} (tried {file.absolute()}). Relative paths start at the current directory.")
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened: {error.strerror} (tried {file.absolute()}).") from error
+    return file
+
+
+def _refuse_other_encodings(file: Path) -> None:
+    with file.open("rb") as opened:
+        head = opened.read(SNIFFED_BYTES)
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise DataError(f"{file} is UTF-16 or UTF-32 text. Save it as UTF-8.")
+    # ASCII text in UTF-16 is half NUL bytes. A stray one is left to the row that holds it.
+    if head.count(0) * 10 > len(head):
+        raise DataError(
+            f"{file} is not UTF-8 text: it is full of NUL bytes, as UTF-16 text without a byte-order mark "
+            "or a binary file is. Save it as UTF-8."
+        )
+
+
+def _checked(rows: Iterable[RawRow], where: str) -> Iterator[RawRow]:
+    number = 0
+    for number, values, reason in rows:
+        for column, value in (values or {}).items():
+            if reason:
+                break
+            problem = not_text(value)
+            reason = problem and f"column {column!r} is {problem}"
+        yield RawRow(number, values, reason)
+    if not number:
+        raise DataError(f"{where} has no rows.")
+
+
+def _read_parquet(file: Path) -> Iterator[RawRow]:
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as opened:
+            schema = opened.schema_arrow
+            check_names(file, schema.names)
+            typed = b"huggingface" in (schema.metadata or {})
+            features = datasets.Features.from_arrow_schema(schema) if typed else {}
+            yield from _arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{file} is not a whole parquet file: {error}") from error
+
+
+def _arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:
+    import datasets
+
+    labels = {name: feature.names for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
+    numbers = count(1)
+    for batch in batches:
+        for values in _python_rows(batch):
+            if isinstance(values, str):
+                yield RawRow(next(numbers), None, values)
+                continue
+            for name, names in labels.items():
+                label = values[name]
+                if label is not None and label < len(names):
+                    values[name] = names[label] if label >= 0 else None  # -1: not labelled
+            yield RawRow(next(numbers), values)
+
+
+def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:
+    """Returns the batch's rows; in place of one that is not UTF-8 text, the reason."""
+    try:
+        return batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows == 1:
+            return [f"not UTF-8 text (byte 0x{error.object[error.start]:02x} at byte {error.start + 1})"]
+        return [row for index in range(batch.num_rows) for row in _python_rows(batch.slice(index, 1))]
+
+
+READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {**TEXT_READERS, ".parquet": _read_parquet}
+"""Reader by file suffix."""

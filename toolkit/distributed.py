@@ -1,0 +1,159 @@
+"""Processes and devices: the only place that knows how the run was launched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from toolkit.config.sections import Config
+from toolkit.errors import InputError, RunError, ToolkitError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+T = TypeVar("T")
+
+EXIT_SIGTERM = 128 + signal.SIGTERM
+STOP_DEADLINE_SECONDS = 10.0
+"""The launcher kills with SIGKILL 30 s after its SIGTERM; a rank that waits for a dead one must end well before."""
+
+
+def build_accelerator(cfg: Config) -> Accelerator:
+    """Builds the run's one Accelerator.
+
+    Raises:
+        InputError: if the device cannot do the asked precision.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+
+    train = cfg.train
+    # The toolkit counts items over a window and scales by that count; accelerate must not divide again. The
+    # environment would win over the argument, and its value is already part of the configuration.
+    os.environ.pop("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None)
+    if train.mixed_precision == "fp16" and not torch.cuda.is_available():
+        raise InputError("train.mixed_precision: fp16 needs a GPU, and none is visible here; use bf16 or no.")
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
+    # would be a run of its own.
+    accelerator = Accelerator(
+        cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
+        mixed_precision=train.mixed_precision,
+        gradient_accumulation_steps=1,
+        log_with=list(cfg.tracking.report_to) or None,
+        project_dir=str(Path(cfg.output_dir) / "tracking"),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),
+        ],
+    )
+    if accelerator.num_processes != launched:
+        raise RunError(
+            f"{launched} processes were launched, but accelerate made a group of {accelerator.num_processes}."
+        )
+    # Process-wide state of accelerate: left False by an earlier user, optimizer.step() would silently do nothing.
+    accelerator.gradient_state._set_sync_gradients(True)
+    return accelerator
+
+
+def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
+    """Runs a function on the main process and returns its result, or raises its error, on every process.
+
+    Args:
+        accelerator: the run's Accelerator.
+        function: what to run; its result must be picklable.
+        *args: its arguments.
+
+    Raises:
+        ToolkitError: the main process's own error, on all of them, so that none waits for the others.
+    """
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome = [function(*args), None]
+        except ToolkitError as failure:
+            outcome = [None, failure]
+    if accelerator.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(outcome)
+    result, error = outcome
+    if error is not None:
+        raise error
+    return result
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Returns the widest float of a device, to sum in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
+    """Sums each value over all processes."""
+    if accelerator.num_processes == 1:
+        return list(values)
+    tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
+    return accelerator.reduce(tensor, reduction="sum").tolist()
+
+
+class StopSignal:
+    """Turns SIGTERM into a flag that the run looks at between steps; a second SIGTERM ends the process at once.
+
+    With several processes a rank may be waiting for a dead one inside a collective, where no Python handler runs.
+    A thread therefore learns of the signal through the wake-up file descriptor and ends the process when the
+    deadline passes without `disarm`.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self.requested = False
+        self._deadline = STOP_DEADLINE_SECONDS if num_processes > 1 else None
+        self._disarmed = threading.Event()
+
+    def __enter__(self) -> StopSignal:
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        if self._deadline is not None:
+            reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._disarmed.set()
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._deadline is not None:
+            signal.set_wakeup_fd(-1)
+            os.close(self._writer)
+
+    def disarm(self) -> None:
+        """Stops the deadline: every process has agreed to stop and what is left (saving) needs its time."""
+        self._disarmed.set()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self.requested:
+            os._exit(EXIT_SIGTERM)
+        self.requested = True
+
+    def _watch(self, reader: int) -> None:
+        while received := os.read(reader, 1):
+            if received[0] == signal.SIGTERM and not self._disarmed.wait(self._deadline):
+                os._exit(EXIT_SIGTERM)
+        os.close(reader)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: allocated on the GPU, or resident where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

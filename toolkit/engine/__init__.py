@@ -1,0 +1,21 @@
+"""Engines turn a `Run` into a `FitResult`; all of them train on the same windows with the same beats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolkit.engine.run import FitResult, Run
+
+Engine = Callable[["Run"], "FitResult"]
+
+
+def _loop() -> Engine:
+    from toolkit.engine.loop import fit
+
+    return fit
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {"loop": _loop}
+"""Engines by the name in the YAML; each is imported when it is asked for."""

@@ -1,0 +1,116 @@
+"""The Accelerate loop: windows of micro-batches, one exact optimizer step each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import islice
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+
+from toolkit.console import progress
+from toolkit.data.batches import training_loader
+from toolkit.distributed import StopSignal, sum_dtype
+from toolkit.engine.run import FitResult, Plan, Run
+from toolkit.engine.session import Session
+from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.schedules import build_schedule
+from toolkit.task import Batch, Task
+from toolkit.tracking import Tracker
+
+
+def fit(run: Run) -> FitResult:
+    """Trains a run to its end.
+
+    Raises:
+        RunError: before a non-finite update.
+        Interrupted: after SIGTERM, once a checkpoint is written.
+    """
+    accelerator, train = run.accelerator, run.cfg.train
+    if run.data.train is None:
+        raise AssertionError("a run is trained on training rows")
+    loader, sampler = training_loader(
+        run.data.train, run.task, run.processor, train,
+        seed=run.cfg.seed, rank=accelerator.process_index, world_size=accelerator.num_processes,
+    )  # fmt: skip
+    plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
+    optimizer = build_optimizer(run.model, train)
+    schedule = build_schedule(optimizer, train, plan.total_steps)
+    model, optimizer = accelerator.prepare(run.model, optimizer)
+    accumulation = train.gradient_accumulation_steps or 1
+
+    with StopSignal(accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+        session = Session(run, model, optimizer, schedule, plan, tracker, stop)
+        session.restore()
+        model.train()
+        with progress(plan.total_steps, "train", initial=session.state.step) as bar:
+            while session.state.step < plan.total_steps:
+                sampler.seek(*divmod(session.state.step, plan.steps_per_epoch))
+                for window in islice(windows(loader, accumulation), plan.total_steps - session.state.step):
+                    learning_rate = float(schedule.get_last_lr()[0])
+                    items = session.begin_window(window)
+                    loss_sum = accumulate(accelerator, run.task, model, window, items)
+                    grad_norm = clip(accelerator, model, train.max_grad_norm)
+                    session.check_update(grad_norm, window)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    schedule.step()
+                    session.end_step(loss_sum, grad_norm, learning_rate)
+                    bar.set_postfix(tracker.shown, refresh=False)
+                    bar.update()
+        return session.finish()
+
+
+def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Groups micro-batches into the windows of one step each; a whole window is fetched before it is trained on."""
+    iterator = iter(batches)
+    while window := list(islice(iterator, size)):
+        yield window
+
+
+def accumulate(
+    accelerator: Accelerator, task: Task, model: nn.Module, window: Sequence[Batch], items: float
+) -> torch.Tensor:
+    """Adds up the exact gradient of a window: the summed loss of all ranks divided by their items.
+
+    Args:
+        accelerator: the run's Accelerator.
+        task: gives the summed loss.
+        model: the prepared model; its gradients are zero.
+        window: this rank's micro-batches.
+        items: items of the window over all ranks.
+
+    Returns:
+        This rank's summed loss, a detached scalar.
+    """
+    # Gradients are averaged over ranks when they are exchanged, hence the factor of the number of processes.
+    scale = accelerator.num_processes / items if items else 0.0
+    total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
+    for number, micro_batch in enumerate(window, start=1):
+        batch = send_to_device(micro_batch, accelerator.device, non_blocking=True)
+        empty = bool((micro_batch["row_ids"] < 0).all())
+        exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
+        with exchange, kept_buffers(model) if empty else nullcontext():
+            loss = task.loss_sum(model(**batch["inputs"]), batch)
+            accelerator.backward(loss * scale)
+        total += loss.detach()
+    return total
+
+
+def clip(accelerator: Accelerator, model: nn.Module, max_grad_norm: float) -> float:
+    """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
+    norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf"))
+    return float(norm)
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Puts buffers back after a pass over a stand-in row, which must not enter running statistics."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    yield
+    for buffer, value in before:
+        if not torch.equal(buffer, value):
+            buffer.copy_(value)

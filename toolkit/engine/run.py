@@ -1,0 +1,125 @@
+"""What an engine is given, what it returns, and what changes in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.config.sections import Config
+from toolkit.task import Prepared, Processor, Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from toolkit.checkpoint import Checkpoint
+    from toolkit.evaluation import Evaluation
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that an engine needs.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        accelerator: the run's one Accelerator.
+        model: the model before `prepare`.
+        processor: tokenizer, image processor or feature extractor.
+        data: tokenised rows.
+        output_dir: the run's folder, locked and writable.
+        resume: the checkpoint to go on from, or None.
+        identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
+    """
+
+    cfg: Config
+    task: Task
+    accelerator: Accelerator
+    model: PreTrainedModel
+    processor: Processor
+    data: Prepared
+    output_dir: Path
+    resume: Checkpoint | None
+    identity: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came out of training.
+
+    Args:
+        steps: optimizer steps of the whole run, former sessions included.
+        train_loss: mean loss over all items trained on in this session.
+        evaluations: the final model's, by set (`validation`, `test`).
+        best: best value of the metric for the best model, or None.
+        best_step: step of that value.
+        items_per_second: items trained on per second of training in this session.
+        peak_memory_bytes: peak memory of the main process.
+    """
+
+    steps: int
+    train_loss: float
+    evaluations: Mapping[str, Evaluation]
+    best: float | None
+    best_step: int | None
+    items_per_second: float
+    peak_memory_bytes: int
+
+
+@dataclass
+class TrainState:
+    """What a run has done; together with parameters and optimizer all that a resume needs.
+
+    Position, order, augmentation and random numbers follow from `step`, so none of them is stored.
+    """
+
+    step: int = 0
+    best_metric: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    loss_sum: float = 0.0
+    """Summed loss since the last training line, over all ranks."""
+    num_items: float = 0.0
+    """Items since the last training line, over all ranks."""
+    evaluated_step: int = -1
+    """Last step that was evaluated on the validation rows."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When a run evaluates, saves and ends, in steps; None is never."""
+
+    total_steps: int
+    steps_per_epoch: int
+    eval_every: int | None
+    save_every: int | None
+    log_every: int
+
+    @staticmethod
+    def of(cfg: Config, steps_per_epoch: int) -> Plan:
+        """Resolves epochs, fractions and limits into steps."""
+        total = cfg.train.max_steps
+        if total <= 0:
+            total = math.ceil(cfg.train.num_train_epochs * steps_per_epoch)
+        return Plan(
+            total_steps=total,
+            steps_per_epoch=steps_per_epoch,
+            eval_every=_every(cfg.eval.eval_steps, total, steps_per_epoch),
+            save_every=_every(cfg.checkpoint.save_steps, total, steps_per_epoch),
+            log_every=cfg.tracking.logging_steps,
+        )
+
+    def due(self, every: int | None, step: int) -> bool:
+        """Whether something that happens every so many steps happens after `step`."""
+        return every is not None and step % every == 0
+
+
+def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int | None:
+    if setting is None:
+        return None
+    if setting == "epoch":
+        return steps_per_epoch
+    return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)

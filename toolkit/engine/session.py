@@ -1,0 +1,269 @@
+"""The beats around an optimizer step, the same in every engine: seed, count, stop, log, evaluate, save."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from toolkit import checkpoint
+from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, sum_dtype
+from toolkit.engine.run import FitResult, Plan, Run, TrainState
+from toolkit.errors import ConfigError, Interrupted, RunError
+from toolkit.evaluation import Evaluation, evaluate
+from toolkit.optim import schedules
+from toolkit.task import Batch, Task
+from toolkit.tracking import Tracker
+
+SHOWN_ROWS = 20
+"""Rows named in the message about a non-finite update."""
+
+
+class Session:
+    """One engine's training of one run, from its start or its checkpoint to its end.
+
+    Args:
+        run: what is trained.
+        model: the prepared model.
+        optimizer: its optimizer.
+        schedule: its learning-rate schedule, unprepared.
+        plan: when things happen.
+        tracker: where numbers are written.
+        stop: the flag that SIGTERM sets.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        optimizer: Optimizer,
+        schedule: LambdaLR,
+        plan: Plan,
+        tracker: Tracker,
+        stop: StopSignal,
+    ) -> None:
+        self.run, self.model, self.optimizer, self.schedule = run, model, optimizer, schedule
+        self.plan, self.tracker, self.stop = plan, tracker, stop
+        self.state = TrainState()
+        self.bare_model: nn.Module = run.accelerator.unwrap_model(model)
+        self._pending_loss = torch.zeros((), dtype=sum_dtype(run.accelerator.device), device=run.accelerator.device)
+        self._session_loss = self._session_items = self._train_seconds = 0.0
+        self._saved_step = -1
+        self._evaluated: tuple[int, Evaluation] | None = None
+        self._beat = time.perf_counter()
+
+    def restore(self) -> None:
+        """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
+        if self.run.resume is None:
+            return
+        checkpoint.load_model_into(self.run.resume, self.bare_model)
+        checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
+        self.state = TrainState(**self.run.resume.state["train"])
+        schedules.seek(self.schedule, self.state.step)
+        self._saved_step = self.state.step
+
+    def begin_window(self, batches: Sequence[Batch]) -> float:
+        """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
+
+        Args:
+            batches: this rank's micro-batches of the window, on the CPU.
+
+        Returns:
+            Number of items in the window over all ranks.
+
+        Raises:
+            Interrupted: on every rank, after saving, when one of them received SIGTERM.
+        """
+        self._beat = time.perf_counter()
+        # Dropout of a step depends on (seed, step, rank) only: nothing random has to be stored to resume exactly.
+        seed = np.random.SeedSequence([self.run.cfg.seed, self.state.step, self.run.accelerator.process_index])
+        torch_seed, numpy_seed, python_seed = (int(word) for word in seed.generate_state(3))
+        torch.manual_seed(torch_seed)
+        np.random.seed(numpy_seed)
+        random.seed(python_seed)
+        items = sum(float(self.run.task.count_items(batch)) for batch in batches)
+        items, stop = all_sum(self.run.accelerator, items, float(self.stop.requested))
+        if stop:
+            self._interrupt()
+        self._window_items = items
+        return items
+
+    def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
+        """Refuses a non-finite update. The norm is that of the exchanged gradient, so all ranks decide alike.
+
+        Raises:
+            RunError: naming the step and the rows of its window; no parameter has been touched.
+        """
+        if math.isfinite(grad_norm):
+            return
+        mine = [int(row) for batch in batches for row in batch["row_ids"] if row >= 0]
+        rows: list[list[int]] = [mine]
+        if self.run.accelerator.num_processes > 1:
+            from accelerate.utils import gather_object
+
+            rows = gather_object([mine])
+        numbers = sorted({self.run.data.train[row]["number"] for part in rows for row in part})
+        shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")
+        raise RunError(
+            f"step {self.state.step + 1}: the gradient's norm is {grad_norm}; training stopped before this update.\n"
+            f"  Rows of this step in the training file: {shown}\n"
+            "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help; then "
+            "go on with checkpoint.resume=auto."
+        )
+
+    def end_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
+        """Ends a step: counts it, then logs, evaluates and saves where the plan says so.
+
+        Args:
+            loss_sum: this rank's summed loss over the window, a scalar tensor.
+            grad_norm: norm of the gradient before clipping.
+            learning_rate: the rate that this step used.
+        """
+        state, plan = self.state, self.plan
+        state.step += 1
+        state.num_items += self._window_items
+        self._session_items += self._window_items
+        self._pending_loss += loss_sum.detach()
+        self._train_seconds += time.perf_counter() - self._beat
+        if plan.due(plan.log_every, state.step) or state.step == plan.total_steps:
+            self._log(grad_norm, learning_rate)
+        if plan.due(plan.eval_every, state.step):
+            self.evaluate()
+        if plan.due(plan.save_every, state.step) and self._saved_step != state.step:
+            self.save()
+
+    def evaluate(self) -> None:
+        """Evaluates on the validation rows, if there are any, and remembers the best step."""
+        result = self._evaluation("validation")
+        if result is None:
+            return
+        run, state = self.run, self.state
+        metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
+        self.tracker.log({"step": state.step, "epoch": self.epoch, **metrics})
+        if state.evaluated_step == state.step:  # resumed right after this evaluation: it is counted already
+            return
+        state.evaluated_step = state.step
+        name, greater = best_metric(run.cfg.eval.metric_for_best_model, run.task, metrics)
+        value = metrics[name]
+        if state.best_metric is None or (value > state.best_metric if greater else value < state.best_metric):
+            state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
+            if run.cfg.checkpoint.load_best_model_at_end:
+                self.save()
+        else:
+            state.evaluations_since_best += 1
+
+    def save(self) -> None:
+        """Writes a checkpoint on the main process and then removes those that are too many."""
+        self._reduce_loss()
+        self.tracker.flush()
+        on_main(self.run.accelerator, self._write_checkpoint)
+        self._saved_step = self.state.step
+
+    def finish(self) -> FitResult:
+        """Saves and evaluates the last step, and puts the best parameters back where that was asked for."""
+        run, state = self.run, self.state
+        if self.plan.save_every is not None and self._saved_step != state.step:
+            self.save()
+        self.evaluate()
+        if run.cfg.checkpoint.load_best_model_at_end and state.best_step not in (None, state.step):
+            best = checkpoint.open_checkpoint(run.output_dir / "checkpoints" / f"step-{state.best_step}")
+            checkpoint.load_model_into(best, self.bare_model)
+            self._evaluated = None
+        evaluations = {name: self._evaluation(name) for name in run.data.evals}
+        if test := evaluations.get("test"):
+            self.tracker.log(
+                {"step": state.step, "epoch": self.epoch} | {f"test_{k}": v for k, v in test.metrics.items()}
+            )
+        return FitResult(
+            steps=state.step,
+            train_loss=self._session_loss / self._session_items if self._session_items else float("nan"),
+            evaluations={name: result for name, result in evaluations.items() if result is not None},
+            best=state.best_metric,
+            best_step=state.best_step,
+            items_per_second=self._session_items / self._train_seconds if self._train_seconds else 0.0,
+            peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
+        )
+
+    def _evaluation(self, name: str) -> Evaluation | None:
+        """Evaluates a set with the parameters as they are; that of the validation rows is remembered for its step."""
+        run = self.run
+        if name not in run.data.evals:
+            return None
+        if name == "validation" and self._evaluated is not None and self._evaluated[0] == self.state.step:
+            return self._evaluated[1]
+        result = evaluate(
+            run.accelerator, run.task, self.bare_model, run.data.evals[name], run.processor, run.cfg, name
+        )
+        if name == "validation":
+            self._evaluated = (self.state.step, result)
+        return result
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the training rows so far."""
+        return round(self.state.step / self.plan.steps_per_epoch, 6)
+
+    def _log(self, grad_norm: float, learning_rate: float) -> None:
+        self._reduce_loss()
+        state = self.state
+        line: dict[str, Any] = {
+            "step": state.step,
+            "epoch": self.epoch,
+            "loss": state.loss_sum / state.num_items if state.num_items else float("nan"),
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate,
+            "num_items": state.num_items,
+            "train_items_per_second": self._session_items / self._train_seconds,
+            "peak_memory_bytes": peak_memory_bytes(self.run.accelerator.device),
+        }
+        self.tracker.log(line)
+        state.loss_sum = state.num_items = 0.0
+
+    def _reduce_loss(self) -> None:
+        (loss,) = all_sum(self.run.accelerator, float(self._pending_loss))
+        self.state.loss_sum += loss
+        self._session_loss += loss
+        self._pending_loss.zero_()
+
+    def _write_checkpoint(self) -> None:
+        run, root = self.run, self.run.output_dir / "checkpoints"
+        state = {"train": asdict(self.state), "task": run.task.state, "identity": dict(run.identity)}
+        checkpoint.save(root, self.state.step, self.bare_model, self.optimizer, state, self._write_processor)
+        best = self.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
+        checkpoint.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
+
+    def _write_processor(self, folder: Path) -> None:
+        self.run.processor.save_pretrained(str(folder / "processor"))
+
+    def _interrupt(self) -> None:
+        self.stop.disarm()
+        if self._saved_step != self.state.step and self.state.step > 0:
+            self.save()
+        raise Interrupted(
+            f"SIGTERM: stopped after step {self.state.step} of {self.plan.total_steps}. "
+            f"Go on with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))})."
+        )
+
+
+def best_metric(setting: str | None, task: Task, metrics: Mapping[str, float]) -> tuple[str, bool]:
+    """Returns the name of the metric that names the best model, and whether greater is better.
+
+    Raises:
+        ConfigError: if the task does not report a metric of that name.
+    """
+    name = setting or task.best_metric
+    name = name if name.startswith("eval_") else f"eval_{name}"
+    if name not in metrics:
+        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task reports {', '.join(metrics)}"])
+    return name, task.greater_is_better if name == task.best_metric else not name.endswith("loss")

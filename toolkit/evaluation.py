@@ -1,0 +1,136 @@
+"""Evaluation: predict, gather, put back by row id, then the task's metrics.
+
+Rows are dealt to ranks without repeating any, and predictions go to their place by row id, so metrics depend
+neither on the number of processes nor on the batch size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from toolkit.console import progress
+from toolkit.data.batches import evaluation_loader
+from toolkit.distributed import all_sum, on_main
+from toolkit.task import IGNORE_INDEX, EvalData, Predictions, Processor, Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from toolkit.config.sections import Config
+
+Part = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics without prefix on every rank, and predictions in row order on the main process (empty elsewhere)."""
+
+    metrics: dict[str, float]
+    predictions: Predictions
+
+
+def scatter(parts: list[Part], num_rows: int) -> Predictions:
+    """Puts predictions of batches into row order.
+
+    Args:
+        parts: per batch its row ids `[B]` and named arrays `[B, ...]`; trailing sizes may differ between batches
+            (generated ids) and are filled up with `IGNORE_INDEX`.
+        num_rows: number of feature rows.
+
+    Raises:
+        AssertionError: if a row is missing or stands twice.
+    """
+    ids = np.concatenate([row_ids for row_ids, _ in parts])
+    if not np.array_equal(np.sort(ids), np.arange(num_rows)):
+        raise AssertionError(f"{num_rows} rows were to be predicted once each, got {len(ids)} predictions")
+    result: Predictions = {}
+    for name, first in parts[0][1].items():
+        arrays = [part[name] for _, part in parts]
+        shape = np.max([array.shape[1:] for array in arrays], axis=0).astype(int)
+        out = np.full((num_rows, *shape), IGNORE_INDEX, dtype=first.dtype)
+        for (row_ids, _), array in zip(parts, arrays, strict=True):
+            place: Any = (row_ids, *(slice(size) for size in array.shape[1:]))
+            out[place] = array
+        result[name] = out
+    return result
+
+
+def predict(
+    accelerator: Accelerator,
+    task: Task,
+    model: nn.Module,
+    data: EvalData,
+    processor: Processor,
+    cfg: Config,
+    title: str,
+) -> tuple[Predictions, float]:
+    """Predicts every row of an evaluation set.
+
+    Args:
+        accelerator: the run's Accelerator.
+        task: the recipe's task.
+        model: the model, not wrapped for gradient exchange (a wrapper would wait for ranks that have fewer batches).
+        data: rows and features.
+        processor: for the collator.
+        cfg: for batch size and loader settings.
+        title: shown beside the progress bar.
+
+    Returns:
+        Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
+    """
+    loader = evaluation_loader(
+        data.features, task, processor, cfg.train, batch_size=cfg.eval.per_device_eval_batch_size,
+        rank=accelerator.process_index, world_size=accelerator.num_processes,
+    )  # fmt: skip
+    parts: list[Part] = []
+    loss_sum = num_items = 0.0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), progress(len(loader), title) as bar:
+        for cpu_batch in loader:
+            num_items += float(task.count_items(cpu_batch))
+            batch = _to(cpu_batch, accelerator.device)
+            outputs = model(**batch["inputs"])
+            loss_sum += float(task.loss_sum(outputs, batch))
+            predictions = task.predict(model, outputs, batch)
+            parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            bar.update()
+    model.train(was_training)
+    loss_sum, num_items = all_sum(accelerator, loss_sum, num_items)
+    gathered = _gather(accelerator, parts)
+    rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
+    return rows, loss_sum / num_items if num_items else float("nan")
+
+
+def evaluate(
+    accelerator: Accelerator,
+    task: Task,
+    model: nn.Module,
+    data: EvalData,
+    processor: Processor,
+    cfg: Config,
+    title: str,
+) -> Evaluation:
+    """Predicts and scores an evaluation set; arguments as for `predict`."""
+    predictions, loss = predict(accelerator, task, model, data, processor, cfg, title)
+    metrics = on_main(accelerator, task.metrics, predictions, data)
+    return Evaluation({"loss": loss, **metrics}, predictions)
+
+
+def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
+    if accelerator.num_processes == 1:
+        return parts
+    gathered: list[list[Part] | None] = [None] * accelerator.num_processes
+    torch.distributed.gather_object(parts, gathered if accelerator.is_main_process else None)
+    return [part for rank_parts in gathered if rank_parts for part in rank_parts]
+
+
+def _to(batch: dict, device: torch.device) -> dict:
+    from accelerate.utils import send_to_device
+
+    return send_to_device(batch, device, non_blocking=True)

@@ -1,0 +1,132 @@
+"""Text: tokenizers, token ids, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit.config.sections import ModelConfig
+from toolkit.model import pretrained_error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+ROBERTA_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"})
+RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
+MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a pretrained model, a run or a checkpoint.
+
+    Args:
+        source: hub id or folder.
+        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+
+    Raises:
+        InputError: if there is none, or only a slow one: character offsets need the fast kind.
+    """
+    from transformers import AutoTokenizer
+
+    revision = model.revision if source == model.name_or_path else None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=model.trust_remote_code
+        )
+        if not tokenizer.is_fast:
+            raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
+    except Exception as error:  # hub, file format and conversion errors alike are about this one setting
+        raise pretrained_error("model.name_or_path", source, error) from error
+    if tokenizer.pad_token is None:  # decoders such as GPT-2 were trained without padding; masked, it may be any token
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
+    """Trains a lower-casing byte-level BPE tokenizer with BERT's special tokens on the training text.
+
+    BPE (Sennrich et al. 2016, arXiv 1508.07909) because its training is deterministic; WordPiece and Unigram
+    training give another vocabulary in another process.
+
+    Args:
+        texts: the training text.
+        config: of the new model: `vocab_size` is the most entries the tokenizer may have, and segment ids are made
+            only for a model with two of them.
+        options: the task's options, for `max_length`.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    segments = getattr(config, "type_vocab_size", 0) > 1
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=options.max_length,
+        model_input_names=list(MODEL_INPUTS) if segments else list(MODEL_INPUTS[:2]),
+        **SPECIAL_TOKENS,
+    )
+
+
+def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
+    """Gives a new model's configuration the size and special ids of its tokenizer; any model needs the padding id."""
+    if new:
+        config.vocab_size = len(tokenizer)
+    for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"):
+        key = f"{name}_token_id"
+        if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
+            setattr(config, key, getattr(tokenizer, key))
+
+
+def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns what is wrong between a model and the task's `max_length`, as full messages."""
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None or config.model_type in RELATIVE_POSITIONS:
+        return []
+    # RoBERTa and its kin count positions from the padding id on.
+    limit -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
+    if options.max_length <= limit:
+        return []
+    return [f"task.max_length: received {options.max_length}, but this {config.model_type} takes at most {limit} tokens"]
+
+
+def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:
+    """Tokenises single texts, cut to `max_length` tokens; adds `length` and whether each was `truncated`."""
+    encoded = tokenizer(list(texts), truncation=True, max_length=max_length)
+    forget_truncation(tokenizer)
+    columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
+    return columns | {
+        "length": [len(ids) for ids in columns["input_ids"]],
+        "truncated": [bool(encoding.overflowing) for encoding in encoded.encodings],
+    }
+
+
+def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Undoes what a tokenizer keeps, and would save, of its last truncation: files must not depend on what ran."""
+    tokenizer.backend_tokenizer.no_truncation()
+
+
+def collate(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors."""
+    columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
+    return dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))

@@ -1,0 +1,140 @@
+"""The model: its configuration, its weights, and what may not be silently lost on the way."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit.config.sections import ModelConfig
+from toolkit.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def _known_fields(config: PreTrainedConfig) -> list[str]:
+    return sorted({*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version"})
+
+
+def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) -> None:
+    known = _known_fields(config)
+    problems = []
+    for name, value in fields.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(known)}"
+            problems.append(f"{key}.{name}: received {value!r}, but {type(config).__name__} has no such field{hint}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model_type = fields["model_type"]
+    if model_type not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(model_type, CONFIG_MAPPING_NAMES, n=3)
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model of transformers{hint}"])
+    sizes = {name: value for name, value in fields.items() if name != "model_type"}
+    _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
+    try:
+        return AutoConfig.for_model(model_type, **sizes)
+    except Exception as error:  # each configuration class has checks, and exception types, of its own
+        raise ConfigError([f"model.from_config: {model_type} refuses these sizes: {error}"]) from error
+
+
+def pretrained_error(key: str, name: str, error: Exception) -> InputError:
+    """Returns one plain message for the many ways in which a hub id or folder cannot be loaded."""
+    reason = str(error).strip().split("\n")[0]
+    return InputError(
+        f"{key}: cannot load {name!r}.\n"
+        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be had from the hub.\n"
+        f"  Reason given: {type(error).__name__}: {reason}\n"
+        "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load)."
+    )
+
+
+def load_model_config(model: ModelConfig) -> PreTrainedConfig:
+    """Reads or makes the model's configuration and applies `model.config_overrides`.
+
+    Raises:
+        ConfigError: for fields that the configuration class does not have, or values that it refuses.
+        InputError: if there is no such model.
+    """
+    from transformers import AutoConfig
+
+    if model.from_config is not None:
+        config = _new_config(model.from_config)
+    else:
+        name = str(model.name_or_path)
+        try:
+            config = AutoConfig.from_pretrained(
+                name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+            )
+        except Exception as error:  # hub, JSON and configuration errors alike are about this one setting
+            raise pretrained_error("model.name_or_path", name, error) from error
+    _check_fields(config, model.config_overrides, "model.config_overrides")
+    try:
+        for name, value in model.config_overrides.items():
+            setattr(config, name, value)
+        return type(config).from_dict(config.to_dict())  # runs the class's own checks on the new values
+    except Exception as error:
+        raise ConfigError(
+            [f"model.config_overrides: {type(config).__name__} refuses {name}={value!r}: {error}"]
+        ) from error
+
+
+def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
+    """Loads the pretrained weights, or makes new ones, in float32.
+
+    Args:
+        model: the YAML's `model` section.
+        config: its configuration, complete with what task and processor decide.
+        auto_model: name of the auto class, for instance `AutoModelForQuestionAnswering`.
+        seed: seed of every new weight, the same on all processes.
+
+    Raises:
+        InputError: if there are no usable weights, or if other layers than the head do not fit.
+    """
+    import transformers
+
+    torch.manual_seed(seed)
+    auto_class = getattr(transformers, auto_model)
+    if model.from_config is not None:
+        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=model.trust_remote_code)
+    name = str(model.name_or_path)
+    transformers.utils.logging.set_verbosity_error()  # its table of new and unused weights is said in one line below
+    try:
+        loaded, info = auto_class.from_pretrained(
+            name,
+            config=config,
+            revision=model.revision or "main",
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise pretrained_error("model.name_or_path", name, error) from error
+    _refuse_lost_weights(loaded, info, name)
+    return loaded
+
+
+def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
+    """A head of another size is made anew (fine-tuning on other labels); whatever else does not fit is an error."""
+    mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
+    missing = sorted(info["missing_keys"])
+    prefix = f"{model.base_model_prefix}."
+    lost = [key for key in (*mismatched, *missing) if key.startswith(prefix) and not key.startswith(f"{prefix}pooler")]
+    if lost:
+        shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        raise InputError(
+            f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be new.\n"
+            "  Check model.config_overrides (sizes cannot change) and that the folder holds this kind of model."
+        )

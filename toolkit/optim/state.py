@@ -1,0 +1,192 @@
+"""An optimizer's state as named tensors plus JSON, so that nothing has to be unpickled and no position counts.
+
+`torch` keys a saved state by position in the parameter groups: another order of groups would silently hand
+parameters each other's moments, and its loading casts the state to the parameter's type. Here everything is
+keyed by the parameter's fully qualified name and comes back with the bits that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import CheckpointError
+
+SEPARATOR = "::"
+"""Between a parameter's name and its state's, which may be nested: `encoder.weight::exp_avg`."""
+
+_NOT_SETTINGS = ("params", "param_names")
+_NUM_SHOWN = 10
+
+
+def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Takes an optimizer's state apart.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
+        model: the unwrapped model, which names the optimizer's parameters.
+
+    Returns:
+        Tensors by `<parameter>::<state>`, contiguous, on the device and with the dtype and shape they have in the
+        optimizer; they share its memory, so write them before the next step. And a JSON-able dict of all the rest:
+        the optimizer's class, the groups' settings, states that are plain values, and the shapes of everything.
+
+    Raises:
+        CheckpointError: for a parameter that the model does not have, or a state that is neither tensor nor plain.
+    """
+    optimizer = _unwrapped(optimizer)
+    names = {parameter: name for name, parameter in _parameters(optimizer, model).items()}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    storages: set[int] = set()
+    for parameter, state in optimizer.state.items():
+        for key, value in _flat(names[parameter], state):
+            if not isinstance(value, Tensor):
+                values[key] = _encoded(key, value)
+                continue
+            tensor = value.detach().contiguous()
+            # 8-bit optimizers give one code book to all parameters; safetensors refuses tensors that share memory.
+            tensors[key] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
+            storages.add(tensor.untyped_storage().data_ptr())
+    groups = [
+        {
+            "params": [names[parameter] for parameter in group["params"]],
+            "settings": {k: _encoded(k, v) for k, v in group.items() if k not in _NOT_SETTINGS},
+        }
+        for group in optimizer.param_groups
+    ]
+    shapes = _shapes({name: parameter for parameter, name in names.items()}, tensors)
+    return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "values": values, "shapes": shapes}
+
+
+def load_optimizer_state(
+    optimizer: Any, model: nn.Module, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]
+) -> None:
+    """Puts a state from `optimizer_state` back, bit for bit; everything is checked before anything is changed.
+
+    Groups are matched by the parameters they hold, so their order, and the order inside them, may differ.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built as the saved one was.
+        model: the unwrapped model, which names the optimizer's parameters.
+        tensors: first part of what `optimizer_state` returned, on any device.
+        scalars: second part.
+
+    Raises:
+        CheckpointError: when the class, names, groups or shapes differ; says which.
+    """
+    optimizer = _unwrapped(optimizer)
+    parameters = _parameters(optimizer, model)
+    names = {parameter: name for name, parameter in parameters.items()}
+    settings = {frozenset(group["params"]): group["settings"] for group in scalars["groups"]}
+    groups = [(group, frozenset(names[p] for p in group["params"])) for group in optimizer.param_groups]
+    _refuse_misfit(optimizer, scalars, _shapes(parameters, tensors), {members for _, members in groups})
+
+    step_devices = {}
+    for group, members in groups:
+        group.update({key: _decoded(value) for key, value in settings[members].items()})
+        on_device = group.get("fused") or group.get("capturable")
+        step_devices.update({name: parameters[name].device if on_device else "cpu" for name in members})
+    optimizer.state.clear()
+    for key, value in {**tensors, **scalars["values"]}.items():
+        name, *path, last = key.split(SEPARATOR)
+        state = optimizer.state[parameters[name]]
+        for part in path:
+            state = state.setdefault(part, {})
+        if isinstance(value, Tensor):
+            # torch reads a step count on the host, unless the kernel itself reads it: elsewhere it costs a sync each.
+            is_step = last == "step" and value.dim() == 0
+            state[last] = _placed(value, parameters[name], step_devices[name] if is_step else None)
+        else:
+            state[last] = _decoded(value)
+
+
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Returns the optimizer inside accelerate's `AcceleratedOptimizer`, or the optimizer itself."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
+
+
+def _parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+    """Returns the optimizer's parameters by their name in the model."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    members = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    strangers = [p for p in [*members, *optimizer.state] if not isinstance(p, Tensor) or p not in names]
+    if strangers:
+        raise CheckpointError(
+            f"the optimizer {type(optimizer).__name__} holds {len(strangers)} parameter(s) that the model does not "
+            "name, so its state cannot be saved or loaded; build it from the parameters of this model"
+        )
+    return {names[parameter]: parameter for parameter in members}
+
+
+def _flat(prefix: str, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested dicts with their joined keys."""
+    for key, value in state.items():
+        joined = f"{prefix}{SEPARATOR}{key}"
+        if isinstance(value, Mapping):
+            yield from _flat(joined, value)
+        else:
+            yield joined, value
+
+
+def _encoded(name: str, value: Any) -> Any:
+    """Returns a plain value as JSON can hold it, with tuples marked."""
+    if isinstance(value, tuple):
+        return {"tuple": [_encoded(name, item) for item in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise CheckpointError(
+        f"the optimizer's {name} is a {type(value).__name__}, which a checkpoint cannot hold (only tensors, numbers, "
+        "text and tuples of them); choose another optimizer or optim_args"
+    )
+
+
+def _decoded(value: Any) -> Any:
+    """Undoes `_encoded`."""
+    return tuple(_decoded(item) for item in value["tuple"]) if isinstance(value, dict) else value
+
+
+def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None) -> Tensor:
+    """Returns a copy with memory of its own: a loaded tensor may be a view of its file."""
+    # In the parameter's memory layout where it has the parameter's shape: other strides mean other, slower kernels.
+    if value.shape == parameter.shape and device is None:
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return torch.empty(value.shape, dtype=value.dtype, device=device or parameter.device).copy_(value)
+
+
+def _shapes(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in {**parameters, **tensors}.items()}
+
+
+def _refuse_misfit(
+    optimizer: torch.optim.Optimizer,
+    scalars: Mapping[str, Any],
+    shapes: Mapping[str, list[int]],
+    groups: set[frozenset[str]],
+) -> None:
+    """Raises CheckpointError unless the saved state is one of this optimizer on this model."""
+    saved = scalars["shapes"]
+    problems = []
+    if scalars["optimizer"] != type(optimizer).__name__:
+        problems.append(f"it is of the optimizer {scalars['optimizer']}, now it is {type(optimizer).__name__}")
+    for name in sorted({*saved, *shapes}):
+        if name not in shapes:
+            problems.append(f"{name}: was saved, but is not there now")
+        elif name not in saved:
+            problems.append(f"{name}: was not saved")
+        elif saved[name] != shapes[name]:
+            problems.append(f"{name}: was saved with shape {saved[name]}, now it is {shapes[name]}")
+    saved_groups = {frozenset(group["params"]) for group in scalars["groups"]}
+    if not problems and groups != saved_groups:
+        moved = sorted(frozenset().union(*(groups ^ saved_groups)))
+        problems.append(f"parameters are grouped differently, among them {', '.join(moved[:_NUM_SHOWN])}")
+    if problems:
+        more = [f"and {len(problems) - _NUM_SHOWN} more"] if len(problems) > _NUM_SHOWN else []
+        raise CheckpointError(
+            "\n  - ".join(["the saved optimizer state does not fit this run:", *problems[:_NUM_SHOWN], *more])
+            + "\nResume with the model and optimizer settings that the run was started with."
+        )

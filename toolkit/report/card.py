@@ -1,0 +1,41 @@
+"""The model card that lies beside the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.engine.run import Run
+from toolkit.report.text import readable, table
+
+PIPELINES = {"AutoModelForSequenceClassification": "text-classification"}
+"""Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
+
+
+def model_card(run: Run, figures: Mapping[str, Any]) -> str:
+    """Writes the card: what the model is, how to use it, what it scored, and on what it was trained."""
+    model, data = run.cfg.model, run.cfg.data
+    base = model.name_or_path
+    origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
+    source = data.dataset_name or Path(str(data.train_file)).name
+    task = PIPELINES.get(run.task.auto_model)
+    usage = (
+        f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
+        if task
+        else f"from transformers import AutoTokenizer, {run.task.auto_model}\n\n"
+        f'model = {run.task.auto_model}.from_pretrained("path/to/this/folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")'
+    )
+    front = ["---", "library_name: transformers", *([f"pipeline_tag: {task}"] if task else []), "---"]
+    scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}
+    blocks = [
+        "\n".join(front),
+        f"# {run.output_dir.name}",
+        f"{origin[0].upper()}{origin[1:]} on `{source}` ({len(run.data.train):,} training rows after tokenisation) "
+        f"with finetune-toolkit, seed {run.cfg.seed}.",
+        f"```python\n{usage}\n```",
+        "## Scores\n\n" + ("\n".join(table(scores, "metric", "value")) if scores else "Not evaluated."),
+        "The settings, versions and data fingerprints stand in `config.yaml` and `run.json` of the run.",
+    ]
+    return "\n\n".join(blocks) + "\n"

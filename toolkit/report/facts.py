@@ -1,0 +1,95 @@
+"""What a run was: configuration, code, data, machine. Written before training starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from toolkit.config import dump_config, flatten
+from toolkit.config.sections import Config
+from toolkit.data.prepare import CheckedRows
+from toolkit.task import Task
+
+PACKAGES = (
+    "finetune-toolkit", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "evaluate",
+    "scikit-learn", "numpy",
+)  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that numbers depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found
+
+
+def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
+    """Returns what a resumed run must share with the run it goes on with, by dotted key."""
+    return {
+        **flatten(cfg),
+        "num_processes": num_processes,
+        **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
+    }
+
+
+def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
+    """Writes `config.yaml` (resolved) and `run.json`."""
+    (output_dir / "config.yaml").write_text(dump_config(cfg), encoding="utf-8")
+    facts = {
+        "recipe": str(recipe.absolute()),
+        "command": [sys.executable, *sys.argv],
+        "seed": cfg.seed,
+        "engine": cfg.engine,
+        "num_processes": num_processes,
+        "versions": versions(),
+        "git": _git(recipe.absolute().parent),
+        "hardware": _hardware(),
+        "data_fingerprints": dict(rows.fingerprints),
+        "num_rows": {split: len(part) for split, part in rows.splits.items()},
+        "bad_rows": dict(rows.bad_rows),
+        "task_state": task.state,
+    }
+    write_json(output_dir / "run.json", facts)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def _git(folder: Path) -> dict[str, Any] | None:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed_files": len(git("status", "--porcelain").splitlines())}
+    except (OSError, subprocess.SubprocessError):  # no git, or not a checkout
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    import psutil
+    import torch
+
+    return {
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }

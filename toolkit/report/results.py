@@ -1,0 +1,87 @@
+"""What came out of a run: the model, its predictions, the report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from toolkit.console import print_lines, print_table, say
+from toolkit.engine.run import FitResult, Run
+from toolkit.report import card, plots, text
+from toolkit.report.facts import write_json
+from toolkit.task import Predictions, Task
+from toolkit.tracking import read_metrics
+
+SHOWN_EXAMPLES = 3
+
+
+def write_results(run: Run, result: FitResult) -> None:
+    """Writes `model/`, `predictions.jsonl`, `report.md`, `loss.png` and the results in `run.json`; prints a summary."""
+    output_dir = run.output_dir
+    history = read_metrics(output_dir / "metrics.jsonl")
+    figures = summary_figures(run, result)
+    records = _write_all_predictions(run, result)
+    facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
+    write_json(output_dir / "run.json", facts | {"result": figures})
+    plots.loss_and_metric(history, _best_name(run), output_dir / "loss.png")
+    page = text.report(run, facts, figures, [run.task.summary(record) for record in records])
+    (output_dir / "report.md").write_text(page, encoding="utf-8")
+    save_model(run, figures)
+    print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
+    if records:
+        print_lines("Predictions on rows it was not trained on", (run.task.summary(record) for record in records))
+    say(f"\nModel, report and predictions are in {output_dir}/ (report.md, model/, predictions.jsonl)")
+
+
+def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
+    """Returns the figures of a run by name."""
+    metrics = {
+        f"{'eval' if name == 'validation' else name}_{key}": value
+        for name, evaluation in result.evaluations.items()
+        for key, value in evaluation.metrics.items()
+    }
+    return {
+        "steps": result.steps,
+        "train_loss": result.train_loss,
+        **metrics,
+        "best_step": result.best_step,
+        "train_items_per_second": result.items_per_second,
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "trainable_parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+    }
+
+
+def write_predictions(task: Task, predictions: Predictions, data: Any, path: Path) -> list[dict[str, Any]]:
+    """Writes one JSON line per example, in row order, and returns the first few records."""
+    records = task.records(predictions, data)
+    first: list[dict[str, Any]] = []
+    with path.open("w", encoding="utf-8") as file:
+        for record in records:
+            if len(first) < SHOWN_EXAMPLES:
+                first.append(record)
+            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+    return first
+
+
+def save_model(run: Run, figures: dict[str, Any]) -> None:
+    """Writes `model/`: weights, configuration, processor and model card, loadable by transformers alone."""
+    folder = run.output_dir / "model"
+    run.model.save_pretrained(folder)
+    run.processor.save_pretrained(folder)
+    (folder / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
+    for weights in folder.glob("*.safetensors"):  # safetensors lets only the owner read; a result is for colleagues too
+        weights.chmod((folder / "README.md").stat().st_mode)
+
+
+def _write_all_predictions(run: Run, result: FitResult) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = []
+    for name, evaluation in result.evaluations.items():
+        file = "predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl"
+        first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], run.output_dir / file)
+        shown = shown or first
+    return shown
+
+
+def _best_name(run: Run) -> str:
+    return run.cfg.eval.metric_for_best_model or run.task.best_metric

@@ -1,0 +1,66 @@
+"""The report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.config import dump_config
+from toolkit.console import format_value
+from toolkit.engine.run import Run
+
+
+def readable(figures: Mapping[str, Any]) -> dict[str, str]:
+    """Formats figures for a person: memory in MiB, rates with their unit, None left out."""
+    shown = {}
+    for name, value in figures.items():
+        if value is None:
+            continue
+        if name.endswith("_bytes"):
+            shown[name.removesuffix("_bytes")] = f"{value / 2**20:,.0f} MiB"
+        elif isinstance(value, int):
+            shown[name] = f"{value:,}"
+        else:
+            shown[name] = format_value(value)
+    return shown
+
+
+def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
+    """Formats a two-column Markdown table."""
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+
+
+def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str]) -> str:
+    """Writes the report page.
+
+    Args:
+        run: the run.
+        facts: what `run.json` says of it.
+        figures: its results by name.
+        examples: a few predictions, each as short text.
+    """
+    bad = {split: count for split, count in facts["bad_rows"].items() if count}
+    rows = {
+        split: f"{count:,}" + (f" ({bad[split]:,} bad rows left out, see bad_rows.jsonl)" if split in bad else "")
+        for split, count in facts["num_rows"].items()
+    }
+    setting = {
+        "processes": facts["num_processes"],
+        "engine": facts["engine"],
+        "device": ", ".join(facts["hardware"]["gpus"]) or f"{facts['hardware']['cpus']} CPUs",
+        "seed": facts["seed"],
+        **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
+    }
+    blocks = [
+        [f"# {run.output_dir.name}"],
+        ["## Result", "", *table(readable(figures), "figure", "value")],
+        ["![Loss and metric over the steps](loss.png)"],
+        ["## Rows", "", *table(rows, "set", "rows"), *(f"\n{note}" for note in run.data.notes)],
+    ]
+    if examples:
+        blocks.append(["## Predictions on rows it was not trained on", "", "```", *examples, "```"])
+    blocks += [
+        ["## Where and how", "", *table(setting, "what", "value")],
+        ["## Configuration", "", "```yaml", dump_config(run.cfg).rstrip(), "```"],
+    ]
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"

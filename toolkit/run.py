@@ -1,0 +1,124 @@
+"""A run as one story: claim the folder, read the rows, build the model, train it, write down what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit import modalities
+from toolkit.config.sections import Config
+from toolkit.console import quiet_libraries, say
+from toolkit.data.prepare import CheckedRows, load_rows, prepare
+from toolkit.distributed import build_accelerator, on_main
+from toolkit.engine import ENGINES
+from toolkit.engine.run import FitResult, Run
+from toolkit.errors import ConfigError
+from toolkit.model import build_model, load_model_config
+from toolkit.optim.optimizers import check_optim_args
+from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
+from toolkit.processes import die_with_launcher
+from toolkit.report.facts import identity, write_start
+from toolkit.report.results import write_results
+from toolkit.task import Processor, Task
+from toolkit.tracking import check_trackers
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedConfig
+
+    from toolkit.checkpoint import Checkpoint
+
+
+def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
+    """Trains, evaluates and reports.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        recipe: the recipe's file, written down so that `toolkit predict` finds it again.
+
+    Raises:
+        ToolkitError: with a message for people, and the exit code to end with.
+    """
+    die_with_launcher()
+    check_optim_args(cfg.train)
+    check_trackers(cfg.tracking)
+    quiet_libraries()
+    accelerator = build_accelerator(cfg)
+    with claimed_folder(cfg, accelerator) as (output_dir, resume):
+        config = load_model_config(cfg.model)
+        modality = modalities.load(task.modality)
+        if problems := modality.check_model(config, task.options):
+            raise ConfigError(problems)
+        rows = load_rows(cfg, task, accelerator, output_dir)
+        facts = identity(cfg, rows, accelerator.num_processes)
+        if resume is not None:
+            refuse_changes(resume.state["identity"], facts)
+        processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
+        modality.configure(config, processor, new=cfg.model.from_config is not None)
+        task.configure(config)
+        on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
+        data = prepare(rows, task, processor, cfg, accelerator)
+        with accelerator.local_main_process_first():
+            model = build_model(cfg.model, config, task.auto_model, cfg.seed)
+        job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
+        result = ENGINES[cfg.engine]()(job)
+        on_main(accelerator, write_results, job, result)
+    return result
+
+
+@contextmanager
+def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path, Checkpoint | None]]:
+    """Holds the output folder for this run, and says which checkpoint the run goes on from.
+
+    Raises:
+        CheckpointError: if the folder cannot be written, is in use, or holds something that would be mixed up.
+    """
+    output_dir = Path(cfg.output_dir)
+    held = ExitStack()
+
+    def claim() -> Checkpoint | None:
+        probe(output_dir)
+        held.enter_context(OutputLock(output_dir))
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
+        for message in messages:
+            say(message)
+        return checkpoint
+
+    with held:
+        checkpoint = on_main(accelerator, claim)
+        if checkpoint is not None:
+            say(f"resuming from {checkpoint.path}")
+        yield output_dir, checkpoint
+
+
+def build_processor(
+    cfg: Config,
+    task: Task,
+    config: PreTrainedConfig,
+    rows: CheckedRows,
+    accelerator: Accelerator,
+    output_dir: Path,
+    resume: Checkpoint | None,
+) -> Processor:
+    """Loads the processor: that of the checkpoint, of the pretrained model, or one made from the training rows.
+
+    A new one is made once, on the main process, and read back from the run's folder by all.
+    """
+    modality = modalities.load(task.modality)
+    source = cfg.model.name_or_path
+    if resume is not None:
+        source = str(resume.path / "processor")
+    elif source is None:
+        source = str(output_dir / "processor")
+
+        def make() -> None:
+            modality.new_processor(task.training_texts(rows.splits["train"]), config, task.options).save_pretrained(
+                source
+            )
+
+        on_main(accelerator, make)
+    with accelerator.local_main_process_first():
+        return modality.load_processor(source, cfg.model)

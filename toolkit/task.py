@@ -1,0 +1,169 @@
+"""What a task is: the only thing a recipe hands to the toolkit.
+
+The toolkit reads, checks, orders, trains, evaluates and saves; a task says what a row is, how it becomes model
+input, what its loss sums over, and what its predictions mean. Engines see tasks only through this protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig
+
+    from toolkit.config.sections import Config
+
+IGNORE_INDEX = -100
+"""Label value that counts as no item, in every task (the convention of torch and transformers)."""
+
+ModelOutput = Any
+"""What the model's forward returns; each head has its own class."""
+
+Row = dict[str, Any]
+"""One example with the toolkit's column names."""
+
+Processor = Any
+"""Tokenizer, image processor or feature extractor: whatever `save_pretrained` of the modality gives."""
+
+Predictions = dict[str, "np.ndarray"]
+"""Per name one array whose first axis is the feature row, in row order, each row exactly once."""
+
+
+class BadRow(Exception):  # noqa: N818 - a reason about a row, turned into a report, never shown as an error
+    """Raised by `Task.check_row` with the reason why a row cannot be used."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the task's rows.
+
+    Args:
+        help: what it holds, for messages and documentation.
+        required: whether every row must have it.
+        label: whether it is (part of) the answer: not needed to predict.
+    """
+
+    help: str
+    required: bool = True
+    label: bool = False
+
+
+Batch = dict[str, Any]
+"""One micro-batch of B rows, with the entries
+
+- `inputs`: keyword arguments of the model's forward, and nothing else of the batch goes there;
+- `labels`: tensor that the loss compares with; `IGNORE_INDEX` entries count as no item;
+- `row_ids`: `[B]` int64 positions in the feature data set, -1 for the stand-in row of an empty micro-batch;
+
+and whatever further tensors the task's loss or predictions need."""
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """An evaluation set: `rows` are the examples, `features` what the model sees (one or more per example)."""
+
+    rows: datasets.Dataset
+    features: datasets.Dataset
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All data of a run, tokenised.
+
+    Args:
+        train: feature rows with `row_id` (their position), `number` (their row in the file) and `length`.
+        evals: evaluation sets by name (`validation`, `test`).
+        fingerprints: sha256 of each source file (or hub id and revision) by split.
+        bad_rows: number of rows left out, by split.
+        notes: what a person should know of the rows, as sentences.
+    """
+
+    train: datasets.Dataset
+    evals: Mapping[str, EvalData]
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+class Task(Protocol):
+    """A fine-tuning task; see `recipes/` for the real ones. Built as `TaskClass(cfg)`; nothing heavy at import."""
+
+    def __init__(self, cfg: Config) -> None: ...
+
+    Options: ClassVar[type]
+    """Frozen dataclass of the YAML's `task` section."""
+    columns: ClassVar[Mapping[str, Column]]
+    """The task's columns by our name."""
+    modality: str
+    """Name of the file in `toolkit.modalities` that makes the model's inputs."""
+    auto_model: str
+    """Name of the `transformers` auto class, for instance `AutoModelForQuestionAnswering`."""
+    best_metric: str
+    """Metric (with its `eval_` prefix) that names the best model."""
+    greater_is_better: bool
+    options: Any
+    """The `task` section, an instance of `Options`."""
+    state: dict[str, Any]
+    """JSON-able things learned from the training rows (a label map); saved with the run and its checkpoints."""
+
+    def features(self) -> datasets.Features:
+        """Arrow types of a checked row."""
+
+    def check_row(self, row: Row, labelled: bool) -> Row:
+        """Returns the row as `features` describes it (label columns None where `labelled` is False).
+
+        Raises:
+            BadRow: with the reason why the row cannot be used.
+        """
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        """Fills `state` from training rows: first all checked ones, then those left after splitting and cutting.
+
+        The first call comes before other splits are checked against what was learned.
+        """
+
+    def notes(self, rows: datasets.Dataset) -> list[str]:
+        """Things about checked rows that a person should know, as sentences without the set's name."""
+
+    def stratify_by(self) -> str | None:
+        """Column whose distribution a split of one file keeps, or None."""
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """Text that a tokenizer for a new model is trained on."""
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Writes into the model's configuration what the task decides, for instance its labels."""
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        """Turns a batch of rows into columns of feature rows, as many per row as it needs.
+
+        Among the columns are `example` (the row's index) and `length` (what padding depends on).
+        """
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor) -> Batch:
+        """Pads feature rows into one batch."""
+
+    def count_items(self, batch: Batch) -> Tensor:
+        """Scalar: what the summed loss is divided by (items, or the sum of their weights)."""
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        """Scalar: the loss summed, never averaged, over the batch's items."""
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        """Small tensors with one entry per row of the batch: classes and scores, spans, token ids."""
+
+    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
+        """Metric values without prefix."""
+
+    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
+        """One JSON-able record per example, in row order: a line of `predictions.jsonl`."""
+
+    def summary(self, record: dict[str, Any]) -> str:
+        """One line of a record for a person: the input's beginning, the prediction and, if known, the answer."""

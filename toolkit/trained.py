@@ -1,0 +1,94 @@
+"""Finished runs, opened again to predict or to score."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit import modalities
+from toolkit.config import load_config
+from toolkit.config.sections import Config
+from toolkit.data.prepare import tokenise
+from toolkit.data.rows import apply_policy, load_table, write_bad_rows
+from toolkit.errors import InputError
+from toolkit.model import build_model, load_model_config
+from toolkit.recipe import load_task_type
+from toolkit.task import EvalData, Processor, Task
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run: its settings, its task with what it learned, its processor and model."""
+
+    cfg: Config
+    task: Task
+    processor: Processor
+    model: PreTrainedModel
+
+
+def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
+    """Reads a run's resolved settings and rebuilds its task.
+
+    Args:
+        folder: the run's output folder.
+        recipe: the recipe file, where it is no longer at the place that the run noted.
+
+    Raises:
+        InputError: if the folder is not a finished run, or its recipe is not found.
+    """
+    missing = [name for name in ("config.yaml", "run.json", "model") if not (folder / name).exists()]
+    if missing:
+        raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
+    facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    path = recipe or facts["recipe"]
+    if not Path(path).is_file():
+        raise InputError(f"{folder}: its recipe {path} is not there any more; name it with --recipe recipes/<task>.py")
+    task_type = load_task_type(path)
+    # The run's own data need not be there any more, and its launcher's settings are not today's.
+    cfg = load_config(
+        task_type.Options, folder / "config.yaml", [], environ={}, columns=task_type.columns, check_files=False
+    )
+    task = task_type(cfg.config)
+    task.state.update(facts["task_state"])
+    return cfg.config, task
+
+
+def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
+    """Loads a finished run's processor and model, the latter onto the device."""
+    model = replace(cfg.model, name_or_path=str(folder / "model"), from_config=None, revision=None, config_overrides={})
+    processor = modalities.load(task.modality).load_processor(str(folder / "model"), model)
+    network = build_model(model, load_model_config(model), task.auto_model, cfg.seed)
+    prepared = accelerator.prepare_model(network, evaluation_mode=True)
+    return TrainedRun(cfg, task, processor, prepared)
+
+
+def read_rows(
+    run: TrainedRun, file: str, labelled: bool, bad_rows: str, accelerator: Accelerator, report: Path
+) -> EvalData:
+    """Reads, checks and tokenises another file with the columns of the run's own.
+
+    Args:
+        run: the finished run.
+        file: the file.
+        labelled: whether it must have labels.
+        bad_rows: `error` or `skip`.
+        accelerator: the first process of each node reads, the others take its cache.
+        report: where skipped rows are written.
+
+    Raises:
+        DataError: for files or rows that cannot be used.
+    """
+    with accelerator.local_main_process_first():
+        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
+    bad = apply_policy(tables, bad_rows)
+    if accelerator.is_main_process and any(bad.values()):
+        write_bad_rows(tables, report)
+    rows = tables["input"].rows
+    with accelerator.local_main_process_first():
+        return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=labelled))
