@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainConfig
-
-FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
-"""Endings of data files that can be read."""
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
 _OWN_KEYS = {
@@ -50,16 +45,8 @@ def _no_evaluation(config: Config) -> bool:
     return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
 
 
-def _filled(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _kind(path: Path) -> str:
-    """`folder`, `file`, or nothing where the system knows no such path."""
-    try:
-        return "folder" if path.is_dir() else "file" if path.exists() else ""
-    except OSError:  # a name that is too long, a folder that may not be entered
-        return ""
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
 
 
 def _adam_only(name: str) -> Rule:
@@ -72,9 +59,8 @@ def _adam_only(name: str) -> Rule:
 
 
 def _own_key(name: str, own: str) -> Rule:
-    return Rule(
-        lambda c: name in c.train.optim_args, ("train.optim_args",), f"{name} has a key of its own", f"set train.{own}"
-    )
+    key = f"train.optim_args.{name}"
+    return Rule(lambda c: name in c.train.optim_args, (key,), "this has a key of its own", f"set train.{own}")
 
 
 _EVALUATION = ("data.validation_split", "data.validation_file")
@@ -95,7 +81,7 @@ RULES = (
         "set model.name_or_path to a hub id or local folder, or give model.from_config",
     ),
     Rule(
-        lambda c: c.model.from_config is not None and not _filled(c.model.from_config.get("model_type")),
+        lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
         ("model.from_config",),
         "it needs a model_type, as text",
         "add one, for instance model_type: bert",
@@ -104,12 +90,6 @@ RULES = (
         lambda c: c.model.from_config is not None and c.model.revision is not None,
         ("model.revision", "model.from_config"),
         "a model that is built anew has no revision",
-        "remove model.revision",
-    ),
-    Rule(
-        lambda c: c.model.revision is not None and _kind(Path(c.model.name_or_path or "?")) == "folder",
-        ("model.revision", "model.name_or_path"),
-        "a local folder has no revisions",
         "remove model.revision",
     ),
     Rule(
@@ -227,7 +207,7 @@ RULES = (
 
 
 def conflicts(config: Config, environ: Mapping[str, str], broken: frozenset[str] = frozenset()) -> list[str]:
-    """Returns what cannot go together and which files do not exist, one message each, dotted key first.
+    """Returns what cannot go together, one message each, dotted key first.
 
     Args:
         config: the settings; sections in `broken` may be None.
@@ -235,94 +215,15 @@ def conflicts(config: Config, environ: Mapping[str, str], broken: frozenset[str]
         broken: sections and top-level keys that have problems of their own: nothing is said about them.
     """
     on_cpu = environ.get("ACCELERATE_USE_CPU", "").lower() in _TRUE
-    messages = [
+    return [
         f"{', '.join(f'{key} ({show(_value(config, key))})' for key in rule.keys)}: {rule.why}; {rule.instead}"
         for rule in RULES
         if broken.isdisjoint(key.split(".")[0] for key in rule.keys)
         if (on_cpu or not rule.on_cpu) and rule.when(config)
     ]
-    for section, check in _CHECKS:
-        if section not in broken:
-            messages += check(config)
-    return messages
 
 
 def _value(config: Config, key: str) -> Any:
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
-
-
-def _blank_texts(config: Config, section: str) -> list[str]:
-    part = getattr(config, section)
-    values = {f"{section}.{field.name}": getattr(part, field.name) for field in fields(part)}
-    return [
-        f"{key}: received {show(value)}, expected text that is not blank"
-        for key, value in values.items()
-        if isinstance(value, str) and not value.strip()
-    ]
-
-
-def _data_files(config: Config) -> list[str]:
-    messages = []
-    for name in ("train_file", "validation_file", "test_file"):
-        value = getattr(config.data, name)
-        if not _filled(value):
-            continue
-        path = _expanded(value)
-        if not _kind(path):
-            messages.append(
-                f"data.{name}: received {show(value)}, there is no such file (tried {path.absolute()}); a "
-                "relative path starts at the current directory"
-            )
-        elif _kind(path) == "file" and path.suffix.lower() not in FILE_FORMATS:
-            messages.append(
-                f"data.{name}: received {show(value)}, which is in no format that can be read; expected a "
-                f"name that ends in {join(FILE_FORMATS)}"
-            )
-    return messages
-
-
-def _expanded(value: str) -> Path:
-    try:
-        return Path(value).expanduser()
-    except RuntimeError:  # there is no such user
-        return Path(value)
-
-
-def _model_folder(config: Config) -> list[str]:
-    name = config.model.name_or_path or ""
-    is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1  # a hub id is `name` or `owner/name`
-    if not is_path or _kind(Path(name)) == "folder":
-        return []
-    return [f"model.name_or_path: received {show(name)}, there is no such folder (tried {Path(name).absolute()})"]
-
-
-def _resume(config: Config) -> list[str]:
-    value = config.checkpoint.resume
-    if value in ("none", "auto") or not _filled(value) or _kind(Path(value)) == "folder":
-        return []
-    return [
-        f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or a checkpoint's folder (tried "
-        f"{Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
-    ]
-
-
-def _output_dir(config: Config) -> list[str]:
-    if not _filled(config.output_dir):
-        return [f"output_dir: received {show(config.output_dir)}, expected the name of a folder"]
-    if _kind(Path(config.output_dir)) == "file":
-        return [f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"]
-    return []
-
-
-_CHECKS: tuple[tuple[str, Callable[[Config], list[str]]], ...] = (
-    *(
-        (section, partial(_blank_texts, section=section))
-        for section in ("model", "data", "eval", "checkpoint", "tracking")
-    ),
-    ("data", _data_files),
-    ("model", _model_folder),
-    ("checkpoint", _resume),
-    ("output_dir", _output_dir),
-)
-"""What a table cannot say, by the section that it looks at."""
+    section, name, *inner = key.split(".")
+    value = getattr(getattr(config, section), name)
+    return value[inner[0]] if inner else value

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
@@ -52,20 +54,24 @@ class OutputLock:
     second lock of the same process (hence `_held`), and survive that this process closes any other descriptor of the
     file (so nothing else here may open it). The file stays: removing it would let two runs lock two files.
 
+    Args:
+        output_dir: the folder.
+        patience_seconds: how long to wait for another run that has it: one whose launcher was just killed needs a
+            moment to save and end.
+
     Raises:
         CheckpointError: on entering, when another run has the folder, or it cannot be locked.
     """
 
-    def __init__(self, output_dir: Path) -> None:
+    def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
+        self._patience = patience_seconds
         self.path = output_dir.absolute() / LOCK
         self._key = os.path.realpath(output_dir)
         self._descriptor = -1
 
     def __enter__(self) -> Self:
-        try:
-            import fcntl
-        except ImportError:
-            raise CheckpointError("output folders are locked the POSIX way: use Linux, macOS or WSL") from None
+        if importlib.util.find_spec("fcntl") is None:
+            raise CheckpointError("output folders are locked the POSIX way: use Linux, macOS or WSL")
         if self._key in _held:
             raise CheckpointError(f"this process already runs in the output folder {self.path.parent}")
         try:
@@ -73,7 +79,7 @@ class OutputLock:
         except OSError as error:
             raise CheckpointError(f"cannot open the lock file {self.path}: {error.strerror}") from error
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(time.monotonic() + self._patience)
         except OSError as error:
             held = isinstance(error, BlockingIOError | PermissionError)  # EAGAIN or EACCES, as POSIX leaves open
             message = self._held_message() if held else f"cannot lock {self.path}: {error.strerror}"
@@ -90,6 +96,18 @@ class OutputLock:
     ) -> None:
         _held.discard(self._key)
         os.close(self._descriptor)
+
+    def _lock(self, deadline: float) -> None:
+        """Takes the lock, waiting for it until the deadline."""
+        import fcntl
+
+        while True:
+            try:
+                return fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.2)
 
     def _held_message(self) -> str:
         try:

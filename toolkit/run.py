@@ -11,7 +11,7 @@ from toolkit import modalities
 from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
-from toolkit.distributed import build_accelerator, on_main
+from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Run
 from toolkit.errors import ConfigError
@@ -81,7 +81,7 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
 
     def claim() -> Checkpoint | None:
         probe(output_dir)
-        held.enter_context(OutputLock(output_dir))
+        held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
         for message in messages:
             say(message)

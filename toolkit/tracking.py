@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -71,12 +72,14 @@ class Tracker:
         if self._cfg.tracking.report_to:
             self._accelerator.end_training()
 
-    def log(self, line: dict[str, Any]) -> None:
+    def log(self, line: dict[str, float]) -> None:
         """Writes one line; `step` is one of its entries. A line that a resumed run already has is not repeated."""
         if _kind(line) in self._written:
             return
         if self._file is not None:
-            self._file.write(json.dumps(line) + "\n")
+            # JSON has no NaN: a loss over no items is null
+            finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
+            self._file.write(json.dumps(finite) + "\n")
             self._file.flush()
         if self._cfg.tracking.report_to:
             self._accelerator.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
@@ -93,8 +96,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _kind(line: dict[str, Any]) -> tuple[int, tuple[str, ...]]:
-    return line["step"], tuple(sorted(line))
+def _kind(line: dict[str, float]) -> tuple[int, tuple[str, ...]]:
+    return int(line["step"]), tuple(sorted(line))
 
 
 def _plain(value: Any) -> int | float | str | bool:

@@ -52,19 +52,21 @@ class FitResult:
 
     Args:
         steps: optimizer steps of the whole run, former sessions included.
-        train_loss: mean loss over all items trained on in this session.
+        train_loss: mean loss over all items trained on in this session, None if there were none.
         evaluations: the final model's, by set (`validation`, `test`).
         best: best value of the metric for the best model, or None.
         best_step: step of that value.
-        items_per_second: items trained on per second of training in this session.
+        train_seconds: time spent in training steps in this session, without evaluating and saving.
+        items_per_second: items trained on per second of that.
         peak_memory_bytes: peak memory of the main process.
     """
 
     steps: int
-    train_loss: float
+    train_loss: float | None
     evaluations: Mapping[str, Evaluation]
     best: float | None
     best_step: int | None
+    train_seconds: float
     items_per_second: float
     peak_memory_bytes: int
 

@@ -61,17 +61,17 @@ class Session:
         self._session_loss = self._session_items = self._train_seconds = 0.0
         self._saved_step = -1
         self._evaluated: tuple[int, Evaluation] | None = None
-        self._beat = time.perf_counter()
+        self._window_items = self._beat = 0.0
 
     def restore(self) -> None:
         """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
-        if self.run.resume is None:
-            return
-        checkpoint.load_model_into(self.run.resume, self.bare_model)
-        checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
-        self.state = TrainState(**self.run.resume.state["train"])
-        schedules.seek(self.schedule, self.state.step)
-        self._saved_step = self.state.step
+        if self.run.resume is not None:
+            checkpoint.load_model_into(self.run.resume, self.bare_model)
+            checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
+            self.state = TrainState(**self.run.resume.state["train"])
+            schedules.seek(self.schedule, self.state.step)
+            self._saved_step = self.state.step
+        self._beat = time.perf_counter()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
@@ -85,7 +85,6 @@ class Session:
         Raises:
             Interrupted: on every rank, after saving, when one of them received SIGTERM.
         """
-        self._beat = time.perf_counter()
         # Dropout of a step depends on (seed, step, rank) only: nothing random has to be stored to resume exactly.
         seed = np.random.SeedSequence([self.run.cfg.seed, self.state.step, self.run.accelerator.process_index])
         torch_seed, numpy_seed, python_seed = (int(word) for word in seed.generate_state(3))
@@ -142,6 +141,7 @@ class Session:
             self.evaluate()
         if plan.due(plan.save_every, state.step) and self._saved_step != state.step:
             self.save()
+        self._beat = time.perf_counter()  # what comes next, fetching rows included, is the next step's time
 
     def evaluate(self) -> None:
         """Evaluates on the validation rows, if there are any, and remembers the best step."""
@@ -176,6 +176,9 @@ class Session:
         if self.plan.save_every is not None and self._saved_step != state.step:
             self.save()
         self.evaluate()
+        (stop,) = all_sum(run.accelerator, float(self.stop.requested))
+        if stop:
+            self._interrupt()
         if run.cfg.checkpoint.load_best_model_at_end and state.best_step not in (None, state.step):
             best = checkpoint.open_checkpoint(run.output_dir / "checkpoints" / f"step-{state.best_step}")
             checkpoint.load_model_into(best, self.bare_model)
@@ -187,10 +190,11 @@ class Session:
             )
         return FitResult(
             steps=state.step,
-            train_loss=self._session_loss / self._session_items if self._session_items else float("nan"),
+            train_loss=self._session_loss / self._session_items if self._session_items else None,
             evaluations={name: result for name, result in evaluations.items() if result is not None},
             best=state.best_metric,
             best_step=state.best_step,
+            train_seconds=self._train_seconds,
             items_per_second=self._session_items / self._train_seconds if self._train_seconds else 0.0,
             peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
         )

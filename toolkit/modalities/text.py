@@ -107,7 +107,8 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     limit -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
     if options.max_length <= limit:
         return []
-    return [f"task.max_length: received {options.max_length}, but this {config.model_type} takes at most {limit} tokens"]
+    takes = f"this {config.model_type} takes at most {limit} tokens"
+    return [f"task.max_length: received {options.max_length}, but {takes}"]
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:

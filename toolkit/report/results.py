@@ -46,6 +46,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "train_loss": result.train_loss,
         **metrics,
         "best_step": result.best_step,
+        "train_seconds": result.train_seconds,
         "train_items_per_second": result.items_per_second,
         "peak_memory_bytes": result.peak_memory_bytes,
         "trainable_parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),

@@ -1,0 +1,138 @@
+"""Settings that cannot go together, and paths that are not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toolkit.config import STRICT, Config, load_config
+from toolkit.config.paths import FILE_FORMATS
+from toolkit.data.sources import READERS
+from toolkit.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """No options."""
+
+    __pydantic_config__ = STRICT
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\n")
+    Path("rows.xlsx").write_text("")
+    Path("local").mkdir()
+    Path("a.yaml").write_text("output_dir: out\nmodel: {name_or_path: some-model}\ndata: {train_file: rows.csv}\n")
+
+
+def load(*overrides: str, **environ: str) -> Config:
+    return load_config(Options, "a.yaml", overrides, environ).config
+
+
+CONFLICTS = {
+    "model.name_or_path=null": "no model is named",
+    "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
+    "model.from_config.model_type=''": "it needs a model_type, as text",
+    "model.from_config.model_type=3": "it needs a model_type, as text",
+    "model.from_config.model_type=bert model.revision=main": "remove model.revision",
+    "model.from_config.model_type=bert model.trust_remote_code=true": "remove model.trust_remote_code",
+    "model.name_or_path=local model.revision=main": "'local' is a local folder; remove it",
+    "data.dataset_name=glue": "both name training rows; remove one of them",
+    "data.train_file=null": "no training rows are named",
+    "data.dataset_config_name=sst2": "remove data.dataset_config_name",
+    "data.revision=main": "remove data.revision",
+    "data.validation_split=0 data.max_eval_samples=3": "remove data.max_eval_samples, or give data.validation_file",
+    "data.validation_split=0 checkpoint.load_best_model_at_end=true": "checkpoint.load_best_model_at_end (true), data.",
+    "data.validation_split=0 eval.eval_steps=2": "set eval.eval_steps to null, or give data.validation_file",
+    "data.validation_split=0 eval.metric_for_best_model=f1": "remove eval.metric_for_best_model",
+    "checkpoint.load_best_model_at_end=true": "set eval.eval_steps, for instance to epoch",
+    "train.max_steps=0": "this would train nothing",
+    "train.max_steps=9 train.warmup_steps=10": "train.warmup_steps (10.0), train.max_steps (9): the run would end",
+    "train.warmup_steps=1.5": "give a whole number, or a fraction of all steps below 1",
+    "train.lr_scheduler_type=constant train.warmup_steps=2": "set train.lr_scheduler_type to constant_with_warmup",
+    "train.optim=sgd train.adam_beta1=0.5": "remove train.adam_beta1",
+    "train.optim=sgd train.adam_beta2=0.5": "remove train.adam_beta2",
+    "train.optim=sgd train.adam_epsilon=0.5": "remove train.adam_epsilon",
+    "train.optim_args.lr=1": "train.optim_args.lr (1): this has a key of its own; set train.learning_rate",
+    "train.optim_args.learning_rate=1": "set train.learning_rate",
+    "train.optim_args.weight_decay=1": "set train.weight_decay",
+    "train.optim_args.betas=[0.5,0.6]": "set train.adam_beta1 and train.adam_beta2",
+    "train.optim_args.eps=1": "set train.adam_epsilon",
+    "train.optim_args.fused=true": "set train.optim",
+    "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
+    "tracking.project=a": "set tracking.report_to, or remove tracking.project",
+    "tracking.report_to=[wandb,wandb]": "a tracker is named twice",
+    "output_dir=": "output_dir: received '', expected the name of a folder",
+    "output_dir=rows.csv": "output_dir: received 'rows.csv', which is a file",
+    "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
+    "checkpoint.resume=Auto": "(did you mean 'auto'?)",
+    "data.train_file=": "data.train_file: received '', expected text that is not blank",
+    "data.test_file=rows.xlsx": "data.test_file: received 'rows.xlsx', which is in no format that can be read",
+    "model.name_or_path=./no-model": "model.name_or_path: received './no-model', there is no such folder",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), CONFLICTS.items(), ids=CONFLICTS)
+def test_conflict(words: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*words.split(" "))
+    (problem,) = [problem for problem in caught.value.problems if message in problem]
+    assert problem.startswith("override ")
+
+
+def test_missing_data_file_names_the_path_that_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("data.train_file=none.csv", "data.validation_file=sub/none.csv")
+    assert [problem.partition("; ")[0] for problem in caught.value.problems] == [
+        f"override data.train_file=none.csv: data.train_file: received 'none.csv', there is no such file (tried "
+        f"{tmp_path}/none.csv)",
+        f"override data.validation_file=sub/none.csv: data.validation_file: received 'sub/none.csv', there is no such "
+        f"file (tried {tmp_path}/sub/none.csv)",
+    ]
+
+
+def test_files_of_a_run_that_is_over_need_not_be_there() -> None:
+    overrides = ["data.train_file=none.csv", "checkpoint.resume=none-1", "model.name_or_path=./none"]
+    loaded = load_config(Options, "a.yaml", overrides, {}, check_files=False)
+    assert loaded.config.data.train_file == "none.csv"
+
+
+def test_fp16_wants_no_cpu() -> None:
+    with pytest.raises(ConfigError, match="fp16 needs a GPU, and the launcher asks for the CPU; use bf16 or no"):
+        load("train.mixed_precision=fp16", ACCELERATE_USE_CPU="True")
+    assert load("train.mixed_precision=fp16", ACCELERATE_USE_CPU="False").train.mixed_precision == "fp16"
+    assert load("train.mixed_precision=bf16", ACCELERATE_USE_CPU="True").train.mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "data.train_file=local",
+        "data.train_file=null data.dataset_name=glue data.dataset_config_name=sst2 data.revision=main",
+        "data.validation_file=rows.csv eval.eval_steps=epoch checkpoint.load_best_model_at_end=true",
+        "data.validation_split=0 data.validation_file=rows.csv eval.eval_steps=2",
+        "data.validation_split=0 data.test_file=rows.csv data.max_eval_samples=3",
+        "train.warmup_steps=0.5 train.max_steps=1",
+        "train.lr_scheduler_type=constant_with_warmup train.warmup_steps=2",
+        "train.optim=sgd train.optim_args.momentum=0.9",
+        "model.name_or_path=owner/name model.revision=main",
+        "model.name_or_path=./local checkpoint.resume=local",
+        "tracking.report_to=[wandb] tracking.run_name=a tracking.project=b",
+    ],
+)
+def test_what_can_go_together(words: str) -> None:
+    load(*words.split(" "))
+
+
+def test_nothing_is_said_about_sections_that_are_wrong_in_themselves() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("data.trian_file=a", "data.train_file=null", "train.max_steps=0")
+    assert [problem.split(": ")[1] for problem in caught.value.problems] == ["data.trian_file", "train.max_steps (0)"]
+
+
+def test_formats_are_those_that_can_be_read() -> None:
+    assert set(FILE_FORMATS) == set(READERS)

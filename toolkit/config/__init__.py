@@ -1,0 +1,28 @@
+"""Settings: what there is (`sections`), how it is read (`load`) and how it is explained (`describe`)."""
+
+from toolkit.config.load import Loaded, dump_config, flatten, load_config
+from toolkit.config.sections import (
+    STRICT,
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TrackingConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "STRICT",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "Loaded",
+    "ModelConfig",
+    "TrackingConfig",
+    "TrainConfig",
+    "dump_config",
+    "flatten",
+    "load_config",
+]

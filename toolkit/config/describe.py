@@ -1,0 +1,123 @@
+"""Settings in words: help on the command line, JSON Schema for editors, and where each value of a run came from."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import textwrap
+from collections.abc import Iterator
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from toolkit.config.load import Loaded, field_types, flatten, section_types, to_yaml
+from toolkit.config.messages import expected
+from toolkit.config.sections import TopLevel
+
+WIDTH = 80
+_KEY_WIDTH, _ORIGIN_WIDTH = 36, 8
+
+
+def schema(options: type) -> dict[str, Any]:
+    """Returns the JSON Schema (draft 2020-12) of a whole configuration file, for editors.
+
+    Args:
+        options: the task's options.
+    """
+    whole = {
+        **_section_schema(TopLevel),
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "finetune-toolkit",
+    }
+    definitions = whole.pop("$defs", {})
+    for name, kind in section_types(options).items():
+        section = _section_schema(kind)
+        definitions |= section.pop("$defs", {})
+        if "required" in section:
+            whole["required"].append(name)
+        else:
+            section["type"] = ["object", "null"]  # a section whose keys are all commented out
+        whole["properties"][name] = section
+    return {**whole, "$defs": definitions} if definitions else whole
+
+
+def help_text(options: type, program: str) -> str:
+    """Returns what `--help` prints: every key with its type, default and meaning, wrapped at 80 columns.
+
+    Args:
+        options: the task's options.
+        program: the recipe's path as it is given on the command line.
+    """
+    lines = [
+        "Usage:",
+        f"  accelerate launch {program} --config FILE [section.key=value ...]",
+        "",
+        *textwrap.wrap(
+            "FILE is YAML with the keys below; section.key=value after it changes one of them. Keys "
+            "that begin with x- are ignored: they hold notes and anchors.",
+            WIDTH,
+        ),
+        "",
+    ]
+    kind: type = TopLevel
+    described = _section_schema(kind)["properties"]
+    for key, hint in field_types(section_types(options)).items():
+        if dataclasses.is_dataclass(hint):
+            kind = cast(type, hint)
+            described = _section_schema(kind)["properties"]
+            lines += ["", *textwrap.wrap(f"{key[0]}: {_docstring(kind)}", WIDTH), ""]
+            continue
+        lines += [
+            f"  {'.'.join(key)}",
+            *_indented(f"{expected(hint)}; {_default(kind, key[-1])}"),
+            *_indented(described[key[-1]].get("description", "")),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def explain_text(loaded: Loaded) -> str:
+    """Returns a table of every key, its value and where that came from, 80 columns wide."""
+    lines = [*_row("key", "value", "origin"), "-" * WIDTH]
+    section = ""
+    for key, value in flatten(loaded.config).items():
+        if (begins := key.partition(".")[0] if "." in key else "") != section:
+            section = begins
+            lines.append("")
+        lines += _row(key, to_yaml(value), loaded.origins[key])
+    return "\n".join(lines) + "\n"
+
+
+def _section_schema(kind: type) -> dict[str, Any]:
+    described = TypeAdapter(kind).json_schema()
+    described["description"] = _docstring(kind)
+    for setting in described["properties"].values():
+        setting.pop("title", None)
+        if "description" in setting:
+            setting["description"] = " ".join(setting["description"].split())
+    return {**described, "patternProperties": {"^x-": {}}}
+
+
+def _docstring(kind: type) -> str:
+    text = inspect.cleandoc(kind.__doc__ or "")
+    return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.split())  # what dataclass makes up is no help
+
+
+def _default(kind: type, name: str) -> str:
+    field = next(field for field in dataclasses.fields(kind) if field.name == name)
+    if field.default_factory is not dataclasses.MISSING:
+        return f"default: {to_yaml(field.default_factory())}"
+    return "must be given" if field.default is dataclasses.MISSING else f"default: {to_yaml(field.default)}"
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+
+
+def _row(key: str, value: str, origin: str) -> Iterator[str]:
+    width = WIDTH - _KEY_WIDTH - _ORIGIN_WIDTH - 2
+    parts = textwrap.wrap(value, width, break_on_hyphens=False) or [""]
+    if len(key) > _KEY_WIDTH:
+        yield key
+        key = ""
+    yield f"{key:{_KEY_WIDTH}} {parts[0]:{width}} {origin}"
+    yield from (f"{'':{_KEY_WIDTH}} {part}" for part in parts[1:])

@@ -1,0 +1,253 @@
+"""One YAML file, overrides and the launcher become one `Config`; every problem is found before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+from ruamel.yaml import YAML
+
+from toolkit import compat  # the module and not its names: it imports this package's messages
+from toolkit.config.messages import Key, choices, describe_errors, did_you_mean, join, show
+from toolkit.config.overrides import apply_overrides
+from toolkit.config.paths import path_problems
+from toolkit.config.sections import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    TopLevel,
+    TrackingConfig,
+    TrainConfig,
+)
+from toolkit.config.source import Origin, Settings, Source, read_file
+from toolkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from toolkit.task import Column
+
+_TOP = ("engine", "output_dir", "seed")
+_LAUNCHER: dict[str, tuple[str, str, Any]] = {
+    "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
+    "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", 1),
+}
+"""Field of `train`: the launcher's variable, its value when nobody asked for anything, our default.
+`accelerate launch` always sets the precision, to `no` unless it is told otherwise."""
+
+
+_LINE_BREAKS = frozenset("\x85\u2028\u2029")
+"""Characters that ruamel.yaml folds into spaces unless it writes all text beyond ASCII in escapes."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid configuration.
+
+    Args:
+        config: all settings; nothing is left to the launcher any more.
+        origins: for every key of `flatten(config)`, where its value came from.
+    """
+
+    config: Config
+    origins: Mapping[str, Origin]
+
+
+def load_config(
+    options: type,
+    file: str | Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    columns: Mapping[str, Column] | None = None,
+    check_files: bool = True,
+) -> Loaded:
+    """Reads and checks a configuration.
+
+    Args:
+        options: the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`; a method
+            `problems() -> list[str]`, if it has one, names impossible combinations, each beginning with a dotted key.
+        file: YAML 1.2, in UTF-8.
+        overrides: `section.key=value` each; later ones win.
+        environ: where the launcher's choices are read.
+        columns: the task's columns by name, which `data.columns` may rename; None leaves them unchecked.
+        check_files: whether the files and folders that are named must be there; not so for a run that is over.
+
+    Raises:
+        ConfigError: with all problems that were found.
+    """
+    types = section_types(options)
+    fields = field_types(types)
+    settings = read_file(Path(file))
+    _check_keys(settings, types, fields)
+    apply_overrides(settings, overrides, fields)
+    _ask_launcher(settings, environ)
+    _check_columns(settings, columns)
+    parts: dict[str, Any] = {
+        name: _validate(settings, kind, settings.values.get(name, {}), (name,)) for name, kind in types.items()
+    }
+    top = _validate(settings, TopLevel, {name: settings.values[name] for name in _TOP if name in settings.values}, ())
+    config = Config(**parts | {name: getattr(top, name, None) for name in _TOP})
+    _check_combinations(settings, config, environ, check_files)
+    if settings.problems:
+        raise ConfigError(settings.problems)
+    return Loaded(config, {".".join(key): settings.origin(key) for key, _ in _flat(config)})
+
+
+def section_types(options: type) -> dict[str, type]:
+    """Returns the type of each section, in the order in which a configuration is written."""
+    return {
+        "task": options,
+        "model": ModelConfig,
+        "data": DataConfig,
+        "train": TrainConfig,
+        "eval": EvalConfig,
+        "checkpoint": CheckpointConfig,
+        "tracking": TrackingConfig,
+    }
+
+
+def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
+    """Returns the annotation of every key, top-level ones first, and each section's type before those of its keys."""
+    top = _hints(TopLevel)
+    hints: dict[Key, Any] = {(name,): top[name] for name in _TOP}
+    for name, kind in types.items():
+        hints[name,] = kind
+        hints |= {(name, field): hint for field, hint in _hints(kind).items()}
+    return hints
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Returns every setting by its dotted key, in block order; a mapping that is not empty gives a key per entry."""
+    return {".".join(key): value for key, value in _flat(config)}
+
+
+def dump_config(config: Config) -> str:
+    """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal one."""
+    document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
+    for name in section_types(type(config.task)):
+        document[name] = dataclasses.asdict(getattr(config, name))
+    return to_yaml(document, flow=False)
+
+
+def to_yaml(value: Any, flow: bool = True) -> str:
+    """Returns a plain value as YAML 1.2, on one line if `flow`."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = flow
+    yaml.sort_base_mapping_type_on_output = False
+    yaml.width = 2**31  # no line is broken
+    yaml.allow_unicode = _LINE_BREAKS.isdisjoint(json.dumps(value, ensure_ascii=False))
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    text = stream.getvalue()
+    return text.removesuffix("\n").removesuffix("\n...") if flow else text
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _flat(config: Config) -> Iterator[tuple[Key, Any]]:
+    yield from (((name,), getattr(config, name)) for name in _TOP)
+    for section in section_types(type(config.task)):
+        part = getattr(config, section)
+        for field in dataclasses.fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, Mapping) and value:
+                yield from (((section, field.name, str(name)), entry) for name, entry in value.items())
+            else:
+                yield (section, field.name), value
+
+
+def _check_keys(settings: Settings, types: Mapping[str, type], fields: Mapping[Key, Any]) -> None:
+    """Reports keys of the file that do not exist and takes them out, so that the rest can be checked."""
+    known = list(fields)
+    for name, value in list(settings.values.items()):
+        if (name,) not in fields:
+            settings.report_unknown((name,), known)
+            del settings.values[name]
+        elif name in types and not isinstance(value, dict):
+            if value is not None:
+                settings.report((name,), f"received {show(value)}, expected a mapping: its keys, indented, below it")
+            del settings.values[name]
+        elif name in types:
+            for field in [field for field in value if (name, field) not in fields]:
+                settings.report_unknown((name, field), known)
+                del value[field]
+
+
+def _ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Fills in what the file leaves to the launcher; refuses what both set differently."""
+    hints = _hints(TrainConfig)
+    for field, (variable, silent, default) in _LAUNCHER.items():
+        key = ("train", field)
+        text, own = environ.get(variable, "").strip().lower(), settings.get(key)
+        asked = int(text) if text.isdecimal() else text
+        allowed = choices(hints[field])
+        if asked in ("", silent):
+            if own is None:
+                settings.set(key, default, settings.default)
+        elif own is None or (allowed and asked not in allowed):
+            settings.set(key, asked, Source("launcher", f"launcher {variable}={text}"))
+        elif asked != own:
+            settings.report(
+                key,
+                f"received {show(own)}, but the launcher says {show(asked)} ({variable}); set "
+                f"train.{field} to null, which means the launcher's value, or start "
+                f"`accelerate launch` with --{field} {own}",
+            )
+
+
+def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> None:
+    given = settings.get(("data", "columns"))
+    for name, value in given.items() if isinstance(given, dict) else ():
+        key = ("data", "columns", name)
+        if columns is not None and name not in columns:
+            settings.report(
+                key, f"unknown column; this task has {join(list(columns), 'and')}{did_you_mean(name, list(columns))}"
+            )
+        if isinstance(value, str) and not value.strip():
+            settings.report(key, f"received {show(value)}, expected the name of a column of your data")
+
+
+def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Key) -> Any:
+    """The section as `kind`, or None if something in it is wrong, which is reported."""
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(values))
+    except ValidationError as error:
+        for key, message in describe_errors(error, _hints(kind), values):
+            full = (*prefix, *key)
+            if full not in settings.reported or settings.get(full) is not None:  # else: missing, for a known reason
+                settings.report(full, message)
+        return None
+
+
+def _check_combinations(settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool) -> None:
+    """Checks what single settings cannot show, as far as the sections concerned are right in themselves."""
+    broken = frozenset(key[0] for key in settings.reported if key)
+    if not broken.isdisjoint(_TOP):
+        broken |= set(_TOP)
+    messages = compat.conflicts(config, environ, broken)
+    if check_files:
+        messages += path_problems(config, broken)
+    if "task" not in broken and hasattr(config.task, "problems"):
+        messages += config.task.problems()
+    for message in messages:
+        # The message begins with the keys that it is about; its place is where one was given, at best an override.
+        keys = [tuple(word.split(".")) for word in re.findall(r"[\w.]+", message.split(": ")[0])]
+        given = [
+            source
+            for key in keys
+            for other, source in settings.sources.items()
+            if other[: len(key)] == key and source.origin != "default"
+        ]
+        given.sort(key=lambda source: source.origin != "override")
+        settings.problems.append(f"{(given or [settings.source(keys[0])])[0].place}: {message}")

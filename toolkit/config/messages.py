@@ -1,0 +1,220 @@
+"""Words for what was received, what was expected and what was probably meant."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import ValidationError
+
+Key = tuple[str, ...]
+"""A dotted key in parts, for instance `("train", "optim_args", "momentum")`."""
+
+OTHER_NAMES = {
+    "batch_size": "train.per_device_train_batch_size",
+    "bf16": "train.mixed_precision",
+    "clip_grad_norm": "train.max_grad_norm",
+    "data_seed": "seed",
+    "epochs": "train.num_train_epochs",
+    "eval_strategy": "eval.eval_steps",
+    "evaluation_strategy": "eval.eval_steps",
+    "fp16": "train.mixed_precision",
+    "group_by_length": "train.train_sampling_strategy",
+    "logging_strategy": "tracking.logging_steps",
+    "lr": "train.learning_rate",
+    "model_name_or_path": "model.name_or_path",
+    "optimizer": "train.optim",
+    "resume_from_checkpoint": "checkpoint.resume",
+    "save_strategy": "checkpoint.save_steps",
+    "scheduler": "train.lr_scheduler_type",
+    "tokenizer_name": "model.name_or_path",
+    "warmup_ratio": "train.warmup_steps",
+}
+"""Names that people know from elsewhere, and the key that does it here."""
+
+_RANGE = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "below"),
+}
+"""Words for pydantic's error types about ranges, which name their bound in `ctx`."""
+
+_SCALARS: dict[Any, list[str]] = {
+    str: ["text"],
+    int: ["a whole number"],
+    float: ["a number"],
+    bool: ["true", "false"],
+    types.NoneType: ["null"],
+    Any: ["any value"],
+}
+_MAX_SHOWN = 80
+
+
+def show(value: Any) -> str:
+    """Returns a received value as a person would recognise it, shortened if it is long."""
+    words: dict[Any, str] = {None: "null", True: "true", False: "false"}
+    text = words[value] if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+
+
+def show_typed(value: Any) -> str:
+    """Returns `show(value)` with its kind where its look does not tell it."""
+    kinds: dict[Any, str] = {str: " (text)", list: " (a list)", dict: " (a mapping)"}
+    return show(value) + kinds.get(type(value), "")
+
+
+def join(words: Sequence[str], last: str = "or") -> str:
+    """Returns `a, b or c`."""
+    return f" {last} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def members(hint: Any) -> list[Any]:
+    """Returns the alternatives of a type annotation; a single one if it is no union."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [member for part in get_args(hint) for member in members(part)]
+    return [hint]
+
+
+def choices(hint: Any) -> list[Any]:
+    """Returns the values that an annotation names one by one (`Literal`s, null); empty if it allows others too."""
+    parts = [
+        [None] if part is types.NoneType else list(get_args(part)) if get_origin(part) is Literal else None
+        for part in members(hint)
+    ]
+    return [] if None in parts else [value for part in parts if part is not None for value in part]
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether every value but null is text, so that an override's value needs no parsing."""
+    return all(
+        part in (str, types.NoneType) or isinstance((*choices(part), None)[0], str)
+        for part in map(_bare, members(hint))
+    )
+
+
+def mapping_values(hint: Any) -> Any:
+    """Returns the annotation of a mapping's values (`Any` inside an `Any`), or None where no mapping is allowed."""
+    for part in map(_bare, members(hint)):
+        if part is Any:
+            return Any
+        if get_origin(part) is dict:
+            return get_args(part)[1]
+    return None
+
+
+def expected(hint: Any) -> str:
+    """Returns what an annotation allows, in words: `a whole number of at least 1 or null`."""
+    return join([word for part in members(hint) for word in _words(part)])
+
+
+def nearest_key(key: Key, known: Sequence[Key]) -> Key | None:
+    """Returns the known key that was probably meant, also when it belongs elsewhere, or None."""
+    name = key[-1]
+    if name in OTHER_NAMES and (other := tuple(OTHER_NAMES[name].split("."))) in known:
+        return other
+    siblings = {other[-1]: other for other in known if other[:-1] == key[:-1]}
+    everywhere = {other[-1]: other for other in reversed(known)}
+    for names, cutoff in ((everywhere, 1.0), (siblings, 0.7), (everywhere, 0.8)):
+        if close := get_close_matches(name, names, 1, cutoff):
+            return names[close[0]]
+    return None
+
+
+def did_you_mean(text: Any, names: Sequence[Any]) -> str:
+    """Returns ` (did you mean 'x'?)` for the name nearest to `text`, or nothing."""
+    texts = [name for name in names if isinstance(name, str)]
+    close = get_close_matches(text, texts, 1, cutoff=0.5) if isinstance(text, str) else []
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def describe_errors(
+    error: ValidationError, hints: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[tuple[Key, str]]:
+    """Turns pydantic's findings about one section into one message per setting.
+
+    Args:
+        error: what pydantic found.
+        hints: annotations of the section's fields.
+        values: what was validated.
+
+    Yields:
+        The key inside the section and the message.
+    """
+    unions = set()
+    for detail in error.errors(include_url=False):
+        key = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))  # positions in lists are left out
+        hint = hints.get(key[0]) if key else None
+        if detail["type"] != "missing" and len([part for part in members(hint) if part is not types.NoneType]) > 1:
+            if key[0] not in unions:  # pydantic reports each member of a union by itself
+                unions.add(key[0])
+                yield key[:1], _mismatch(values[key[0]], hint)
+            continue
+        for _ in detail["loc"][1:]:
+            hint = mapping_values(hint) or _items(hint)
+        yield key, _describe(dict(detail), hint)
+
+
+def _describe(detail: dict[str, Any], hint: Any) -> str:
+    """Words for one finding of pydantic; `hint` is the annotation of the value it is about."""
+    kind, value = detail["type"], detail["input"]
+    if kind == "missing":
+        return f"missing; it must be given ({expected(hint)})"
+    if kind in _RANGE:
+        bound, words = _RANGE[kind]
+        return f"received {show(value)}, must be {words} {_number(detail['ctx'][bound])}"
+    if kind.endswith("_type") or kind == "literal_error":
+        return _mismatch(value, hint)
+    if kind in ("value_error", "assertion_error"):
+        return str(detail["ctx"]["error"])
+    return f"received {show_typed(value)}: {detail['msg'][:1].lower()}{detail['msg'][1:]}"
+
+
+def _mismatch(value: Any, hint: Any) -> str:
+    if allowed := choices(hint):
+        return f"received {show(value)}, allowed: {', '.join(map(show, allowed))}{did_you_mean(value, allowed)}"
+    named = [name for part in members(hint) for name in choices(part)]
+    return f"received {show_typed(value)}, expected {expected(hint)}{did_you_mean(value, named)}"
+
+
+def _bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def _items(hint: Any) -> Any:
+    return next((get_args(part)[0] for part in map(_bare, members(hint)) if get_origin(part) is list), Any)
+
+
+def _words(part: Any) -> list[str]:
+    bare = _bare(part)
+    if bare in _SCALARS:
+        bounds = _bounds(part)
+        if bounds == {"gt": 0, "lt": 1}:
+            return ["a fraction between 0 and 1"]
+        limits = [f"{words} {_number(bounds[name])}" for name, words in _RANGE.values() if name in bounds]
+        limit = " and ".join(limits)
+        return [f"{_SCALARS[bare][0]} {'of ' if limit.startswith('at') else ''}{limit}"] if limits else _SCALARS[bare]
+    if get_origin(bare) is Literal:
+        return [show(name) for name in get_args(bare)]
+    if get_origin(bare) is list:
+        return [f"a list of {expected(get_args(bare)[0])}"]
+    if get_origin(bare) is dict:
+        return [f"a mapping of names to {expected(get_args(bare)[1])}"]
+    return [str(getattr(bare, "__name__", bare))]
+
+
+def _bounds(part: Any) -> dict[str, Any]:
+    constraints = [
+        single
+        for extra in getattr(part, "__metadata__", ())
+        for single in (getattr(extra, "metadata", None) or [extra])
+    ]
+    return {
+        name: getattr(single, name) for name, _ in _RANGE.values() for single in constraints if hasattr(single, name)
+    }
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

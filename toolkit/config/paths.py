@@ -1,0 +1,86 @@
+"""Checks texts that name files and folders, before anything is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from toolkit.config.messages import did_you_mean, join, show
+from toolkit.config.sections import Config
+
+FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
+"""Endings of data files that can be read."""
+
+
+def path_problems(config: Config, broken: frozenset[str]) -> Iterator[str]:
+    """Yields one message for each text that is blank or names a path that cannot be used, dotted key first.
+
+    Args:
+        config: the settings; sections in `broken` may be None.
+        broken: sections and top-level keys that have problems of their own: nothing is said about them.
+    """
+    for section in ("model", "data", "eval", "checkpoint", "tracking"):
+        if section not in broken:
+            yield from _blank_texts(section, asdict(getattr(config, section)))
+    if "data" not in broken:
+        for name in ("train_file", "validation_file", "test_file"):
+            yield from _data_file(f"data.{name}", getattr(config.data, name))
+    if "model" not in broken:
+        yield from _model(config.model.name_or_path or "", config.model.revision)
+    if "checkpoint" not in broken:
+        yield from _resume(config.checkpoint.resume)
+    if "output_dir" not in broken:
+        yield from _output_dir(config.output_dir)
+
+
+def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, str) and not value.strip():
+            yield f"{section}.{name}: received {show(value)}, expected text that is not blank"
+
+
+def _data_file(key: str, value: str | None) -> Iterator[str]:
+    if not value or not value.strip():
+        return
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError:  # there is no such user
+        path = Path(value)
+    kind = _kind(path)
+    if not kind:
+        tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
+        yield f"{key}: received {show(value)}, {tried}"
+    elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
+        expected = f"expected a name that ends in {join(FILE_FORMATS)}"
+        yield f"{key}: received {show(value)}, which is in no format that can be read; {expected}"
+
+
+def _model(name: str, revision: str | None) -> Iterator[str]:
+    is_folder = _kind(Path(name)) == "folder" and name.strip() != ""
+    is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1  # a hub id is `name` or `owner/name`
+    if is_path and not is_folder:
+        yield f"model.name_or_path: received {show(name)}, there is no such folder (tried {Path(name).absolute()})"
+    if is_folder and revision is not None:
+        yield f"model.revision: received {show(revision)}, but {show(name)} is a local folder; remove it"
+
+
+def _resume(value: str) -> Iterator[str]:
+    if value.strip() and value not in ("none", "auto") and _kind(Path(value)) != "folder":
+        tried = f"a checkpoint's folder (tried {Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
+        yield f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or {tried}"
+
+
+def _output_dir(value: str) -> Iterator[str]:
+    if not value.strip():
+        yield f"output_dir: received {show(value)}, expected the name of a folder"
+    elif _kind(Path(value)) == "file":
+        yield f"output_dir: received {show(value)}, which is a file; name a folder"
+
+
+def _kind(path: Path) -> str:
+    """`folder`, `file`, or nothing where the system knows no such path."""
+    try:
+        return "folder" if path.is_dir() else "file" if path.exists() else ""
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return ""

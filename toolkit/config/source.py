@@ -1,0 +1,252 @@
+"""Reads YAML into plain values and remembers the line that each came from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from toolkit.config.messages import Key, join, nearest_key, show, show_typed
+from toolkit.errors import ConfigError
+
+Origin = Literal["default", "file", "override", "launcher"]
+
+_CORE = "tag:yaml.org,2002:"
+_MERGE = _CORE + "merge"
+_SCALAR_TAGS = {_CORE + name for name in ("null", "bool", "int", "float", "str", "timestamp")}
+_KEY_TAGS = {_CORE + "str", _CORE + "int"}
+_UNUSABLE = object()
+
+
+class Source(NamedTuple):
+    """Where a value came from: its kind, and the place in words that messages begin with."""
+
+    origin: Origin
+    place: str
+
+
+@dataclass
+class Settings:
+    """The raw values of a run, where each came from, and what is wrong with them.
+
+    Args:
+        default: the source of everything that was not given.
+        values: plain (JSON) values as a nested mapping.
+        sources: source of each given key.
+        problems: messages so far.
+        reported: keys that they are about.
+    """
+
+    default: Source
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[Key, Source] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    reported: set[Key] = field(default_factory=set)
+
+    def source(self, key: Key) -> Source:
+        """Returns the source of a key, or of the nearest mapping around it."""
+        prefixes = (key[:length] for length in range(len(key), 0, -1))
+        return next((self.sources[prefix] for prefix in prefixes if prefix in self.sources), self.default)
+
+    def origin(self, key: Key) -> Origin:
+        """Returns where the value of a setting came from; that its section was given does not count."""
+        prefixes = (key[:length] for length in range(len(key), min(len(key), 2) - 1, -1))
+        return next((self.sources[prefix].origin for prefix in prefixes if prefix in self.sources), "default")
+
+    def report(self, key: Key, message: str, source: Source | None = None) -> None:
+        """Adds a problem: place (that of `source`, or of the key), dotted key, message."""
+        self.reported.add(key)
+        place = (source or self.source(key)).place
+        self.problems.append(": ".join(part for part in (place, ".".join(key), message) if part))
+
+    def report_unknown(self, key: Key, known: Sequence[Key], source: Source | None = None) -> None:
+        """Adds the problem that there is no such key, with the one that was probably meant or those there are."""
+        if meant := nearest_key(key, known):
+            self.reported.add(meant)  # no second message that the setting which was meant is missing
+            hint = f"did you mean {'.'.join(meant)}?"
+        elif siblings := [other[-1] for other in known if other[:-1] == key[:-1]]:
+            hint = f"{'.'.join(key[:-1]) or 'the file'} can have {join(siblings, 'and')}"
+        else:
+            hint = f"there is no section {key[0]}"
+        self.report(key, f"unknown key ({hint})", source)
+
+    def get(self, key: Key) -> Any:
+        """Returns a value; None where there is none."""
+        value: Any = self.values
+        for part in key:
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def set(self, key: Key, value: Any, source: Source) -> None:
+        """Sets a value, in mappings made if need be; a parent that is no mapping stays, to be reported."""
+        parent = self.values
+        for part in key[:-1]:
+            if parent.get(part) is None:
+                parent[part] = {}
+            if not isinstance(parent[part], dict):
+                return
+            parent = parent[part]
+        parent[key[-1]] = value
+        self.sources = {other: known for other, known in self.sources.items() if other[: len(key)] != key}
+        self.sources[key] = source
+
+    def parse(self, text: str, key: Key, source: Source | None = None) -> tuple[bool, Any]:
+        """Reads one YAML document as the value of `key`; what is wrong with it becomes problems.
+
+        Args:
+            text: YAML 1.2.
+            key: where the value belongs, () for the whole file.
+            source: source of all of it; None for the lines of the file.
+
+        Returns:
+            Whether there is a usable value, and the value.
+        """
+        try:
+            yaml = YAML(typ="safe", pure=True)
+            yaml.composer.warn_double_anchors = False  # YAML allows them
+            root = yaml.compose(text)
+            value = None if root is None else _Reader(self, source).read(root, key)
+        except (YAMLError, RecursionError) as error:
+            position, message = _syntax(error, text)
+            place = source.place if source else self.default.place + position
+            self.problems.append(f"{place}: not valid YAML: {message}")
+            self.reported.add(key)
+            return False, None
+        return value is not _UNUSABLE, value
+
+
+def read_file(file: Path) -> Settings:
+    """Reads a configuration file.
+
+    Raises:
+        ConfigError: if there is no such file or it does not hold one YAML mapping.
+    """
+    settings = Settings(Source("default", str(file)))
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            [f"{file}:{line}: not UTF-8 text (byte 0x{error.object[error.start]:02x}); save the file as UTF-8"]
+        ) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError([f"{file}: cannot be read: {reason} (tried {file.absolute()})"]) from error
+    usable, values = settings.parse(text, ())
+    if not usable:
+        raise ConfigError(settings.problems)
+    if values is None:
+        raise ConfigError([f"{file}: the file is empty; it needs at least output_dir and the section model"])
+    if not isinstance(values, dict):
+        raise ConfigError([f"{file}: received {show_typed(values)}, expected a mapping of sections (model:, ...)"])
+    settings.values = values
+    return settings
+
+
+class _Reader:
+    """Turns a YAML node into plain values: what JSON has, and nothing else."""
+
+    def __init__(self, settings: Settings, source: Source | None) -> None:
+        self.settings = settings
+        self.given = source
+        self.constructor = YAML(typ="safe", pure=True).constructor
+        self.open: list[Node] = []
+
+    def read(self, node: Node, key: Key) -> Any:
+        if any(node is outer for outer in self.open):
+            return self._refuse(key, "refers to itself")
+        self.open.append(node)
+        try:
+            if isinstance(node, MappingNode) and node.tag == _CORE + "map":
+                return self._mapping(node, key)
+            if isinstance(node, SequenceNode) and node.tag == _CORE + "seq":
+                items = [self.read(item, key) for item in node.value]
+                return [item for item in items if item is not _UNUSABLE]
+            if isinstance(node, ScalarNode) and node.tag in _SCALAR_TAGS:
+                return self._scalar(node, key)
+            tag = str(node.tag).replace(_CORE, "!!")
+            return self._refuse(key, f"the YAML tag {tag} is not allowed: use plain text, numbers, lists and mappings")
+        finally:
+            self.open.pop()
+
+    def _mapping(self, node: MappingNode, key: Key) -> dict[str, Any]:
+        pairs = self._pairs(node, key)
+        result: dict[str, Any] = {}
+        for name, (name_node, value_node) in pairs.items():
+            inner = (*key, name)
+            if name.startswith("x-") and len(inner) <= 2:
+                continue  # notes and anchors of the user's
+            self.settings.sources[inner] = self._source(name_node)
+            value = self.read(value_node, inner)
+            if value is not _UNUSABLE:
+                result[name] = value
+        return result
+
+    def _pairs(self, node: MappingNode, key: Key) -> dict[str, tuple[Node, Node]]:
+        """Key and value node by name; what is merged (`<<`) comes after what the mapping has of its own."""
+        own: dict[str, tuple[Node, Node]] = {}
+        merged: dict[str, tuple[Node, Node]] = {}
+        for name_node, value_node in node.value:
+            if name_node.tag == _MERGE:
+                parts = value_node.value if isinstance(value_node, SequenceNode) else [value_node]
+                for part in parts:
+                    if not isinstance(part, MappingNode) or any(part is outer for outer in self.open):
+                        self._refuse((*key, "<<"), "only another mapping can be merged here", name_node)
+                    else:
+                        merged = {**self._pairs(part, key), **merged}
+                continue
+            name = str(name_node.value) if isinstance(name_node, ScalarNode) else "?"
+            if name_node.tag not in _KEY_TAGS or not is_text(name):
+                self._refuse((*key, show(name)), "a key must be text: put quotes around it", name_node)
+            elif name in own:
+                first = own[name][0].start_mark.line + 1
+                self._refuse((*key, name), f"given twice (first in line {first}): keep one", name_node)
+            else:
+                own[name] = (name_node, value_node)
+        return {**merged, **own}
+
+    def _scalar(self, node: ScalarNode, key: Key) -> Any:
+        try:
+            value = self.constructor.construct_object(node)
+        except (ValueError, LookupError, AttributeError):  # explicit tags are not checked by the resolver
+            kind = str(node.tag).removeprefix(_CORE)
+            return self._refuse(key, f"received {node.value!r}, which is no valid {kind}; put quotes around text")
+        if isinstance(value, float) and not math.isfinite(value):
+            return self._refuse(key, f"received {node.value}, expected a finite number")
+        if not isinstance(value, str | int | float | None):
+            wanted = "expected text, a number, true, false or null; put quotes around text"
+            return self._refuse(key, f"received {node.value} (a date), {wanted}")
+        if isinstance(value, str) and not is_text(value):
+            return self._refuse(key, f"received {value!r}, which is not valid Unicode text")
+        return value
+
+    def _source(self, node: Node) -> Source:
+        return self.given or Source("file", f"{self.settings.default.place}:{node.start_mark.line + 1}")
+
+    def _refuse(self, key: Key, message: str, at: Node | None = None) -> Any:
+        self.settings.report(key, message, self.given if at is None else self._source(at))
+        return _UNUSABLE
+
+
+def is_text(value: str) -> bool:
+    """Whether text can be written as UTF-8: it has no lone half of a surrogate pair."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _syntax(error: Exception, text: str) -> tuple[str, str]:
+    """Place (`:line:column`) and message of a YAML error."""
+    if isinstance(error, MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        return place, ", ".join(part for part in (error.context, error.problem) if part)
+    if isinstance(error, RecursionError):
+        return "", "nested too deeply"
+    position = getattr(error, "position", 0)
+    line = text.count("\n", 0, position) + 1
+    return f":{line}", str(error).splitlines()[0]
