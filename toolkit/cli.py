@@ -32,13 +32,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
     for name, summary in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
-        )
-        if arguments[:1] == [name]:
-            module = import_module(f"toolkit.commands.{name}")
-            module.add_arguments(command)
-    parsed = parser.parse_intermixed_args(arguments) if arguments[:1] == [] else parser.parse_args(arguments)
+        commands.add_parser(name, help=summary, add_help=False)
+    name = parser.parse_known_args(arguments[:1])[0].command
+    module = import_module(f"toolkit.commands.{name}")
+    # Parsed by a parser of its own: sub-parsers do not take overrides that stand behind an option.
+    summary = COMMANDS[name]
+    command = argparse.ArgumentParser(
+        prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
+    )
+    module.add_arguments(command)
+    parsed = command.parse_intermixed_args(arguments[1:])
 
     from toolkit.main import guarded
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXIT_SIGTERM = 128 + signal.SIGTERM
+ECHO_SECONDS = 0.25
+"""The kernel tells of a launcher's death once for each of its threads, so one death can come as several signals."""
 STOP_DEADLINE_SECONDS = 10.0
 """The launcher kills with SIGKILL 30 s after its SIGTERM; a rank that waits for a dead one must end well before."""
 
@@ -114,6 +117,7 @@ class StopSignal:
 
     def __init__(self, num_processes: int) -> None:
         self.requested = False
+        self._first = 0.0
         self._deadline = STOP_DEADLINE_SECONDS if num_processes > 1 else None
         self._disarmed = threading.Event()
 
@@ -138,9 +142,11 @@ class StopSignal:
         self._disarmed.set()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now = time.monotonic()
+        if self.requested and now - self._first > ECHO_SECONDS:
             os._exit(EXIT_SIGTERM)
-        self.requested = True
+        if not self.requested:
+            self.requested, self._first = True, now
 
     def _watch(self, reader: int) -> None:
         while received := os.read(reader, 1):

@@ -69,6 +69,9 @@ def guarded(work: Callable[[], None]) -> NoReturn:
         end_process(error.exit_code)
     except KeyboardInterrupt:
         end_process(EXIT_INTERRUPT)
+    except BrokenPipeError:  # who read our output has closed it, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end_process(1)
     except Exception as error:
         print(f"\n[rank {os.environ.get('RANK', '0')}] {_unexpected(error)}", file=sys.stderr)
         end_process(1)
