@@ -20,8 +20,8 @@ from transformers import (
 )
 
 
-def main() -> None:
-    """Trains and prints one JSON line: seconds of training, accuracy."""
+def read_arguments() -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser()
     for name in ("model", "train_file", "validation_file", "output_dir"):
         parser.add_argument(f"--{name}", required=True)
@@ -29,8 +29,12 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--seed", type=int, default=42)
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    """Trains and prints one JSON line: seconds of training, accuracy."""
+    arguments = read_arguments()
     files = {"train": arguments.train_file, "validation": arguments.validation_file}
     data = load_dataset("csv", data_files=files)
     names = sorted(set(data["train"]["label"]))

@@ -138,3 +138,13 @@ def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str
             f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be new.\n"
             "  Check model.config_overrides (sizes cannot change) and that the folder holds this kind of model."
         )
+
+
+def batch_dependence(model: PreTrainedModel) -> list[str]:
+    """Returns why a row's result depends on the rows beside it, which no engine can make equal over splits."""
+    reasons = []
+    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        reasons.append("batch normalisation takes its statistics from each micro-batch")
+    if getattr(model.config, "feat_extract_norm", None) == "group":
+        reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
+    return reasons

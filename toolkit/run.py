@@ -15,7 +15,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Run
 from toolkit.errors import ConfigError
-from toolkit.model import build_model, load_model_config
+from toolkit.model import batch_dependence, build_model, load_model_config
 from toolkit.optim.optimizers import check_optim_args
 from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
@@ -63,6 +63,8 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         data = prepare(rows, task, processor, cfg, accelerator)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, task.auto_model, cfg.seed)
+        for reason in batch_dependence(model):
+            say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
         job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
         result = ENGINES[cfg.engine]()(job)
         on_main(accelerator, write_results, job, result)

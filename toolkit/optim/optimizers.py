@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -73,8 +72,3 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
         return OPTIMIZERS[train.optim](groups, train, **train.optim_args)
     except (TypeError, ValueError) as error:
         raise ConfigError([f"train.optim_args: {train.optim} refuses {train.optim_args}: {error}"]) from error
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
-    """Euclidean norm over all gradients, as a scalar tensor."""
-    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

