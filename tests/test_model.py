@@ -6,7 +6,13 @@ import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageClassification, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModelForAudioClassification,
+    AutoModelForImageClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 from toolkit.config.sections import ModelConfig
 from toolkit.errors import ConfigError, InputError
@@ -89,10 +95,8 @@ def test_models_whose_rows_depend_on_each_other_are_known():
     resnet = AutoConfig.for_model("resnet", embedding_size=4, hidden_sizes=[4], depths=[1])
     (reason,) = batch_dependence(AutoModelForImageClassification.from_config(resnet))
     assert "batch normalisation" in reason
-    group = AutoConfig.for_model("wav2vec2", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-                                 conv_dim=(8,), conv_stride=(5,), conv_kernel=(10,), num_conv_pos_embedding_groups=2,
-                                 num_feat_extract_layers=1)  # fmt: skip
-    from transformers import AutoModelForAudioClassification
-
+    convolution = {"conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,), "num_feat_extract_layers": 1}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    group = AutoConfig.for_model("wav2vec2", **sizes, **convolution, num_conv_pos_embedding_groups=2)
     assert "group normalisation" in batch_dependence(AutoModelForAudioClassification.from_config(group))[0]
     assert batch_dependence(BertForSequenceClassification(BertConfig(**SIZES))) == []
