@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
+    from toolkit.data.order import RowRandom
+
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 
@@ -121,7 +123,7 @@ class QuestionAnswering:
 
         return encode_windows(rows, indices, processor, self.options.max_length, self.options.doc_stride, labelled)
 
-    def collate(self, features: list[dict[str, Any]], processor: Processor) -> Batch:
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
 
         from toolkit.modalities import text

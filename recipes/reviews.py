@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype, nn
     from transformers import PreTrainedConfig
 
+    from toolkit.data.order import RowRandom
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewsOptions:
@@ -116,7 +118,7 @@ class Reviews:
             "label": labels,
         }
 
-    def collate(self, features: list[dict[str, Any]], processor: Processor) -> Batch:
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
 
         from toolkit.modalities import text

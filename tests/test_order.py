@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.order import Order, RowRandom, WindowSampler, evaluation_batches
 
 sizes = st.integers(1, 4)
 
@@ -72,3 +72,20 @@ def test_evaluation_deals_every_row_once(rows, batch, world):
     assert sorted(row for part in dealt for rows_ in part for row in rows_) == list(range(rows))
     counts = [sum(map(len, part)) for part in dealt]
     assert max(counts) - min(counts) <= 1
+
+
+def test_random_numbers_of_a_row_depend_on_seed_epoch_and_row_only():
+    sampler = WindowSampler(Order(9, 2, 1, 1, seed=5), rank=0)
+
+    def drawn(row):
+        return sampler.random.generator(row).random(3).tolist()
+
+    sampler.seek(3)
+    first = drawn(7)
+    assert drawn(8) != first == drawn(7)
+    sampler.seek(4)
+    assert drawn(7) != first
+    sampler.seek(3, window=2)
+    assert drawn(7) == first
+    assert sampler.random.training
+    assert not RowRandom(5, epoch=-1).training

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.config.sections import Config
+    from toolkit.data.order import RowRandom
 
 IGNORE_INDEX = -100
-"""Label value that counts as no item, in every task (the convention of torch and transformers)."""
+"""Label that counts as no item (the convention of torch and transformers). Among floating labels, where -100 is a
+value like any other, NaN does."""
 
 ModelOutput = Any
 """What the model's forward returns; each head has its own class."""
@@ -147,8 +149,8 @@ class Task(Protocol):
         Among the columns are `example` (the row's index) and `length` (what padding depends on).
         """
 
-    def collate(self, features: list[dict[str, Any]], processor: Processor) -> Batch:
-        """Pads feature rows into one batch."""
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        """Makes one batch of feature rows; whatever is random in it is drawn from `random` by `row_id`."""
 
     def count_items(self, batch: Batch) -> Tensor:
         """Scalar: what the summed loss is divided by (items, or the sum of their weights)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.order import Order, RowRandom, WindowSampler, evaluation_batches
 from toolkit.task import IGNORE_INDEX, Batch, Processor, Task
 
 if TYPE_CHECKING:
@@ -19,27 +20,34 @@ if TYPE_CHECKING:
 
 
 def collate_or_mask(
-    features: list[dict[str, Any]], *, task: Task, processor: Processor, stand_in: dict[str, Any]
+    features: list[dict[str, Any]], *, task: Task, processor: Processor, random: RowRandom, stand_in: dict[str, Any]
 ) -> Batch:
     """Collates rows; of no rows it makes one masked row, since models such as BERT crash on an empty batch.
 
     Every label of that row is ignored, so its loss, and each gradient, is exactly zero.
     """
     if features:
-        return task.collate(features, processor)
-    batch = task.collate([stand_in], processor)
-    batch["labels"] = torch.full_like(batch["labels"], IGNORE_INDEX)
+        return task.collate(features, processor, random)
+    batch = task.collate([stand_in], processor, random)
+    labels = batch["labels"]
+    batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
     batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
     return batch
 
 
 def _loader(
-    features: datasets.Dataset, batches: Any, task: Task, processor: Processor, train: TrainConfig
+    features: datasets.Dataset,
+    batches: Any,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    train: TrainConfig,
 ) -> DataLoader:
     return DataLoader(
         features,
         batch_sampler=batches,
-        collate_fn=partial(collate_or_mask, task=task, processor=processor, stand_in=features[0]),
+        # Workers are started anew for every epoch and so take over the sampler's current one with `random`.
+        collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
         # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
@@ -68,7 +76,7 @@ def training_loader(
         lengths=np.asarray(features["length"]) if train.train_sampling_strategy == "group_by_length" else None,
     )
     sampler = WindowSampler(order, rank)
-    return _loader(features, sampler, task, processor, train), sampler
+    return _loader(features, sampler, task, processor, sampler.random, train), sampler
 
 
 def evaluation_loader(
@@ -77,10 +85,11 @@ def evaluation_loader(
     processor: Processor,
     train: TrainConfig,
     *,
+    seed: int,
     batch_size: int,
     rank: int,
     world_size: int,
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set."""
     batches = evaluation_batches(np.asarray(features["length"]), batch_size, rank, world_size)
-    return _loader(features, batches, task, processor, train)
+    return _loader(features, batches, task, processor, RowRandom(seed, epoch=-1), train)

@@ -82,6 +82,28 @@ def _permutation(order: Order, epoch: int) -> np.ndarray:
     return np.concatenate([shuffled, rows[full * size :]])
 
 
+@dataclass
+class RowRandom:
+    """Random numbers of single examples: f(seed, epoch, row id), whatever the worker, the rank or a resume.
+
+    Args:
+        seed: the run's seed.
+        epoch: the training epoch, or -1 in evaluation, where nothing is augmented but, for instance, masks are drawn.
+    """
+
+    seed: int
+    epoch: int
+
+    @property
+    def training(self) -> bool:
+        """Whether these are for training rows."""
+        return self.epoch >= 0
+
+    def generator(self, row_id: int) -> np.random.Generator:
+        """Returns a fresh generator for one row; every call for the same row gives the same numbers."""
+        return np.random.default_rng([self.seed, self.epoch + 1, row_id])
+
+
 class WindowSampler(Sampler[list[int]]):
     """Batch sampler over one rank's micro-batches, from any epoch and window on.
 
@@ -90,15 +112,16 @@ class WindowSampler(Sampler[list[int]]):
 
     def __init__(self, order: Order, rank: int) -> None:
         self.order, self.rank = order, rank
-        self._epoch, self._window = 0, 0
+        self.random = RowRandom(order.seed, epoch=0)
+        self._window = 0
 
     def seek(self, epoch: int, window: int = 0) -> None:
         """Makes the next iteration start at a window of an epoch."""
-        self._epoch, self._window = epoch, window
+        self.random.epoch, self._window = epoch, window
 
     def __iter__(self) -> Iterator[list[int]]:
         for window in range(self._window, self.order.windows_per_epoch):
-            yield from self.order.micro_batches(self._epoch, window, self.rank)
+            yield from self.order.micro_batches(self.random.epoch, window, self.rank)
 
     def __len__(self) -> int:
         return self.order.windows_per_epoch * self.order.accumulation
