@@ -22,7 +22,7 @@ C1_RUN = (
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
-TASKS = ("reviews", "qa")
+TASKS = ("reviews", "qa", "language_modeling")
 
 
 def main(output: Path, world: int) -> None:
@@ -41,6 +41,8 @@ def main(output: Path, world: int) -> None:
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
+        masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
+        train("language_modeling", output / "masked-2", *C1_RUN, *masked, config="smoke_masked", double=True)
 
 
 if __name__ == "__main__":

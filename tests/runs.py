@@ -27,20 +27,21 @@ TINY = (
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 
-def train(task: str, output_dir: Path, *overrides: str, double: bool = False) -> FitResult:
-    """Runs `recipes/configs/<task>/smoke.yaml` with `TINY` and further overrides.
+def train(task: str, output_dir: Path, *overrides: str, config: str = "smoke", double: bool = False) -> FitResult:
+    """Runs `recipes/configs/<task>/<config>.yaml` with `TINY` and further overrides.
 
     Args:
         task: name of the recipe.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
+        config: name of the configuration.
         double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
     """
     recipe = ROOT / "recipes" / f"{task}.py"
     task_type = load_task_type(recipe)
-    config = ROOT / "recipes" / "configs" / task / "smoke.yaml"
+    file = ROOT / "recipes" / "configs" / task / f"{config}.yaml"
     settings = [*TINY, *overrides, f"output_dir={output_dir}"]
-    cfg = load_config(task_type.Options, config, settings, columns=task_type.columns).config
+    cfg = load_config(task_type.Options, file, settings, columns=task_type.columns).config
     build = toolkit.run.build_model
     if double:
         toolkit.run.build_model = lambda *arguments: build(*arguments).double()

@@ -58,6 +58,12 @@ def test_class_weights_keep_the_equality_and_matter(runs, tmp_path):
     assert abs(lines(tmp_path / "balanced", "loss")[0]["loss"] - plain[0]["loss"]) > 1e-4
 
 
+def test_masks_are_the_same_on_every_process(runs, tmp_path):
+    alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
+    train("language_modeling", tmp_path / "one", *alone, config="smoke_masked", double=True)
+    assert_same_run(tmp_path / "one", runs / "masked-2", DOUBLE)
+
+
 def test_float32_agrees_to_its_own_precision(tmp_path):
     for batch, accumulation in ((8, 1), (2, 4)):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")

@@ -23,7 +23,7 @@ from toolkit.recipe import load_task_type
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
-RECIPES = ("recipes/qa.py", "recipes/reviews.py")
+RECIPES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.py")))
 WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
 """Its blocks are applied and run by `test_contributing`."""
 
@@ -146,7 +146,7 @@ def test_every_kind_of_command_was_found() -> None:
 
 
 def test_there_are_shipped_configurations_of_every_recipe() -> None:
-    assert {path.parent.name for path in SHIPPED} >= {"qa", "reviews"}
+    assert {path.parent.name for path in SHIPPED} >= {Path(recipe).stem for recipe in RECIPES}
     assert all((ROOT / "recipes" / f"{path.parent.name}.py").is_file() for path in SHIPPED)
 
 

@@ -89,6 +89,18 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         ) from error
 
 
+def check_head(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:
+    """Returns what is wrong if transformers has no such head for this type of model, as full messages."""
+    import transformers
+
+    known = getattr(transformers, auto_model)._model_mapping
+    if type(config) in known or auto_model in getattr(config, "auto_map", {}):
+        return []
+    key = "model.name_or_path" if model.from_config is None else "model.from_config.model_type"
+    received = model.name_or_path or config.model_type
+    return [f"{key}: received {received!r}, but transformers has no {auto_model} for the type {config.model_type}"]
+
+
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
     """Loads the pretrained weights, or makes new ones, in float32.
 

@@ -15,7 +15,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Run
 from toolkit.errors import ConfigError
-from toolkit.model import batch_dependence, build_model, load_model_config
+from toolkit.model import batch_dependence, build_model, check_head, load_model_config
 from toolkit.optim.optimizers import check_optim_args
 from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
@@ -50,7 +50,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality = modalities.load(task.modality)
-        if problems := modality.check_model(config, task.options):
+        if problems := check_head(cfg.model, config, task.auto_model) or modality.check_model(config, task.options):
             raise ConfigError(problems)
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)

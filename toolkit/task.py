@@ -6,15 +6,15 @@ input, what its loss sums over, and what its predictions mean. Engines see tasks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import datasets
     import numpy as np
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.config.sections import Config
     from toolkit.data.order import RowRandom
@@ -169,3 +169,26 @@ class Task(Protocol):
 
     def summary(self, record: dict[str, Any]) -> str:
         """One line of a record for a person: the input's beginning, the prediction and, if known, the answer."""
+
+
+@runtime_checkable
+class Regroups(Protocol):
+    """A task whose feature rows do not follow its examples, which batches of `preprocess` would cut apart."""
+
+    def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Makes the final feature rows of all that `preprocess` returned, in order; it must depend on them alone.
+
+        Among their columns are `example` (the row's index, or that of the first of several) and `length`.
+        """
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """A task whose model can be shown at work without rows."""
+
+    def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
+        """Returns a few texts that the final model makes, for the report.
+
+        Called on the main process alone, with the unwrapped model in evaluation mode; must be deterministic and leave
+        the global random numbers as they are.
+        """

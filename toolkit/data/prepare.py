@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import toolkit
 from toolkit.config.sections import Config, DataConfig
 from toolkit.console import say
-from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, write_bad_rows
+from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
 from toolkit.errors import DataError
-from toolkit.task import EvalData, Prepared, Processor, Task
+from toolkit.task import EvalData, Prepared, Processor, Regroups, Task
 
 if TYPE_CHECKING:
     import datasets
     from accelerate import Accelerator
 
+PROGRESS_FROM_ROWS = 50_000
 SPLITS = ("train", "validation", "test")
 
 
@@ -124,7 +125,29 @@ def tokenise(
         batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
         new_fingerprint=fingerprint, desc="preprocess",
     )  # fmt: skip
+    if isinstance(task, Regroups):
+        features = _regrouped(features, task, numbers, f"{fingerprint[:-3]}grp")
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
+
+
+def _regrouped(
+    features: datasets.Dataset, task: Regroups, numbers: Sequence[int], fingerprint: str
+) -> datasets.Dataset:
+    """Lets the task make rows out of all features; not in `map`, whose batches end in the middle of what it joins."""
+    import datasets
+
+    def rows() -> Iterator[dict[str, Any]]:
+        count = 0
+        for count, row in enumerate(task.regroup(features), start=1):  # noqa: B007 - used after the loop
+            yield row | {"number": numbers[row["example"]]}
+        if not count:
+            raise DataError(f"none of the {len(numbers)} rows is long enough to learn from or to score.")
+
+    try:
+        with progress_bars(len(features) >= PROGRESS_FROM_ROWS):
+            return datasets.Dataset.from_generator(rows, fingerprint=fingerprint)
+    except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
+        raise (error.__cause__ or error) from None
 
 
 def processor_fingerprint(processor: Processor) -> str:

@@ -186,7 +186,7 @@ def _build(
         }
     )
     try:
-        with _progress(source.large):
+        with progress_bars(source.large):
             built = datasets.Dataset.from_generator(
                 lambda: _rows(source, task, columns, labelled),
                 features=features,
@@ -284,7 +284,7 @@ def _short(value: Any) -> str:
 
 
 @contextmanager
-def _progress(shown: bool) -> Iterator[None]:
+def progress_bars(shown: bool) -> Iterator[None]:
     """Keeps the progress bars of `datasets` to tables that take a while."""
     import datasets
 

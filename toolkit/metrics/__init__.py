@@ -1,4 +1,5 @@
 """Metrics: `evaluate.Metric` subclasses over installed libraries; nothing is fetched and no file is written.
 
-Importing `evaluate` takes seconds, so import the modules here where they are used. `answers` is free of it.
+Importing `evaluate` takes seconds, so import the modules here where they are used. `answers` and `likelihood` are
+free of it.
 """

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,40 @@ if TYPE_CHECKING:
 ROBERTA_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"})
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+
+
+@dataclass(frozen=True)
+class TokenizerStyle:
+    """What the tokenizer of a new model is like; a task's options may have another as `tokenizer_style`.
+
+    Args:
+        special_tokens: by their names in transformers; one text may have several names.
+        template: what stands around a text, and around a pair of texts, or None.
+        lowercase: whether case and other variants of characters (NFKC) are made one. If not, each text can be had back
+            from its tokens, byte for byte.
+    """
+
+    special_tokens: Mapping[str, str]
+    template: tuple[str, str] | None
+    lowercase: bool
+
+
+ENCODER = TokenizerStyle(
+    {
+        "pad_token": "[PAD]",
+        "unk_token": "[UNK]",
+        "cls_token": "[CLS]",
+        "sep_token": "[SEP]",
+        "mask_token": "[MASK]",
+    },
+    ("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    lowercase=True,
+)
+"""BERT's."""
+DECODER = TokenizerStyle(
+    {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}, None, lowercase=False
+)
+"""GPT-2's, with a token of its own for padding."""
 
 
 def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -52,7 +80,7 @@ def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Trains a lower-casing byte-level BPE tokenizer with BERT's special tokens on the training text.
+    """Trains a byte-level BPE tokenizer on the training text: BERT's style, or that of the options.
 
     BPE (Sennrich et al. 2016, arXiv 1508.07909) because its training is deterministic; WordPiece and Unigram
     training give another vocabulary in another process.
@@ -61,31 +89,41 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         texts: the training text.
         config: of the new model: `vocab_size` is the most entries the tokenizer may have, and segment ids are made
             only for a model with two of them.
-        options: the task's options, for `max_length`.
+        options: the task's options, for the longest input and `tokenizer_style`.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(unk_token=SPECIAL_TOKENS["unk_token"]))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    style: TokenizerStyle = getattr(options, "tokenizer_style", ENCODER)
+    tokenizer = Tokenizer(models.BPE(unk_token=style.special_tokens.get("unk_token")))
+    if style.lowercase:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=style.lowercase)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocab_size,
-        special_tokens=list(SPECIAL_TOKENS.values()),
+        special_tokens=list(dict.fromkeys(style.special_tokens.values())),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    ids = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", ids)
+    if style.template is not None:
+        single, pair = style.template
+        ids = [(token, tokenizer.token_to_id(token)) for token in style.special_tokens.values() if token in single]
+        tokenizer.post_processor = processors.TemplateProcessing(single, pair, ids)
     segments = getattr(config, "type_vocab_size", 0) > 1
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        model_max_length=options.max_length,
+        model_max_length=_longest_input(options)[1],
         model_input_names=list(MODEL_INPUTS) if segments else list(MODEL_INPUTS[:2]),
-        **SPECIAL_TOKENS,
+        **style.special_tokens,
     )
+
+
+def _longest_input(options: Any) -> tuple[str, int]:
+    """Name and value of the option for it: transformers' own for texts that are cut, and for texts that are joined."""
+    name = "block_size" if hasattr(options, "block_size") else "max_length"
+    return name, getattr(options, name)
 
 
 def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
@@ -99,16 +137,16 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's `max_length`, as full messages."""
+    """Returns what is wrong between a model and the task's longest input, as full messages."""
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or config.model_type in RELATIVE_POSITIONS:
         return []
     # RoBERTa and its kin count positions from the padding id on.
     limit -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
-    if options.max_length <= limit:
+    name, length = _longest_input(options)
+    if length <= limit:
         return []
-    takes = f"this {config.model_type} takes at most {limit} tokens"
-    return [f"task.max_length: received {options.max_length}, but {takes}"]
+    return [f"task.{name}: received {length}, but this {config.model_type} takes at most {limit} tokens"]
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:

@@ -9,7 +9,11 @@ from typing import Any
 from toolkit.engine.run import Run
 from toolkit.report.text import readable, table
 
-PIPELINES = {"AutoModelForSequenceClassification": "text-classification"}
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForCausalLM": "text-generation",
+    "AutoModelForMaskedLM": "fill-mask",
+}
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
 
 

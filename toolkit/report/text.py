@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,16 @@ def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 
-def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str]) -> str:
+def _fenced(text: str) -> str:
+    """Text as a block of code, whatever backquotes it holds."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def report(
+    run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str], samples: Sequence[str] = ()
+) -> str:
     """Writes the report page.
 
     Args:
@@ -38,6 +48,7 @@ def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examp
         facts: what `run.json` says of it.
         figures: its results by name.
         examples: a few predictions, each as short text.
+        samples: texts that the model made.
     """
     bad = {split: count for split, count in facts["bad_rows"].items() if count}
     rows = {
@@ -59,6 +70,8 @@ def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examp
     ]
     if examples:
         blocks.append(["## Predictions on rows it was not trained on", "", "```", *examples, "```"])
+    if samples:
+        blocks.append(["## Samples", "", "\n\n".join(_fenced(sample) for sample in samples)])
     blocks += [
         ["## Where and how", "", *table(setting, "what", "value")],
         ["## Configuration", "", "```yaml", dump_config(run.cfg).rstrip(), "```"],

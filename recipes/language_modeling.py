@@ -1,0 +1,231 @@
+"""Language modelling: foresee the next token of a text (causal) or the masked ones (masked).
+
+accelerate launch recipes/language_modeling.py --config recipes/configs/language_modeling/smoke.yaml [section.key=value]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from toolkit.config.sections import STRICT, Config, Positive
+from toolkit.console import shorten
+from toolkit.main import main
+from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
+
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from toolkit.data.order import RowRandom
+    from toolkit.modalities.text import TokenizerStyle
+
+AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
+ONLY_FOR = {"causal": ("prompts", "max_new_tokens"), "masked": ("mlm_probability",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelingOptions:
+    """What is predicted, and how text is cut; names as in transformers' `run_clm.py` and `run_mlm.py`."""
+
+    __pydantic_config__ = STRICT
+
+    objective: Literal["causal", "masked"] = "causal"
+    """`causal` predicts each token from those before it (GPT-2, Llama), `masked` some tokens from all others (BERT)."""
+    block_size: Annotated[int, Field(ge=2)] = 1024
+    """Most tokens that the model sees at once."""
+    packing: bool = True
+    """Join documents, in their order, and cut them into blocks of `block_size`. False: each document begins a block of
+    its own, shorter ones are padded and longer ones become several blocks. Either way no token is lost."""
+    mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Part of the tokens that is predicted (masked); 80 % of them are masked, 10 % replaced and 10 % left."""
+    prompts: list[str] = field(default_factory=lambda: [""])
+    """Beginnings that the samples in the report go on from (causal); an empty one starts a text."""
+    max_new_tokens: Positive = 64
+    """Most tokens of a sample (causal)."""
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong in combination."""
+        defaults = LanguageModelingOptions()
+        return [
+            f"task.{name}: has no effect with task.objective={self.objective}; remove it"
+            for objective, names in ONLY_FOR.items()
+            for name in names
+            if objective != self.objective and getattr(self, name) != getattr(defaults, name)
+        ]
+
+    @property
+    def tokenizer_style(self) -> TokenizerStyle:
+        """What the tokenizer of a new model is like."""
+        from toolkit.modalities import text
+
+        return text.DECODER if self.objective == "causal" else text.ENCODER
+
+
+class LanguageModeling:
+    """Causal and masked language modelling; an example is a document. See `toolkit.task.Task`."""
+
+    Options: ClassVar[type] = LanguageModelingOptions
+    columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
+    modality = "text"
+    best_metric = "eval_perplexity"
+    greater_is_better = False
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg, self.options = cfg, cfg.task
+        self.causal = self.options.objective == "causal"
+        self.auto_model = AUTO_MODELS[self.options.objective]
+        self.state: dict[str, Any] = {}
+
+    def features(self) -> datasets.Features:
+        from datasets import Features, Value
+
+        return Features(text=Value("string"))
+
+    def check_row(self, row: Row, labelled: bool) -> Row:
+        if not isinstance(row["text"], str):
+            raise BadRow(f"column 'text' holds {row['text']!r}, not text")
+        return {"text": row["text"]}
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        pass  # a text is its own answer
+
+    def notes(self, rows: datasets.Dataset) -> list[str]:
+        return []
+
+    def stratify_by(self) -> str | None:
+        return None
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        return iter(rows["text"])
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        if not self.causal:
+            return
+        if hasattr(config, "is_decoder"):  # else BERT and its kin look at the token that they are to predict
+            config.is_decoder = True
+        # A padding token's embedding is never trained, so that may not be a token of the text, as in GPT-2's tokenizer.
+        if getattr(config, "pad_token_id", None) in (config.bos_token_id, config.eos_token_id):
+            config.pad_token_id = None
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        from toolkit.modalities.blocks import encode_documents
+
+        tokens = encode_documents(rows["text"], processor, self.causal)
+        return {"tokens": tokens, "example": list(indices), "length": [len(ids) for ids in tokens]}
+
+    def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        from toolkit.modalities.blocks import cut
+
+        return cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        import numpy as np
+        import torch
+
+        from toolkit.modalities import text
+
+        pairs = [self._input_and_labels(row, processor, random) for row in features]
+        inputs = text.collate([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
+        labels = torch.full_like(inputs["input_ids"], IGNORE_INDEX)
+        parts = torch.zeros_like(labels)
+        for i, (row, (_, targets)) in enumerate(zip(features, pairs, strict=True)):
+            labels[i, : len(targets)] = torch.as_tensor(targets)
+            parts[i, : len(targets)] = torch.as_tensor(np.repeat(np.arange(len(row["targets"])), row["targets"]))
+        return {
+            # The cache of keys and values is for generation; it would be made, and kept, in every pass.
+            "inputs": inputs | ({"use_cache": False} if self.causal else {}),
+            "labels": labels,
+            "row_ids": torch.tensor([row["row_id"] for row in features]),
+            "parts": parts,
+        }
+
+    def _input_and_labels(
+        self, row: dict[str, Any], processor: Processor, random: RowRandom
+    ) -> tuple[np.ndarray, np.ndarray]:
+        import numpy as np
+
+        from toolkit.modalities.blocks import mask_tokens, separators
+
+        tokens = np.array(row["tokens"])
+        if self.causal:
+            begin, end = separators(processor)
+            targets = tokens[1:]
+            return tokens[:-1], targets if begin == end else np.where(targets == begin, IGNORE_INDEX, targets)
+        special = np.array([i for i in processor.all_special_ids if i != processor.unk_token_id])
+        generator = random.generator(row["row_id"])
+        return mask_tokens(
+            tokens, special, self.options.mlm_probability, processor.mask_token_id, len(processor), generator
+        )
+
+    def count_items(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORE_INDEX).sum()
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        return self._losses(outputs, batch, "sum")
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        labels, parts = batch["labels"], batch["parts"]
+        counted = labels != IGNORE_INDEX
+        values = {
+            "loss": self._losses(outputs, batch, "none").view_as(labels),
+            "tokens": counted.long(),
+            "correct": (counted & (outputs.logits.argmax(-1) == labels)).long(),
+        }
+        shape = (len(labels), int(parts.max()) + 1)
+        return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}
+
+    def _losses(self, outputs: ModelOutput, batch: Batch, reduction: str) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        logits, labels = outputs.logits.flatten(0, 1), batch["labels"].flatten()
+        return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction=reduction)
+
+    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
+        from toolkit.metrics.likelihood import likelihood
+        from toolkit.modalities.blocks import by_document
+
+        sums = by_document(predictions, data.features, len(data.rows))
+        num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
+        loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
+        return likelihood(loss, tokens, correct, num_bytes)
+
+    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
+        from toolkit.metrics.likelihood import perplexity
+        from toolkit.modalities.blocks import by_document
+
+        sums = by_document(predictions, data.features, len(data.rows))
+        for row, loss, tokens in zip(data.rows, sums["loss"], sums["tokens"], strict=True):
+            mean = float(loss / tokens) if tokens else None
+            yield {
+                "text": row["text"],
+                "loss": mean,
+                "perplexity": None if mean is None else perplexity(mean),
+                "num_tokens": int(tokens),
+            }
+
+    def summary(self, record: dict[str, Any]) -> str:
+        known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
+        return f"{shorten(record['text'])}\n    -> {known} ({record['num_tokens']} tokens)"
+
+    def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
+        from toolkit.modalities.generation import continue_text
+
+        if not self.causal:
+            return []
+        room = (self.options.max_new_tokens, self.options.block_size)
+        seeded = enumerate(self.options.prompts, start=self.cfg.seed)
+        return [continue_text(model, processor, prompt, *room, seed) for seed, prompt in seeded]
+
+
+TASK = LanguageModeling
+
+if __name__ == "__main__":
+    main(TASK)

@@ -1,0 +1,35 @@
+"""How well a language model foresees text, from summed losses."""
+
+from __future__ import annotations
+
+import math
+
+
+def perplexity(mean_loss: float) -> float:
+    """Returns e to the power of the mean loss in nats; infinity where that is too large for a number."""
+    try:
+        return math.exp(mean_loss)
+    except OverflowError:
+        return math.inf
+
+
+def likelihood(loss_sum: float, num_tokens: float, num_correct: float, num_bytes: int | None) -> dict[str, float]:
+    """Scores predicted tokens.
+
+    Args:
+        loss_sum: their summed loss in nats.
+        num_tokens: how many they are.
+        num_correct: for how many of them the most likely token was the right one.
+        num_bytes: UTF-8 bytes of their text; None where only part of its tokens was predicted.
+
+    Returns:
+        `perplexity` per token, `accuracy` (0 to 1) and, with `num_bytes`, `bits_per_byte`, which does not depend on the
+        tokenizer; NaN where there is nothing to divide by.
+    """
+    scores = {
+        "perplexity": perplexity(loss_sum / num_tokens) if num_tokens else math.nan,
+        "accuracy": num_correct / num_tokens if num_tokens else math.nan,
+    }
+    if num_bytes is not None:
+        scores["bits_per_byte"] = loss_sum / math.log(2) / num_bytes if num_bytes else math.nan
+    return scores
