@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: its settings, its task with what it learned, its processor and model."""
+    """A finished run: its settings, its task with what it learned, its processor and model, on today's processes."""
 
     cfg: Config
     task: Task
+    accelerator: Accelerator
     processor: Processor
     model: PreTrainedModel
 
@@ -65,28 +66,25 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     processor = modalities.load(task.modality).load_processor(str(folder / "model"), model)
     network = build_model(model, load_model_config(model), task.auto_model, cfg.seed)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
-    return TrainedRun(cfg, task, processor, prepared)
+    return TrainedRun(cfg, task, accelerator, processor, prepared)
 
 
-def read_rows(
-    run: TrainedRun, file: str, labelled: bool, bad_rows: str, accelerator: Accelerator, report: Path
-) -> EvalData:
+def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:
     """Reads, checks and tokenises another file with the columns of the run's own.
 
     Args:
         run: the finished run.
         file: the file.
         labelled: whether it must have labels.
-        bad_rows: `error` or `skip`.
-        accelerator: the first process of each node reads, the others take its cache.
         report: where skipped rows are written.
 
     Raises:
         DataError: for files or rows that cannot be used.
     """
+    accelerator = run.accelerator
     with accelerator.local_main_process_first():
         tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
-    bad = apply_policy(tables, bad_rows)
+    bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
     rows = tables["input"].rows

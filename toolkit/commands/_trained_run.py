@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from toolkit.trained import TrainedRun
 
 
@@ -23,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows per process and batch (default: as the run)")
 
 
-def open_trained(arguments: argparse.Namespace) -> tuple[Accelerator, TrainedRun]:
+def open_trained(arguments: argparse.Namespace) -> TrainedRun:
     """Opens the finished run that `add_arguments` was given."""
     from toolkit.console import quiet_libraries
     from toolkit.distributed import build_accelerator
@@ -42,5 +40,4 @@ def open_trained(arguments: argparse.Namespace) -> tuple[Accelerator, TrainedRun
         tracking=replace(cfg.tracking, report_to=[]),
     )
     quiet_libraries()
-    accelerator = build_accelerator(cfg)
-    return accelerator, open_run(Path(arguments.run), cfg, task, accelerator)
+    return open_run(Path(arguments.run), cfg, task, build_accelerator(cfg))

@@ -16,7 +16,7 @@ from toolkit.task import IGNORE_INDEX, Batch, Processor, Task
 if TYPE_CHECKING:
     import datasets
 
-    from toolkit.config.sections import TrainConfig
+    from toolkit.config.sections import Config, TrainConfig
 
 
 def collate_or_mask(
@@ -56,22 +56,16 @@ def _loader(
 
 
 def training_loader(
-    features: datasets.Dataset,
-    task: Task,
-    processor: Processor,
-    train: TrainConfig,
-    *,
-    seed: int,
-    rank: int,
-    world_size: int,
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
 ) -> tuple[DataLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches and the sampler that says where it starts."""
+    train = cfg.train
     order = Order(
         num_rows=len(features),
         batch_size=train.per_device_train_batch_size,
         accumulation=train.gradient_accumulation_steps or 1,
         world_size=world_size,
-        seed=seed,
+        seed=cfg.seed,
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"]) if train.train_sampling_strategy == "group_by_length" else None,
     )
@@ -80,16 +74,9 @@ def training_loader(
 
 
 def evaluation_loader(
-    features: datasets.Dataset,
-    task: Task,
-    processor: Processor,
-    train: TrainConfig,
-    *,
-    seed: int,
-    batch_size: int,
-    rank: int,
-    world_size: int,
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set."""
-    batches = evaluation_batches(np.asarray(features["length"]), batch_size, rank, world_size)
-    return _loader(features, batches, task, processor, RowRandom(seed, epoch=-1), train)
+    lengths = np.asarray(features["length"])
+    batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, rank, world_size)
+    return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

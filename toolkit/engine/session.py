@@ -93,6 +93,7 @@ class Session:
         random.seed(python_seed)
         items = sum(float(self.run.task.count_items(batch)) for batch in batches)
         items, stop = all_sum(self.run.accelerator, items, float(self.stop.requested))
+        self.stop.beat()
         if stop:
             self._interrupt()
         self._window_items = items
@@ -206,9 +207,7 @@ class Session:
             return None
         if name == "validation" and self._evaluated is not None and self._evaluated[0] == self.state.step:
             return self._evaluated[1]
-        result = evaluate(
-            run.accelerator, run.task, self.bare_model, run.data.evals[name], run.processor, run.cfg, name
-        )
+        result = evaluate(run, self.bare_model, run.data.evals[name], name, self.stop.beat)
         if name == "validation":
             self._evaluated = (self.state.step, result)
         return result
