@@ -56,11 +56,13 @@ class Reviews:
     }
     modality = "text"
     auto_model = "AutoModelForSequenceClassification"
-    best_metric = "eval_accuracy"
-    greater_is_better = True
+    scores: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True
+    )
+    best_metric = "accuracy"
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg, self.options = cfg, cfg.task
+        self.options: ReviewsOptions = cfg.task
         self.state: dict[str, Any] = {"labels": self.options.labels, "class_weights": None}
 
     def features(self) -> datasets.Features:
@@ -82,7 +84,7 @@ class Reviews:
     def learn(self, rows: datasets.Dataset) -> None:
         from toolkit.errors import DataError
 
-        counts = Counter(rows["label"])
+        counts = Counter(rows["label"][:])
         labels = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
         if len(labels) < 2:
             raise DataError(f"data: all training rows have the label {labels[0]!r}; classification needs another.")

@@ -43,7 +43,7 @@ def quiet_libraries() -> None:
 
 
 def format_value(value: Any) -> str:
-    """Formats a number for a table: four significant digits, memory in GiB elsewhere."""
+    """Formats a number for a table, with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

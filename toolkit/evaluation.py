@@ -96,6 +96,8 @@ def predict(
     Returns:
         Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
     """
+    from accelerate.utils import send_to_device
+
     accelerator, task = job.accelerator, job.task
     place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
     loader = evaluation_loader(data.features, task, job.processor, job.cfg, **place)
@@ -106,7 +108,7 @@ def predict(
     with torch.no_grad(), progress(len(loader), title) as bar:
         for cpu_batch in loader:
             num_items += float(task.count_items(cpu_batch))
-            batch = _to(cpu_batch, accelerator.device)
+            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
             outputs = model(**batch["inputs"])
             loss_sum += float(task.loss_sum(outputs, batch))
             predictions = task.predict(model, outputs, batch)
@@ -136,9 +138,3 @@ def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
     gathered: list[list[Part] | None] = [None] * accelerator.num_processes
     torch.distributed.gather_object(parts, gathered if accelerator.is_main_process else None)
     return [part for rank_parts in gathered if rank_parts for part in rank_parts]
-
-
-def _to(batch: dict, device: torch.device) -> dict:
-    from accelerate.utils import send_to_device
-
-    return send_to_device(batch, device, non_blocking=True)

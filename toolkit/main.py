@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from toolkit.errors import ToolkitError
 from toolkit.task import Task
 
 EXIT_INTERRUPT = 130
+OWN_ERROR_SECONDS = 3.0
+"""How long a later rank waits before it prints an error that the first rank may have printed."""
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
@@ -56,8 +59,8 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
 def guarded(work: Callable[[], None]) -> NoReturn:
     """Runs `work` and ends the process with its exit code; errors meant for people are printed without traceback.
 
-    Every rank meets such an error alike, so the first one prints it. What is not meant for people is a bug or a lost
-    machine, and is printed by whichever rank it happens on.
+    Ranks meet nearly every such error alike: the first prints it, and the launcher ends the others before they would.
+    What is not meant for people is a bug or a lost machine, and is printed by whichever rank it happens on.
     """
     from toolkit.processes import end_process, is_first_rank
 
@@ -66,6 +69,9 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     except ToolkitError as error:
         if is_first_rank():
             print(f"\n{error}", file=sys.stderr)
+        elif not error.shared:
+            time.sleep(OWN_ERROR_SECONDS)
+            print(f"\n[rank {os.environ['RANK']}] {error}", file=sys.stderr)
         end_process(error.exit_code)
     except KeyboardInterrupt:
         end_process(EXIT_INTERRUPT)
@@ -85,6 +91,8 @@ def _unexpected(error: Exception) -> str:
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
             "raise train.gradient_accumulation_steps by the same factor; the numbers stay the same."
         )
+    if "parameters that were not used in producing loss" in text:
+        return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return "another process of this run has ended; its own message says why."
     return "".join(traceback.format_exception(error))

@@ -84,9 +84,19 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
             setattr(config, name, value)
         return type(config).from_dict(config.to_dict())  # runs the class's own checks on the new values
     except Exception as error:
-        raise ConfigError(
-            [f"model.config_overrides: {type(config).__name__} refuses {name}={value!r}: {error}"]
-        ) from error
+        refused = f"{type(config).__name__} refuses {model.config_overrides}: {error}"
+        raise ConfigError([f"model.config_overrides: {refused}"]) from error
+
+
+def refuse_lost_overrides(model: ModelConfig, config: PreTrainedConfig) -> None:
+    """Refuses overrides of what the task or the processor has decided since.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
+    if lost:
+        raise ConfigError([f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost])
 
 
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
@@ -106,9 +116,11 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
     torch.manual_seed(seed)
     auto_class = getattr(transformers, auto_model)
     if model.from_config is not None:
-        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=model.trust_remote_code)
+        try:
+            return auto_class.from_config(config, dtype=torch.float32)
+        except Exception as error:  # each model class has checks, and exception types, of its own
+            raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
     name = str(model.name_or_path)
-    transformers.utils.logging.set_verbosity_error()  # its table of new and unused weights is said in one line below
     try:
         loaded, info = auto_class.from_pretrained(
             name,

@@ -13,9 +13,9 @@ from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
 from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
 from toolkit.engine import ENGINES
-from toolkit.engine.run import FitResult, Run
+from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.errors import ConfigError
-from toolkit.model import batch_dependence, build_model, load_model_config
+from toolkit.model import batch_dependence, build_model, load_model_config, refuse_lost_overrides
 from toolkit.optim.optimizers import check_optim_args
 from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
@@ -43,6 +43,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         ToolkitError: with a message for people, and the exit code to end with.
     """
     die_with_launcher()
+    best_metric(cfg, task)
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
     quiet_libraries()
@@ -59,6 +60,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
+        refuse_lost_overrides(cfg.model, config)
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         with accelerator.local_main_process_first():
@@ -68,6 +70,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
         result = ENGINES[cfg.engine]()(job)
         on_main(accelerator, write_results, job, result)
+    accelerator.end_training()
     return result
 
 

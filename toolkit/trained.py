@@ -50,6 +50,8 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
     path = recipe or facts["recipe"]
     if not Path(path).is_file():
         raise InputError(f"{folder}: its recipe {path} is not there any more; name it with --recipe recipes/<task>.py")
+    if recipe is None and Path(path).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{folder}: its recipe lies in its own folder; if you trust it, name it with --recipe {path}")
     task_type = load_task_type(path)
     # The run's own data need not be there any more, and its launcher's settings are not today's.
     cfg = load_config(

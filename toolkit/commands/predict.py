@@ -28,7 +28,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.trained import read_rows
 
     source = Path(arguments.input)
-    output = Path(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
+    output = _trained_run.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
     run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
     data = read_rows(run, arguments.input, labelled=False, report=bad)

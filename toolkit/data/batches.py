@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -49,10 +50,16 @@ def _loader(
         # Workers are started anew for every epoch and so take over the sampler's current one with `random`.
         collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
+        worker_init_fn=_outlive_sigterm,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
         # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
         generator=torch.Generator().manual_seed(0),
     )
+
+
+def _outlive_sigterm(worker: int) -> None:
+    """A scheduler signals every process of a job; the rank still needs its workers to end its step and save."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def training_loader(
@@ -67,7 +74,7 @@ def training_loader(
         world_size=world_size,
         seed=cfg.seed,
         strategy=train.train_sampling_strategy,
-        lengths=np.asarray(features["length"]) if train.train_sampling_strategy == "group_by_length" else None,
+        lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
     )
     sampler = WindowSampler(order, rank)
     return _loader(features, sampler, task, processor, sampler.random, train), sampler
@@ -77,6 +84,6 @@ def evaluation_loader(
     features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set."""
-    lengths = np.asarray(features["length"])
+    lengths = np.asarray(features["length"][:])
     batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, rank, world_size)
     return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import toolkit
 from toolkit.config.sections import Config, DataConfig
 from toolkit.console import say
+from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
@@ -100,7 +100,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 
 def _cut(features: datasets.Dataset) -> list[str]:
-    count = sum(features["truncated"]) if "truncated" in features.column_names else 0
+    count = sum(features["truncated"][:]) if "truncated" in features.column_names else 0
     return [f"{count} of {len(features)} inputs are longer than task.max_length and were cut."] if count else []
 
 
@@ -111,30 +111,16 @@ def tokenise(
 
     The cache key covers the rows, the processor, the task's options and state, and the toolkit's version.
     """
-    numbers = rows["_number"]
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         features = task.preprocess(columns, indices, processor, labelled)
         return features | {"number": [columns["_number"][example - indices[0]] for example in features["example"]]}
 
-    key = [rows._fingerprint, len(numbers), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           task.state, labelled, toolkit.__version__]  # fmt: skip
+    key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
+           task.state, labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     features = rows.map(
         batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
         new_fingerprint=fingerprint, desc="preprocess",
     )  # fmt: skip
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
-
-
-def processor_fingerprint(processor: Processor) -> str:
-    """Returns a hash of everything that a saved processor holds."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        processor.save_pretrained(folder)
-        digest = hashlib.sha256()
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                digest.update(path.name.encode() + path.read_bytes())
-        return digest.hexdigest()

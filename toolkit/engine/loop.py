@@ -30,8 +30,6 @@ def fit(run: Run) -> FitResult:
         Interrupted: after SIGTERM, once a checkpoint is written.
     """
     accelerator, train = run.accelerator, run.cfg.train
-    if run.data.train is None:
-        raise AssertionError("a run is trained on training rows")
     place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
     plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)

@@ -13,7 +13,25 @@ from toolkit.model import pretrained_error
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-ROBERTA_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"})
+ROBERTA_POSITIONS = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SPECIAL_TOKENS = {
@@ -100,6 +118,8 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     """Returns what is wrong between a model and the task's `max_length`, as full messages."""
+    if not hasattr(config, "vocab_size"):
+        return [f"model: a {config.model_type} model takes no text"]
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or config.model_type in RELATIVE_POSITIONS:
         return []
