@@ -81,7 +81,15 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     except Exception as error:
         print(f"\n[rank {os.environ.get('RANK', '0')}] {_unexpected(error)}", file=sys.stderr)
         end_process(1)
+    leave_group()
     end_process(0)
+
+
+def leave_group() -> None:
+    """Ends this process's part in a process group, if there is one; NCCL warns of processes that do not."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _unexpected(error: Exception) -> str:

@@ -70,7 +70,6 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
         result = ENGINES[cfg.engine]()(job)
         on_main(accelerator, write_results, job, result)
-    accelerator.end_training()
     return result
 
 
