@@ -117,7 +117,7 @@ class QuestionAnswering:
         yield from rows["question"]
 
     def configure(self, config: PreTrainedConfig) -> None:
-        pass  # a start and an end logit per token, whatever the data
+        config.num_labels = 2  # a start and an end logit per token, also where the model had another head before
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
@@ -177,8 +177,8 @@ class QuestionAnswering:
             yield {**answer, "id": identifier, "question": row["question"], "answers": row["answers"]["text"]}
 
     def summary(self, record: dict[str, Any]) -> str:
-        known = f", expected {shorten(' / '.join(record['answers']), 30)!r}" if record["answers"] else ""
-        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 35)!r}{known}"
+        known = f", expected {shorten(' / '.join(record['answers']), 24)!r}" if record["answers"] else ""
+        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 32)!r}{known}"
 
     def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
         from toolkit.modalities.spans import best_answers

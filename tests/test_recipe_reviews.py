@@ -11,7 +11,7 @@ import pytest
 from runs import ROOT, lines, predictions, train
 
 from toolkit.cli import main as toolkit_command
-from toolkit.errors import ConfigError, DataError, RunError
+from toolkit.errors import CheckpointError, ConfigError, DataError, RunError
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
 
@@ -195,3 +195,24 @@ def test_labels_from_the_yaml_set_their_ids(tmp_path):
     train("reviews", tmp_path / "run", *FEW, 'task.labels=["positive", "negative"]')
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "positive", "1": "negative"}
+
+
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+    names = ["[red]", "a|b", 2.0]
+    rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
+    rows.append('{"text": "what", "label": NaN}')
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
+          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["bad_rows"] == {"train": 1}
+    assert "recall/a\\|b" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):
+    with pytest.raises(ConfigError):
+        train("reviews", tmp_path / "run", *FEW, "model.from_config.hidden_size=33")
+    train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=null")
+    with pytest.raises(CheckpointError, match="finished run without checkpoints"):
+        train("reviews", tmp_path / "run", *FEW, "checkpoint.resume=auto")

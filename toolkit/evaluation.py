@@ -105,7 +105,7 @@ def predict(
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(loader), title) as bar:
+    with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
         for cpu_batch in loader:
             num_items += float(task.count_items(cpu_batch))
             batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)

@@ -74,6 +74,9 @@ def guarded(work: Callable[[], None]) -> NoReturn:
             print(f"\n[rank {os.environ['RANK']}] {error}", file=sys.stderr)
         end_process(error.exit_code)
     except KeyboardInterrupt:
+        print(
+            "\nstopped by Ctrl-C; a run goes on from its newest checkpoint with checkpoint.resume=auto", file=sys.stderr
+        )
         end_process(EXIT_INTERRUPT)
     except BrokenPipeError:  # who read our output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

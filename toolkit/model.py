@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 
+OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
+"""Fields that change what a model's forward returns, which tasks must be able to rely on."""
+
+
 def _known_fields(config: PreTrainedConfig) -> list[str]:
     return sorted({*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version"})
 
@@ -79,6 +83,10 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         except Exception as error:  # hub, JSON and configuration errors alike are about this one setting
             raise pretrained_error("model.name_or_path", name, error) from error
     _check_fields(config, model.config_overrides, "model.config_overrides")
+    if forms := [name for name in model.config_overrides if name in OUTPUT_FORMS]:
+        raise ConfigError(
+            [f"model.config_overrides.{name}: the toolkit relies on its default; remove it" for name in forms]
+        )
     try:
         for name, value in model.config_overrides.items():
             setattr(config, name, value)
@@ -159,4 +167,6 @@ def batch_dependence(model: PreTrainedModel) -> list[str]:
         reasons.append("batch normalisation takes its statistics from each micro-batch")
     if getattr(model.config, "feat_extract_norm", None) == "group":
         reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
+    if getattr(model.config, "summary_type", None) == "last":
+        reasons.append("the summary is taken from the last position, which is padding in all but the longest rows")
     return reasons

@@ -17,7 +17,7 @@ from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.errors import ConfigError
 from toolkit.model import batch_dependence, build_model, load_model_config, refuse_lost_overrides
 from toolkit.optim.optimizers import check_optim_args
-from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
+from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
 from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
@@ -89,6 +89,8 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
         for message in messages:
             say(message)
+        if checkpoint is not None:
+            bring_metrics(checkpoint.path.parents[1], output_dir)
         return checkpoint
 
     with held:

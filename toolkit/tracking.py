@@ -72,9 +72,10 @@ class Tracker:
                 tracker.finish()  # not end_training(), which also ends the process group that the report needs
 
     def log(self, line: dict[str, float]) -> None:
-        """Writes one line; `step` is one of its entries. A line that a resumed run already has is not repeated."""
+        """Writes one line; `step` is one of its entries. What stands there already is not repeated."""
         if _kind(line) in self._written:
             return
+        self._written.add(_kind(line))
         if self._file is not None:
             # JSON has no NaN: a loss over no items is null
             finite = {name: value if math.isfinite(value) else None for name, value in line.items()}

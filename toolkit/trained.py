@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modalities
 from toolkit.config import load_config
 from toolkit.config.sections import Config
+from toolkit.console import say
 from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
 from toolkit.errors import InputError
@@ -46,8 +47,11 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
     missing = [name for name in ("config.yaml", "run.json", "model") if not (folder / name).exists()]
     if missing:
         raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
-    facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    path = recipe or facts["recipe"]
+    try:
+        facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        path, state = recipe or facts["recipe"], facts["task_state"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     if not Path(path).is_file():
         raise InputError(f"{folder}: its recipe {path} is not there any more; name it with --recipe recipes/<task>.py")
     if recipe is None and Path(path).resolve().is_relative_to(folder.resolve()):
@@ -58,7 +62,7 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
         task_type.Options, folder / "config.yaml", [], environ={}, columns=task_type.columns, check_files=False
     )
     task = task_type(cfg.config)
-    task.state.update(facts["task_state"])
+    task.state.update(state)
     return cfg.config, task
 
 
@@ -89,6 +93,7 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
+        say(f"{bad['input']} rows cannot be used and are left out; {report} lists them")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
         return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=labelled))

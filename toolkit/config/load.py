@@ -233,6 +233,8 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
             )
         if isinstance(value, str) and not value.strip():
             settings.report(key, f"received {show(value)}, expected the name of a column of your data")
+        elif list(given.values()).index(value) != list(given).index(name):
+            settings.report(key, f"received {show(value)}, which another of the task's columns has already")
 
 
 def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Key) -> Any:

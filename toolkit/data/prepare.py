@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SPLITS = ("train", "validation", "test")
+DEFAULT_SPLIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,9 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Pat
     if output_dir is not None and accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, output_dir / "bad_rows.jsonl")
     rows = {name: table.rows for name, table in tables.items()}
-    if "validation" not in rows and cfg.data.validation_split > 0:
-        rows["train"], rows["validation"] = split(
-            rows["train"], cfg.data.validation_split, cfg.seed, task.stratify_by()
-        )
+    fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
+    if "validation" not in rows and fraction > 0:
+        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, task.stratify_by())
     limits = {"train": cfg.data.max_train_samples}
     rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
     task.learn(rows["train"])

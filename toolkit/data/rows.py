@@ -194,6 +194,11 @@ def _build(
     except datasets.exceptions.DatasetGenerationError as error:
         # The library wraps whatever the generator raises.
         raise (error.__cause__ or error) from None
+    except PermissionError as error:
+        raise DataError(
+            f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
+            "HF_DATASETS_CACHE to a folder that can be written"
+        ) from error
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))

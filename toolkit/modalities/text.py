@@ -62,6 +62,8 @@ def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
         )
         if not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without one
+            raise ValueError("it holds no tokenizer (tokenizer.json, vocab.txt or the like)")
     except Exception as error:  # hub, file format and conversion errors alike are about this one setting
         raise pretrained_error("model.name_or_path", source, error) from error
     if tokenizer.pad_token is None:  # decoders such as GPT-2 were trained without padding; masked, it may be any token
@@ -114,6 +116,8 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         key = f"{name}_token_id"
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
             setattr(config, key, getattr(tokenizer, key))
+    if new and config.is_encoder_decoder:  # such models find the end of a text, and start their decoder, by these
+        config.eos_token_id, config.decoder_start_token_id = tokenizer.sep_token_id, tokenizer.pad_token_id
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
