@@ -73,8 +73,8 @@ class LanguageModeling:
     Options: ClassVar[type] = LanguageModelingOptions
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
     modality = "text"
-    best_metric = "eval_perplexity"
-    greater_is_better = False
+    scores: ClassVar[Mapping[str, bool]] = {"perplexity": False, "accuracy": True}
+    best_metric = "perplexity"
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -110,7 +110,8 @@ class LanguageModeling:
         if hasattr(config, "is_decoder"):  # else BERT and its kin look at the token that they are to predict
             config.is_decoder = True
         # A padding token's embedding is never trained, so that may not be a token of the text, as in GPT-2's tokenizer.
-        if getattr(config, "pad_token_id", None) in (config.bos_token_id, config.eos_token_id):
+        pad, *ends = (getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+        if pad is not None and pad in ends:
             config.pad_token_id = None
 
     def preprocess(

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from toolkit.config.sections import STRICT, Config, Positive
+from pydantic import Field
+
+from toolkit.config.sections import STRICT, Config
 from toolkit.console import shorten
 from toolkit.main import main
 from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
@@ -31,7 +34,7 @@ class ReviewsOptions:
 
     modality: Literal["text"] = "text"
     """What a review is."""
-    max_length: Positive = 256
+    max_length: Annotated[int, Field(ge=8)] = 256
     """Most tokens of a text; longer ones are cut, and counted."""
     labels: list[str] | None = None
     """Label names in the order of their ids; null takes those of the training rows, sorted. Others are bad rows."""
@@ -56,11 +59,13 @@ class Reviews:
     }
     modality = "text"
     auto_model = "AutoModelForSequenceClassification"
-    best_metric = "eval_accuracy"
-    greater_is_better = True
+    scores: ClassVar[Mapping[str, bool]] = dict.fromkeys(
+        ("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True
+    )
+    best_metric = "accuracy"
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg, self.options = cfg, cfg.task
+        self.options: ReviewsOptions = cfg.task
         self.state: dict[str, Any] = {"labels": self.options.labels, "class_weights": None}
 
     def features(self) -> datasets.Features:
@@ -73,7 +78,7 @@ class Reviews:
             raise BadRow(f"column 'text' holds {row['text']!r}, not text")
         if not labelled:
             return {"text": row["text"], "label": None}
-        label = str(row["label"]).strip()
+        label = _label_text(row["label"])
         known = self.state["labels"]
         if known is not None and label not in known:
             raise BadRow(f"label {label!r} is not one of {', '.join(known)}")
@@ -82,7 +87,7 @@ class Reviews:
     def learn(self, rows: datasets.Dataset) -> None:
         from toolkit.errors import DataError
 
-        counts = Counter(rows["label"])
+        counts = Counter(rows["label"][:])
         labels = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
         if len(labels) < 2:
             raise DataError(f"data: all training rows have the label {labels[0]!r}; classification needs another.")
@@ -171,6 +176,15 @@ class Reviews:
         known = f", labelled {record['label']}" if record["label"] is not None else ""
         score = record["scores"][record["prediction"]]
         return f"{shorten(record['text'])}\n    -> {record['prediction']} ({score:.0%}{known})"
+
+
+def _label_text(label: Any) -> str:
+    """The name of a class: text, or a number as it would be written without a needless fraction."""
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
+        raise BadRow(f"label {label!r} is neither text nor a number")
+    return str(label).strip()
 
 
 def _label_order(label: str) -> tuple[bool, float, str]:

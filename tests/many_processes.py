@@ -39,6 +39,7 @@ def main(output: Path, world: int) -> None:
         # Five rows in windows of 8 leave the second process without any in each of them.
         few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
+        train("reviews", output / "tracked-2", *C1_RUN, "tracking.report_to=[tensorboard]", "train.max_steps=2")
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
         masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")

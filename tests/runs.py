@@ -40,7 +40,9 @@ def train(task: str, output_dir: Path, *overrides: str, config: str = "smoke", d
     recipe = ROOT / "recipes" / f"{task}.py"
     task_type = load_task_type(recipe)
     file = ROOT / "recipes" / "configs" / task / f"{config}.yaml"
-    settings = [*TINY, *overrides, f"output_dir={output_dir}"]
+    loaded = any(override.startswith("model.name_or_path=") for override in overrides)
+    tiny = [override for override in TINY if not (loaded and override.startswith("model.from_config."))]
+    settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_config(task_type.Options, file, settings, columns=task_type.columns).config
     build = toolkit.run.build_model
     if double:

@@ -147,17 +147,21 @@ def test_masks_follow_bert():
 def masked_batches(workers, batch_size=4, epoch=0):
     from datasets import Dataset
 
-    from toolkit.config.sections import TrainConfig
+    from toolkit.config.sections import EvalConfig, TrainConfig
 
     tokenizer = new_tokenizer("masked")
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options(objective="masked", block_size=8)))
     rows = Dataset.from_dict({"text": TEXTS * 3, "_number": list(range(len(TEXTS) * 3))})
     features = tokenise(rows, task, tokenizer, labelled=True)
-    settings = TrainConfig(per_device_train_batch_size=batch_size, dataloader_num_workers=workers)
-    loader, sampler = training_loader(features, task, tokenizer, settings, seed=3, rank=0, world_size=1)
+    settings = SimpleNamespace(
+        train=TrainConfig(per_device_train_batch_size=batch_size, dataloader_num_workers=workers),
+        eval=EvalConfig(per_device_eval_batch_size=batch_size),
+        seed=3,
+    )
+    loader, sampler = training_loader(features, task, tokenizer, settings, rank=0, world_size=1)
     sampler.seek(epoch)
-    fixed = evaluation_loader(features, task, tokenizer, settings, seed=3, batch_size=batch_size, rank=0, world_size=1)
+    fixed = evaluation_loader(features, task, tokenizer, settings, rank=0, world_size=1)
 
     def by_row(batches):
         """Each row's input ids and labels, without its padding."""

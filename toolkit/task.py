@@ -105,9 +105,10 @@ class Task(Protocol):
     """Name of the file in `toolkit.modalities` that makes the model's inputs."""
     auto_model: str
     """Name of the `transformers` auto class, for instance `AutoModelForQuestionAnswering`."""
+    scores: ClassVar[Mapping[str, bool]]
+    """The metrics that can name the best model, and whether greater is better."""
     best_metric: str
-    """Metric (with its `eval_` prefix) that names the best model."""
-    greater_is_better: bool
+    """The one of them that does, unless the YAML names another."""
     options: Any
     """The `task` section, an instance of `Options`."""
     state: dict[str, Any]

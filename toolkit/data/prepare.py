@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import toolkit
 from toolkit.config.sections import Config, DataConfig
 from toolkit.console import say
+from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PROGRESS_FROM_ROWS = 50_000
 SPLITS = ("train", "validation", "test")
+DEFAULT_SPLIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,9 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Pat
     if output_dir is not None and accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, output_dir / "bad_rows.jsonl")
     rows = {name: table.rows for name, table in tables.items()}
-    if "validation" not in rows and cfg.data.validation_split > 0:
-        rows["train"], rows["validation"] = split(
-            rows["train"], cfg.data.validation_split, cfg.seed, task.stratify_by()
-        )
+    fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
+    if "validation" not in rows and fraction > 0:
+        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, task.stratify_by())
     limits = {"train": cfg.data.max_train_samples}
     rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
     task.learn(rows["train"])
@@ -101,7 +101,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 
 def _cut(features: datasets.Dataset) -> list[str]:
-    count = sum(features["truncated"]) if "truncated" in features.column_names else 0
+    count = sum(features["truncated"][:]) if "truncated" in features.column_names else 0
     return [f"{count} of {len(features)} inputs are longer than task.max_length and were cut."] if count else []
 
 
@@ -112,21 +112,20 @@ def tokenise(
 
     The cache key covers the rows, the processor, the task's options and state, and the toolkit's version.
     """
-    numbers = rows["_number"]
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         features = task.preprocess(columns, indices, processor, labelled)
         return features | {"number": [columns["_number"][example - indices[0]] for example in features["example"]]}
 
-    key = [rows._fingerprint, len(numbers), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           task.state, labelled, toolkit.__version__]  # fmt: skip
+    key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
+           task.state, labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     features = rows.map(
         batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
         new_fingerprint=fingerprint, desc="preprocess",
     )  # fmt: skip
     if isinstance(task, Regroups):
-        features = _regrouped(features, task, numbers, f"{fingerprint[:-3]}grp")
+        features = _regrouped(features, task, rows["_number"][:], f"{fingerprint[:-3]}grp")
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
@@ -148,16 +147,3 @@ def _regrouped(
             return datasets.Dataset.from_generator(rows, fingerprint=fingerprint)
     except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
         raise (error.__cause__ or error) from None
-
-
-def processor_fingerprint(processor: Processor) -> str:
-    """Returns a hash of everything that a saved processor holds."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        processor.save_pretrained(folder)
-        digest = hashlib.sha256()
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                digest.update(path.name.encode() + path.read_bytes())
-        return digest.hexdigest()

@@ -130,7 +130,10 @@ def _records(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | st
 def check_names(file: Path, names: list[str]) -> None:
     """Raises DataError if a column has no name or shares its name with another."""
     if not all(name.strip() for name in names):
-        raise DataError(f"{file}: a column has no name; the header is {', '.join(map(repr, names))}.")
+        raise DataError(
+            f"{file}: a column has no name; the header is {', '.join(map(repr, names))}. "
+            "(pandas writes its index so; to_csv(..., index=False) leaves it out.)"
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{file}: more than one column is named {', '.join(map(repr, twice))}.")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import toolkit
+from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
 from toolkit.errors import DataError
 from toolkit.task import BadRow, Column, Row, Task
@@ -196,6 +194,11 @@ def _build(
     except datasets.exceptions.DatasetGenerationError as error:
         # The library wraps whatever the generator raises.
         raise (error.__cause__ or error) from None
+    except PermissionError as error:
+        raise DataError(
+            f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
+            "HF_DATASETS_CACHE to a folder that can be written"
+        ) from error
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
@@ -206,18 +209,9 @@ def _build(
 def _cache_key(
     source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
-    # With the code that reads and checks, who edits a recipe never gets rows from before.
-    code = [_code(name) for name in (type(task).__module__, "toolkit.data.readers", "toolkit.data.sources", __name__)]
-    parts = [toolkit.__version__, code, source.fingerprint, source.kind, dict(columns), labelled,
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, dict(columns), labelled,
              type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _code(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):  # a task typed into an interpreter has no file
-        return ""
 
 
 def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:

@@ -149,8 +149,8 @@ def by_document(predictions: Predictions, features: Dataset, num_documents: int)
     Returns:
         The same names, `[num_documents]` float64 each; 0 for a document without targets.
     """
-    counts = [len(targets) for targets in features["targets"]]
-    rows = np.concatenate([first + np.arange(n) for first, n in zip(features["example"], counts, strict=True)])
+    counts = [len(targets) for targets in features["targets"][:]]
+    rows = np.concatenate([first + np.arange(n) for first, n in zip(features["example"][:], counts, strict=True)])
     parts = np.arange(max(counts)) < np.array(counts)[:, None]
     return {
         name: np.bincount(rows, weights=values[parts], minlength=num_documents) for name, values in predictions.items()

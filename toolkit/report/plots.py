@@ -26,7 +26,7 @@ def loss_and_metric(history: Sequence[Mapping[str, Any]], metric: str, path: Pat
     from matplotlib.figure import Figure
 
     panels: list[dict[str, str]] = [{"loss": TRAIN, "eval_loss": EVAL}]
-    if metric not in panels[0] and _series(history, metric)[0]:
+    if metric not in panels[0] and len(_series(history, metric)[0]) > 1:
         panels.append({metric: METRIC})
     figure = Figure(figsize=(7, 2.6 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)

@@ -28,7 +28,12 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     """Formats a two-column Markdown table."""
-    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    cells = [(_cell(name), _cell(value)) for name, value in rows.items()]
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
+
+
+def _cell(value: Any) -> str:
+    return " ".join(str(value).split()).replace("|", "\\|")
 
 
 def _fenced(text: str) -> str:
