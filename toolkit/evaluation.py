@@ -84,15 +84,9 @@ def predict(
         Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
     """
     loader = evaluation_loader(
-        data.features,
-        task,
-        processor,
-        cfg.train,
-        seed=cfg.seed,
-        batch_size=cfg.eval.per_device_eval_batch_size,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-    )
+        data.features, task, processor, cfg.train, seed=cfg.seed, batch_size=cfg.eval.per_device_eval_batch_size,
+        rank=accelerator.process_index, world_size=accelerator.num_processes,
+    )  # fmt: skip
     parts: list[Part] = []
     loss_sum = num_items = 0.0
     was_training = model.training

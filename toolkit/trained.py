@@ -91,4 +91,5 @@ def read_rows(
         write_bad_rows(tables, report)
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
-        return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=labelled))
+        features = tokenise(rows, run.task, run.processor, labelled=labelled)
+    return EvalData(rows, features, run.processor)

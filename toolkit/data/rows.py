@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import toolkit
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
+from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows
 from toolkit.errors import DataError
 from toolkit.task import BadRow, Column, Row, Task
 
@@ -29,6 +29,7 @@ LISTED_ROWS = 20
 PREVIEW_CHARS = 80
 PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
+READING = ("toolkit.data.readers", "toolkit.data.aligned", "toolkit.data.sources")
 _REASON, _PREVIEW = "_reason", "_preview"
 
 
@@ -83,11 +84,9 @@ def load_table(
         DataError: if the file cannot be read or lacks a column.
     """
     key = fingerprint(source)
-    path = Path(source).expanduser()
+    large = num_bytes(source) >= PROGRESS_FROM_BYTES
     return _build(
-        _Source(
-            str(source), key, path.suffix.lower(), path.stat().st_size >= PROGRESS_FROM_BYTES, lambda: read_rows(source)
-        ),
+        _Source(str(source), key, Path(source).suffix.lower(), large, lambda: read_rows(source)),
         task,
         columns,
         labelled,
@@ -207,7 +206,7 @@ def _cache_key(
     source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
     # With the code that reads and checks, who edits a recipe never gets rows from before.
-    code = [_code(name) for name in (type(task).__module__, "toolkit.data.readers", "toolkit.data.sources", __name__)]
+    code = [_code(name) for name in (type(task).__module__, *READING, __name__)]
     parts = [toolkit.__version__, code, source.fingerprint, source.kind, dict(columns), labelled,
              type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

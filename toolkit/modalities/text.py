@@ -25,15 +25,16 @@ SPECIAL_TOKENS = {
 }
 
 
-def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+def load_processor(source: str, model: ModelConfig, fast_only: bool = True) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
         source: hub id or folder.
         model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        fast_only: whether a slow one is refused: character offsets need the fast kind.
 
     Raises:
-        InputError: if there is none, or only a slow one: character offsets need the fast kind.
+        InputError: if there is none that can be used.
     """
     from transformers import AutoTokenizer
 
@@ -42,7 +43,7 @@ def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=model.trust_remote_code
         )
-        if not tokenizer.is_fast:
+        if fast_only and not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
     except Exception as error:  # hub, file format and conversion errors alike are about this one setting
         raise pretrained_error("model.name_or_path", source, error) from error
