@@ -27,7 +27,8 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     """Formats a two-column Markdown table."""
-    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    cells = [(str(cell).replace("|", "\\|") for cell in row) for row in rows.items()]
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
 
 
 def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str]) -> str:
