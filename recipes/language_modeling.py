@@ -73,7 +73,7 @@ class LanguageModeling:
     Options: ClassVar[type] = LanguageModelingOptions
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
     modality = "text"
-    scores: ClassVar[Mapping[str, bool]] = {"perplexity": False, "accuracy": True}
+    scores: ClassVar[Mapping[str, bool]] = {"perplexity": False, "token_accuracy": True}
     best_metric = "perplexity"
 
     def __init__(self, cfg: Config) -> None:

@@ -24,24 +24,36 @@ TINY = (
 )
 """Overrides that make a smoke configuration fast enough to be run many times in one test."""
 
+SIZES = {"translation": ("model.from_config.vocab_size=400", *TINY[3:])}
+"""Overrides instead of `TINY` for tasks whose smoke model has other names for its sizes."""
+
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 
-def train(task: str, output_dir: Path, *overrides: str, config: str = "smoke", double: bool = False) -> FitResult:
-    """Runs `recipes/configs/<task>/<config>.yaml` with `TINY` and further overrides.
+def train(
+    task: str,
+    output_dir: Path,
+    *overrides: str,
+    config: str = "smoke",
+    double: bool = False,
+    sizes: tuple[str, ...] | None = None,
+) -> FitResult:
+    """Runs `recipes/configs/<task>/<config>.yaml` with `TINY` (or its `SIZES`) and further overrides.
 
     Args:
         task: name of the recipe.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
+        sizes: overrides instead of these.
         config: name of the configuration.
         double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
     """
     recipe = ROOT / "recipes" / f"{task}.py"
     task_type = load_task_type(recipe)
     file = ROOT / "recipes" / "configs" / task / f"{config}.yaml"
-    loaded = any(override.startswith("model.name_or_path=") for override in overrides)
-    tiny = [override for override in TINY if not (loaded and override.startswith("model.from_config."))]
+    tiny = SIZES.get(task, TINY) if sizes is None else sizes
+    if any(override.startswith("model.name_or_path=") for override in overrides):
+        tiny = [override for override in tiny if not override.startswith("model.from_config.")]
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_config(task_type.Options, file, settings, columns=task_type.columns).config
     build = toolkit.run.build_model

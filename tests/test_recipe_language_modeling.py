@@ -255,7 +255,7 @@ def test_records_are_documents_and_add_up_to_the_metrics(finished):
     mean = sum(record["loss"] * record["num_tokens"] for record in records) / tokens
     assert mean == pytest.approx(evaluation["eval_loss"], rel=1e-5)
     assert all(record["perplexity"] == pytest.approx(math.exp(record["loss"])) for record in records)
-    assert 0 <= evaluation["eval_accuracy"] <= 1
+    assert 0 <= evaluation["eval_token_accuracy"] <= 1
 
 
 def test_the_report_has_samples_that_a_second_run_makes_again(finished, tmp_path):

@@ -51,7 +51,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality = modalities.load(task.modality)
-        if problems := check_head(cfg.model, config, task.auto_model) or modality.check_model(config, task.options):
+        if problems := modality.check_model(config, task.options) or check_head(cfg.model, config, task.auto_model):
             raise ConfigError(problems)
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)

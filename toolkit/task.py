@@ -67,10 +67,17 @@ and whatever further tensors the task's loss or predictions need."""
 
 @dataclass(frozen=True)
 class EvalData:
-    """An evaluation set: `rows` are the examples, `features` what the model sees (one or more per example)."""
+    """An evaluation set.
+
+    Args:
+        rows: the examples.
+        features: what the model sees, one or more per example.
+        processor: what made the features; turns predicted ids back into text.
+    """
 
     rows: datasets.Dataset
     features: datasets.Dataset
+    processor: Processor
 
 
 @dataclass(frozen=True)

@@ -96,4 +96,5 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
         say(f"{bad['input']} rows cannot be used and are left out; {report} lists them")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
-        return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=labelled))
+        features = tokenise(rows, run.task, run.processor, labelled=labelled)
+    return EvalData(rows, features, run.processor)

@@ -51,8 +51,8 @@ class DataConfig:
     revision: str | None = None
     """Branch, tag or commit of the hub data set; pin it for a run that must be repeatable."""
     train_file: str | None = None
-    """Training rows: .csv, .tsv, .json (a list, or SQuAD nesting), .jsonl, .parquet or .txt (one row a line).
-    A relative path starts at the current directory."""
+    """Training rows: .csv, .tsv, .json (a list, or SQuAD nesting), .jsonl, .parquet or .txt (one row a line), or
+    line-aligned text files as columns, written `train.{en,de}`. A relative path starts at the current directory."""
     validation_file: str | None = None
     """Validation rows, in any of the same formats."""
     test_file: str | None = None

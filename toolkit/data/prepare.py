@@ -92,7 +92,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
             for name, part in rows.splits.items()
         }
-    evals = {name: EvalData(rows.splits[name], part) for name, part in features.items() if name != "train"}
+    evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
     notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _cut(part)]
     for note in notes:
@@ -101,8 +101,14 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 
 def _cut(features: datasets.Dataset) -> list[str]:
-    count = sum(features["truncated"][:]) if "truncated" in features.column_names else 0
-    return [f"{count} of {len(features)} inputs are longer than task.max_length and were cut."] if count else []
+    """Counts what was cut: column `truncated` is about task.max_length, `truncated_<side>` about max_<side>_length."""
+    notes = []
+    for name in features.column_names:
+        kind, _, side = name.partition("_")
+        if kind == "truncated" and (count := sum(features[name][:])):
+            limit = f"task.max_{side}_length" if side else "task.max_length"
+            notes.append(f"{count} of {len(features)} {side or 'input'}s are longer than {limit} and were cut.")
+    return notes
 
 
 def tokenise(

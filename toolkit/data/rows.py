@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.data.fingerprints import code_fingerprint
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
+from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows
 from toolkit.errors import DataError
 from toolkit.task import BadRow, Column, Row, Task
 
@@ -81,11 +81,9 @@ def load_table(
         DataError: if the file cannot be read or lacks a column.
     """
     key = fingerprint(source)
-    path = Path(source).expanduser()
+    large = num_bytes(source) >= PROGRESS_FROM_BYTES
     return _build(
-        _Source(
-            str(source), key, path.suffix.lower(), path.stat().st_size >= PROGRESS_FROM_BYTES, lambda: read_rows(source)
-        ),
+        _Source(str(source), key, Path(source).suffix.lower(), large, lambda: read_rows(source)),
         task,
         columns,
         labelled,

@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.config.paths import aligned_files
+from toolkit.data.aligned import read_aligned
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
 from toolkit.errors import DataError
 
@@ -25,9 +27,16 @@ SNIFFED_BYTES = 2**16
 def read_rows(path: str | Path) -> Iterator[RawRow]:
     """Streams the rows of a local file; the format follows from its suffix. Only .json is held in memory whole.
 
+    A name like `train.{en,de}` means line-aligned text files, see `toolkit.data.aligned`.
+
     Raises:
         DataError: if the file is missing, of an unknown format, not UTF-8 text at all, or has no rows.
     """
+    if aligned := aligned_files(str(path)):
+        files = {column: _existing(name) for column, name in aligned.items()}
+        for file in files.values():
+            _refuse_other_encodings(file)
+        return _checked(read_aligned(files), str(path))
     file = _existing(path)
     read = READERS.get(file.suffix.lower())
     if read is None:
@@ -40,13 +49,24 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Returns the sha256 of the file's bytes, in hexadecimal.
+    """Returns the sha256 of the file's bytes, in hexadecimal; of aligned files that of their sums, one after the other.
 
     Raises:
         DataError: if there is no such file or it cannot be opened.
     """
+    if aligned := aligned_files(str(path)):
+        return hashlib.sha256("".join(map(fingerprint, aligned.values())).encode()).hexdigest()
     with _existing(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def num_bytes(path: str | Path) -> int:
+    """Returns the size of a file, or of aligned files together.
+
+    Raises:
+        DataError: if there is no such file or it cannot be opened.
+    """
+    return sum(_existing(name).stat().st_size for name in aligned_files(str(path)).values() or [path])
 
 
 def load_hub(

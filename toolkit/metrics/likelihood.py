@@ -23,12 +23,12 @@ def likelihood(loss_sum: float, num_tokens: float, num_correct: float, num_bytes
         num_bytes: UTF-8 bytes of their text; None where only part of its tokens was predicted.
 
     Returns:
-        `perplexity` per token, `accuracy` (0 to 1) and, with `num_bytes`, `bits_per_byte`, which does not depend on the
-        tokenizer; NaN where there is nothing to divide by.
+        `perplexity` per token, `token_accuracy` (0 to 1) and, with `num_bytes`, `bits_per_byte`, which does not depend
+        on the tokenizer; NaN where there is nothing to divide by.
     """
     scores = {
         "perplexity": perplexity(loss_sum / num_tokens) if num_tokens else math.nan,
-        "accuracy": num_correct / num_tokens if num_tokens else math.nan,
+        "token_accuracy": num_correct / num_tokens if num_tokens else math.nan,
     }
     if num_bytes is not None:
         scores["bits_per_byte"] = loss_sum / math.log(2) / num_bytes if num_bytes else math.nan

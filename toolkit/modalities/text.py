@@ -71,15 +71,16 @@ DECODER = TokenizerStyle(
 """GPT-2's, with a token of its own for padding."""
 
 
-def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+def load_processor(source: str, model: ModelConfig, fast_only: bool = True) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
         source: hub id or folder.
         model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        fast_only: whether a slow one is refused: character offsets need the fast kind.
 
     Raises:
-        InputError: if there is none, or only a slow one: character offsets need the fast kind.
+        InputError: if there is none that can be used.
     """
     from transformers import AutoTokenizer
 
@@ -88,7 +89,7 @@ def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=model.trust_remote_code
         )
-        if not tokenizer.is_fast:
+        if fast_only and not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
         if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without one
             raise ValueError("it holds no tokenizer (tokenizer.json, vocab.txt or the like)")

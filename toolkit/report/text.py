@@ -66,6 +66,8 @@ def report(
         "device": ", ".join(facts["hardware"]["gpus"]) or f"{facts['hardware']['cpus']} CPUs",
         "seed": facts["seed"],
         **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
+        # How a task computes its scores, where that has a name.
+        **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
     }
     blocks = [
         [f"# {run.output_dir.name}"],
