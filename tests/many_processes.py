@@ -22,7 +22,7 @@ C1_RUN = (
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
-TASKS = ("reviews", "qa")
+TASKS = ("reviews", "qa", "reviews_image", "reviews_audio")
 
 
 def main(output: Path, world: int) -> None:

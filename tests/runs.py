@@ -24,6 +24,13 @@ TINY = (
 )
 """Overrides that make a smoke configuration fast enough to be run many times in one test."""
 
+SMALL = ("tracking.logging_steps=1", "data.max_eval_samples=23")
+SMOKES = {
+    "reviews_image": ("reviews", "smoke_image", SMALL),
+    "reviews_audio": ("reviews", "smoke_audio", SMALL),
+}
+"""Name of a run here: the recipe, its configuration and what makes it fast, where not `<name>`, `smoke` and `TINY`."""
+
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 
@@ -31,23 +38,32 @@ def train(task: str, output_dir: Path, *overrides: str, double: bool = False) ->
     """Runs `recipes/configs/<task>/smoke.yaml` with `TINY` and further overrides.
 
     Args:
-        task: name of the recipe.
+        task: name of the recipe, or of one of `SMOKES`.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
         double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
     """
-    recipe = ROOT / "recipes" / f"{task}.py"
+    name, smoke, fast = SMOKES.get(task, (task, "smoke", TINY))
+    recipe = ROOT / "recipes" / f"{name}.py"
     task_type = load_task_type(recipe)
-    config = ROOT / "recipes" / "configs" / task / "smoke.yaml"
-    settings = [*TINY, *overrides, f"output_dir={output_dir}"]
+    config = ROOT / "recipes" / "configs" / name / f"{smoke}.yaml"
+    settings = [*fast, *overrides, f"output_dir={output_dir}"]
     cfg = load_config(task_type.Options, config, settings, columns=task_type.columns).config
     build = toolkit.run.build_model
     if double:
-        toolkit.run.build_model = lambda *arguments: build(*arguments).double()
+        toolkit.run.build_model = lambda *arguments: _double(build(*arguments))
     try:
         return toolkit.run.run(cfg, task_type(cfg), recipe)
     finally:
         toolkit.run.build_model = build
+
+
+def _double(model: torch.nn.Module) -> torch.nn.Module:
+    def widen(module: torch.nn.Module, arguments: tuple, inputs: dict) -> tuple[tuple, dict]:
+        return arguments, {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+    model.register_forward_pre_hook(widen, with_kwargs=True)
+    return model.double()
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:

@@ -18,9 +18,7 @@ from toolkit.engine.session import Session
 from toolkit.errors import CheckpointError, Interrupted
 from toolkit.outputs import OutputLock
 
-DROPOUT = (
-    "model.config_overrides.hidden_dropout_prob=0.1",
-    "model.config_overrides.attention_probs_dropout_prob=0.1",
+WINDOWS = (
     "train.per_device_train_batch_size=2",
     "train.gradient_accumulation_steps=3",
     "train.num_train_epochs=3",
@@ -29,6 +27,12 @@ DROPOUT = (
     "checkpoint.save_steps=2",
 )
 """37 rows in windows of 6: seven steps an epoch, the last one short, and saves that fall into epochs' middles."""
+DROPOUT = (
+    "model.config_overrides.hidden_dropout_prob=0.1",
+    "model.config_overrides.attention_probs_dropout_prob=0.1",
+    *WINDOWS,
+)
+DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
 
 
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")
@@ -57,12 +61,13 @@ def stop_before(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize("task", ["reviews", "qa"])
 @pytest.mark.parametrize(
-    "extra", [(), ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")]
+    ("task", "dropout"),
+    [("reviews", DROPOUT), ("qa", DROPOUT), ("reviews_image", DROP_PATH), ("reviews_audio", DROP_PATH)],
 )
-def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, stop_before):
-    settings = (*DROPOUT, *extra, "eval.eval_steps=4", "tracking.logging_steps=3")
+@pytest.mark.parametrize("extra", [(), GROUPED])
+def test_a_run_stopped_twice_ends_like_one_that_was_not(task, dropout, extra, tmp_path, stop_before):
+    settings = (*dropout, *extra, "eval.eval_steps=4", "tracking.logging_steps=3")
     train(task, tmp_path / "whole", *settings)
     for step in (6, 12):
         stop_before(step)

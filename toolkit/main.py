@@ -85,6 +85,11 @@ def _unexpected(error: Exception) -> str:
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
             "raise train.gradient_accumulation_steps by the same factor; the numbers stay the same."
         )
+    if isinstance(error, RuntimeError) and "Expected to have finished reduction" in text:
+        return (
+            "some of the model's parameters got no gradient in a step, and the processes waited for it: set "
+            "train.ddp_find_unused_parameters=true."
+        )
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return "another process of this run has ended; its own message says why."
     return "".join(traceback.format_exception(error))

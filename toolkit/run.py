@@ -15,7 +15,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Run
 from toolkit.errors import ConfigError
-from toolkit.model import batch_dependence, build_model, load_model_config
+from toolkit.model import batch_dependence, build_model, load_model_config, refuse_unused_parameters
 from toolkit.optim.optimizers import check_optim_args
 from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
@@ -45,6 +45,8 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     die_with_launcher()
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
+    if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
+        raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     quiet_libraries()
     accelerator = build_accelerator(cfg)
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
@@ -59,6 +61,8 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
+        if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
+            refuse_unused_parameters(config)
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         with accelerator.local_main_process_first():
@@ -123,4 +127,4 @@ def build_processor(
 
         on_main(accelerator, make)
     with accelerator.local_main_process_first():
-        return modality.load_processor(source, cfg.model)
+        return modality.load_processor(source, cfg.model, task.options)

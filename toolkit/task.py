@@ -6,9 +6,10 @@ input, what its loss sums over, and what its predictions mean. Engines see tasks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import datasets
@@ -48,11 +49,15 @@ class Column:
         help: what it holds, for messages and documentation.
         required: whether every row must have it.
         label: whether it is (part of) the answer: not needed to predict.
+        file: whether it holds a file (see `toolkit.data.files`): a path, relative to the file that names it.
+        used: whether it is read at all, given the task's options.
     """
 
     help: str
     required: bool = True
     label: bool = False
+    file: bool = False
+    used: Callable[[Any], bool] = lambda options: True
 
 
 Batch = dict[str, Any]
@@ -169,3 +174,18 @@ class Task(Protocol):
 
     def summary(self, record: dict[str, Any]) -> str:
         """One line of a record for a person: the input's beginning, the prediction and, if known, the answer."""
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A task that has more to show in the report than figures and examples."""
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
+        """Returns blocks of Markdown about an evaluation set.
+
+        Args:
+            name: the set's name (`validation`, `test`).
+            predictions: in row order.
+            data: the set.
+            folder: the run's output folder, for pictures; a block refers to them relative to it.
+        """

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.data.files import folder_digest, read_folder
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
 from toolkit.errors import DataError
 
@@ -23,12 +24,16 @@ SNIFFED_BYTES = 2**16
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Streams the rows of a local file; the format follows from its suffix. Only .json is held in memory whole.
+    """Streams the rows of a local file, whose format follows from its suffix, or of a folder of classes.
+
+    Only .json is held in memory whole.
 
     Raises:
         DataError: if the file is missing, of an unknown format, not UTF-8 text at all, or has no rows.
     """
     file = _existing(path)
+    if file.is_dir():
+        return _checked(read_folder(file), str(path))
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise DataError(
@@ -40,12 +45,15 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Returns the sha256 of the file's bytes, in hexadecimal.
+    """Returns the sha256 of the file's bytes, or of the names in a folder, in hexadecimal.
 
     Raises:
         DataError: if there is no such file or it cannot be opened.
     """
-    with _existing(path).open("rb") as file:
+    source = _existing(path)
+    if source.is_dir():
+        return folder_digest(source)
+    with source.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -90,11 +98,12 @@ def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
 
 def _existing(path: str | Path) -> Path:
     file = Path(path).expanduser()
-    if not file.is_file():
-        what = "is a folder, not a file" if file.is_dir() else "does not exist"
-        raise DataError(f"{path} {what} (tried {file.absolute()}). Relative paths start at the current directory.")
+    if not file.exists():
+        raise DataError(
+            f"{path} does not exist (tried {file.absolute()}). Relative paths start at the current directory."
+        )
     try:
-        file.open("rb").close()
+        list(file.iterdir()) if file.is_dir() else file.open("rb").close()
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror} (tried {file.absolute()}).") from error
     return file

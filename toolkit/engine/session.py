@@ -26,6 +26,8 @@ from toolkit.optim import schedules
 from toolkit.task import Batch, Task
 from toolkit.tracking import Tracker
 
+LOWER_IS_BETTER = ("loss", "mse", "mae")
+"""Ends of the names of metrics of which less is better."""
 SHOWN_ROWS = 20
 """Rows named in the message about a non-finite update."""
 
@@ -270,4 +272,4 @@ def best_metric(setting: str | None, task: Task, metrics: Mapping[str, float]) -
     name = name if name.startswith("eval_") else f"eval_{name}"
     if name not in metrics:
         raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task reports {', '.join(metrics)}"])
-    return name, task.greater_is_better if name == task.best_metric else not name.endswith("loss")
+    return name, task.greater_is_better if name == task.best_metric else not name.endswith(LOWER_IS_BETTER)

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from toolkit import modalities
 from toolkit.engine.run import Run
 from toolkit.report.text import readable, table
 
-PIPELINES = {"AutoModelForSequenceClassification": "text-classification"}
+PIPELINES = {
+    "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForAudioClassification": "audio-classification",
+}
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
 
 
@@ -19,13 +24,16 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
     base = model.name_or_path
     origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
     source = data.dataset_name or Path(str(data.train_file)).name
+    processor = modalities.load(run.task.modality).AUTO_PROCESSOR
     task = PIPELINES.get(run.task.auto_model)
+    if task == "image-classification" and processor != "AutoImageProcessor":
+        task = None  # the pictures are of sound, which that pipeline does not make
     usage = (
         f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
         if task
-        else f"from transformers import AutoTokenizer, {run.task.auto_model}\n\n"
+        else f"from transformers import {processor}, {run.task.auto_model}\n\n"
         f'model = {run.task.auto_model}.from_pretrained("path/to/this/folder")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")'
+        f'processor = {processor}.from_pretrained("path/to/this/folder")'
     )
     front = ["---", "library_name: transformers", *([f"pipeline_tag: {task}"] if task else []), "---"]
     scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}

@@ -10,7 +10,7 @@ from toolkit.console import print_lines, print_table, say
 from toolkit.engine.run import FitResult, Run
 from toolkit.report import card, plots, text
 from toolkit.report.facts import write_json
-from toolkit.task import Predictions, Task
+from toolkit.task import Predictions, Reports, Task
 from toolkit.tracking import read_metrics
 
 SHOWN_EXAMPLES = 3
@@ -25,12 +25,13 @@ def write_results(run: Run, result: FitResult) -> None:
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures})
     plots.loss_and_metric(history, _best_name(run), output_dir / "loss.png")
-    page = text.report(run, facts, figures, [run.task.summary(record) for record in records])
+    examples = [run.task.summary(record) for record in records]
+    page = text.report(run, facts, figures, examples, _sections(run, result))
     (output_dir / "report.md").write_text(page, encoding="utf-8")
     save_model(run, figures)
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
     if records:
-        print_lines("Predictions on rows it was not trained on", (run.task.summary(record) for record in records))
+        print_lines("Predictions on rows it was not trained on", examples)
     say(f"\nModel, report and predictions are in {output_dir}/ (report.md, model/, predictions.jsonl)")
 
 
@@ -82,6 +83,16 @@ def _write_all_predictions(run: Run, result: FitResult) -> list[dict[str, Any]]:
         first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], run.output_dir / file)
         shown = shown or first
     return shown
+
+
+def _sections(run: Run, result: FitResult) -> list[str]:
+    if not isinstance(run.task, Reports):
+        return []
+    return [
+        block
+        for name, evaluation in result.evaluations.items()
+        for block in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
+    ]
 
 
 def _best_name(run: Run) -> str:

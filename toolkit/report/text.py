@@ -30,7 +30,9 @@ def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
 
 
-def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str]) -> str:
+def report(
+    run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str], sections: Sequence[str]
+) -> str:
     """Writes the report page.
 
     Args:
@@ -38,6 +40,7 @@ def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examp
         facts: what `run.json` says of it.
         figures: its results by name.
         examples: a few predictions, each as short text.
+        sections: what the task itself has to show.
     """
     bad = {split: count for split, count in facts["bad_rows"].items() if count}
     rows = {
@@ -53,8 +56,10 @@ def report(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examp
     }
     blocks = [
         [f"# {run.output_dir.name}"],
-        ["## Result", "", *table(readable(figures), "figure", "value")],
+        # What a task says of each class, it shows in sections of its own.
+        ["## Result", "", *table(readable({k: v for k, v in figures.items() if "/" not in k}), "figure", "value")],
         ["![Loss and metric over the steps](loss.png)"],
+        *([section] for section in sections),
         ["## Rows", "", *table(rows, "set", "rows"), *(f"\n{note}" for note in run.data.notes)],
     ]
     if examples:
