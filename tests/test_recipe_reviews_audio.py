@@ -77,7 +77,7 @@ def test_bad_files_are_named_with_their_reasons_or_left_out_and_counted(tmp_path
 def test_every_format_rate_and_number_of_channels_sounds_alike(form, rate, channels):
     file = audio.check(reference(encoded(tone(1.0, rate, channels), rate, form)), options())
     assert (file["rate"], file["frames"]) == (rate, pytest.approx(rate, abs=0.1 * rate))
-    heard = audio.read(file, 16000, 10.0, None)
+    heard = audio.read(file, 16000, AudioOptions(), None)
     assert heard.dtype == np.float32
     assert len(heard) == pytest.approx(16000, abs=1600)
     middle = heard[4000:12000]
@@ -88,7 +88,7 @@ def test_every_format_rate_and_number_of_channels_sounds_alike(form, rate, chann
 def test_96_khz_stereo_becomes_one_channel_at_the_model_s_rate():
     samples = np.stack([tone(0.5, 96000)[:, 0], np.zeros(48000)], axis=1)
     file = audio.check(reference(encoded(samples, 96000)), options())
-    heard = audio.read(file, 16000, 10.0, None)
+    heard = audio.read(file, 16000, AudioOptions(), None)
     assert heard.shape == (8000,)
     assert np.abs(heard[2000:6000]).max() == pytest.approx(0.25, abs=0.01)
 
@@ -264,7 +264,12 @@ def test_a_pipeline_answers_as_the_run_did(tmp_path):
     classify = pipeline("audio-classification", str(tmp_path / "run" / "model"))
     for record in predictions(tmp_path / "run")[:3]:
         path = ROOT / "recipes/data/audio/validation" / record["audio"]
-        samples = audio.read(audio.check({"path": str(path), "bytes": None, "name": ""}, options()), 16000, 0.4, None)
+        samples = audio.read(
+            audio.check({"path": str(path), "bytes": None, "name": ""}, options()),
+            16000,
+            AudioOptions(max_seconds=0.4),
+            None,
+        )
         (answer, *_) = classify({"raw": samples, "sampling_rate": 16000})
         assert answer["label"] == record["prediction"]
         assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=1e-5)
@@ -276,6 +281,6 @@ def test_a_recording_that_changes_after_its_check_is_named(tmp_path):
     file = audio.check({"path": str(path), "bytes": None, "name": "x.wav"}, options())
     path.write_bytes(encoded(tone(0.5)))
     with pytest.raises(DataError, match=r"x\.wav: .*start again"):
-        audio.read(file, 16000, 10.0, None)
+        audio.read(file, 16000, AudioOptions(), None)
     with pytest.raises(BadRow, match="cannot be decoded"):
         audio.check({"path": str(tmp_path), "bytes": None, "name": "folder"}, options())

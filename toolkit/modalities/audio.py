@@ -76,14 +76,21 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     return {**file, "frames": frames, "rate": rate}
 
 
-def read(file: Mapping[str, Any], rate: int, max_seconds: float, generator: np.random.Generator | None) -> np.ndarray:
+def read(
+    file: Mapping[str, Any],
+    rate: int,
+    options: AudioOptions,
+    generator: np.random.Generator | None,
+    length: int | None = None,
+) -> np.ndarray:
     """Reads a recording, or a part of a longer one.
 
     Args:
         file: a checked reference.
         rate: samples per second to return.
-        max_seconds: the longest part.
-        generator: draws where the part begins; None takes the centre.
+        options: the longest part, where it begins, and how speed varies.
+        generator: draws what is random in training; None in evaluation.
+        length: fill up a shorter one to so many samples, with silence around it; None leaves it as it is.
 
     Returns:
         `[samples]` float32, one channel.
@@ -94,12 +101,15 @@ def read(file: Mapping[str, Any], rate: int, max_seconds: float, generator: np.r
     import soundfile
     import soxr
 
-    wanted = min(file["frames"], round(max_seconds * file["rate"]))
-    spare = file["frames"] - wanted
-    start = spare // 2 if generator is None else int(generator.integers(spare + 1))
+    # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
+    faster, start = (0.5, 0.5) if generator is None else generator.random(2)
+    if options.crop == "center":
+        start = 0.5
+    heard_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
+    wanted = min(file["frames"], round(options.max_seconds * heard_rate))
     try:
         with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
-            sound.seek(start)
+            sound.seek(round(start * (file["frames"] - wanted)))
             samples = sound.read(wanted, dtype="float32", always_2d=True)
         if len(samples) != wanted:
             raise ValueError(f"{wanted} samples were to be read, {len(samples)} are left")
@@ -107,7 +117,11 @@ def read(file: Mapping[str, Any], rate: int, max_seconds: float, generator: np.r
         raise DataError(
             f"{file['name']}: {error}. It was whole when the rows were checked; start again to have it checked."
         ) from error
-    return soxr.resample(samples.mean(axis=1), file["rate"], rate).astype(np.float32)
+    heard = soxr.resample(samples.mean(axis=1), heard_rate, rate).astype(np.float32)
+    if length is None:
+        return heard
+    before = round(start * max(0, length - len(heard)))
+    return np.pad(heard[:length], (before, max(0, length - len(heard) - before)))
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
@@ -230,19 +244,20 @@ def collate(
     `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and its kin), `input_values`
     `[B, frames, mels]` (AST), `input_features` `[B, mels, frames]` (Whisper), or `pixel_values` `[B, 1, mels, frames]`.
     """
-    drawn = random.training and options.audio.crop == "random"
-    rate = extractor.sampling_rate
+    name, rate = extractor.model_input_names[0], extractor.sampling_rate
+    length = round(options.audio.max_seconds * rate) if name == "pixel_values" else None
     clips = [
-        read(row["file"], rate, options.audio.max_seconds, random.generator(row["row_id"]) if drawn else None)
+        read(row["file"], rate, options.audio, random.generator(row["row_id"]) if random.training else None, length)
         for row in features
     ]
-    name = extractor.model_input_names[0]
     if name == "input_values" and not hasattr(extractor, "num_mel_bins"):
         return dict(extractor(clips, sampling_rate=rate, padding=True, return_tensors="pt"))
     # One by one: batched transforms round differently, and a row must not depend on those beside it.
     frames = [extractor(clip, sampling_rate=rate, return_tensors="pt") for clip in clips]
     if name == "pixel_values":
         pictures = torch.cat([part["input_values"] for part in frames])
+        # Loudness is no matter, and silence is silence: 0 at the loudest point, -1 from some 40 dB below it on.
+        pictures = (pictures - pictures.amax(dim=(1, 2), keepdim=True)).clamp(min=-1.0)
         return {name: pictures.transpose(1, 2).unsqueeze(1).contiguous()}
     return {name: torch.cat([part[name] for part in frames])}
 

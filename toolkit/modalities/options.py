@@ -55,7 +55,10 @@ class AudioOptions:
     """Of a longer recording so much is heard. Whisper and log-mel pictures are made for this length instead of a fixed
     one such as 30 s (Whisper in whole seconds)."""
     crop: Literal["random", "center"] = "random"
-    """Which part of a longer recording is heard in training; drawn by seed, epoch and row. In evaluation it is the
-    centre."""
+    """Which part of a longer recording is heard in training, and where in a log-mel picture a shorter one stands; drawn
+    by seed, epoch and row. In evaluation it is the centre."""
+    speed: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """In training, each recording is played up to this part faster or slower, which changes its pitch too, as another
+    voice would (Ko et al. 2015); drawn by seed, epoch and row."""
     num_mel_bins: Positive = 64
     """Height of the log-mel picture that a vision model (ConvNeXt, ResNet) looks at; other models have their own."""
