@@ -68,11 +68,11 @@ class QuestionAnswering:
     }
     modality = "text"
     auto_model = "AutoModelForQuestionAnswering"
-    best_metric = "eval_f1"
-    greater_is_better = True
+    scores: ClassVar[Mapping[str, bool]] = {"exact_match": True, "f1": True}
+    best_metric = "f1"
 
     def __init__(self, cfg: Config) -> None:
-        self.cfg, self.options = cfg, cfg.task
+        self.options: QAOptions = cfg.task
         self.state: dict[str, Any] = {}
 
     def features(self) -> datasets.Features:
@@ -85,6 +85,9 @@ class QuestionAnswering:
     def check_row(self, row: Row, labelled: bool) -> Row:
         from toolkit.modalities.windows import check_answer
 
+        for name in ("question", "context"):
+            if not isinstance(row[name], str):
+                raise BadRow(f"column {name!r} holds {row[name]!r}, not text")
         answers, trimmed = NO_ANSWER, False
         if labelled:
             answers, trimmed = check_answer(row)
@@ -103,7 +106,7 @@ class QuestionAnswering:
         pass  # spans need nothing learned
 
     def notes(self, rows: datasets.Dataset) -> list[str]:
-        trimmed = sum(rows["trimmed"])
+        trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had blanks around them, which were taken off."] if trimmed else []
 
     def stratify_by(self) -> str | None:
@@ -114,7 +117,7 @@ class QuestionAnswering:
         yield from rows["question"]
 
     def configure(self, config: PreTrainedConfig) -> None:
-        pass  # a start and an end logit per token, whatever the data
+        config.num_labels = 2  # a start and an end logit per token, also where the model had another head before
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
@@ -174,8 +177,8 @@ class QuestionAnswering:
             yield {**answer, "id": identifier, "question": row["question"], "answers": row["answers"]["text"]}
 
     def summary(self, record: dict[str, Any]) -> str:
-        known = f", expected {shorten(' / '.join(record['answers']), 30)!r}" if record["answers"] else ""
-        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 35)!r}{known}"
+        known = f", expected {shorten(' / '.join(record['answers']), 24)!r}" if record["answers"] else ""
+        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 32)!r}{known}"
 
     def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
         from toolkit.modalities.spans import best_answers

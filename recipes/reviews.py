@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit import modalities
-from toolkit.config.sections import STRICT, Config, Positive
+from toolkit.config.sections import STRICT, Config
 from toolkit.console import shorten
 from toolkit.main import main
 from toolkit.modalities.options import AudioOptions, ImageOptions
@@ -50,7 +50,7 @@ class ReviewsOptions:
         "single_label_classification"
     )
     """What is predicted: one class, any number of labels, or one or several numbers."""
-    max_length: Positive = 256
+    max_length: Annotated[int, Field(ge=8)] = 256
     """Most tokens of a text; longer ones are cut, and counted."""
     labels: list[str] | None = None
     """Label names in the order of their ids (of a regression: names of its numbers); null takes those of the training
@@ -105,11 +105,10 @@ class Reviews:
     def __init__(self, cfg: Config) -> None:
         from toolkit.heads import HEADS
 
-        self.cfg, self.options = cfg, cfg.task
+        self.options: ReviewsOptions = cfg.task
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
-        self.state, self.best_metric = self.head.state, self.head.best_metric
-        self.greater_is_better = self.head.greater_is_better
+        self.state, self.scores, self.best_metric = self.head.state, self.head.scores, self.head.best_metric
         self.auto_model = ""  # known with the model's configuration
 
     @property
@@ -128,7 +127,7 @@ class Reviews:
         return {self.modality: self.inputs.check(row[self.modality], self.options), "label": label}
 
     def learn(self, rows: datasets.Dataset) -> None:
-        self.head.learn(rows["label"])
+        self.head.learn(rows["label"][:])
 
     def notes(self, rows: datasets.Dataset) -> list[str]:
         return []
@@ -166,12 +165,12 @@ class Reviews:
         return self.head.loss_sum(outputs.logits, batch["labels"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        return {"scores": self.head.scores(outputs.logits)}
+        return {"scores": self.head.predict(outputs.logits)}
 
     def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
         import numpy as np
 
-        return self.head.metrics(predictions["scores"], np.asarray(data.features["label"]))
+        return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
         for row, scores in zip(data.rows, predictions["scores"], strict=True):
@@ -183,7 +182,7 @@ class Reviews:
     def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
         import numpy as np
 
-        return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"]), folder)
+        return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"][:]), folder)
 
 
 TASK = Reviews

@@ -22,7 +22,7 @@ C1_RUN = (
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
-TASKS = ("reviews", "qa", "reviews_image", "reviews_audio")
+TASKS = ("reviews", "qa", "translation", "reviews_image", "reviews_audio")
 
 
 def main(output: Path, world: int) -> None:
@@ -39,6 +39,7 @@ def main(output: Path, world: int) -> None:
         # Five rows in windows of 8 leave the second process without any in each of them.
         few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
+        train("reviews", output / "tracked-2", *C1_RUN, "tracking.report_to=[tensorboard]", "train.max_steps=2")
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
 

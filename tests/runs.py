@@ -25,29 +25,38 @@ TINY = (
 """Overrides that make a smoke configuration fast enough to be run many times in one test."""
 
 SMALL = ("tracking.logging_steps=1", "data.max_eval_samples=23")
-SMOKES = {
-    "reviews_image": ("reviews", "smoke_image", SMALL),
-    "reviews_audio": ("reviews", "smoke_audio", SMALL),
+SIZES = {
+    "translation": ("model.from_config.vocab_size=400", *TINY[3:]),
+    "reviews_image": SMALL,
+    "reviews_audio": SMALL,
 }
-"""Name of a run here: the recipe, its configuration and what makes it fast, where not `<name>`, `smoke` and `TINY`."""
+"""Overrides instead of `TINY` for tasks whose smoke model has other names for its sizes."""
+SMOKES = {"reviews_image": ("reviews", "smoke_image"), "reviews_audio": ("reviews", "smoke_audio")}
+"""Name of a run here: the recipe and its configuration, where not `<name>` and `smoke`."""
 
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 
-def train(task: str, output_dir: Path, *overrides: str, double: bool = False) -> FitResult:
-    """Runs `recipes/configs/<task>/smoke.yaml` with `TINY` and further overrides.
+def train(
+    task: str, output_dir: Path, *overrides: str, double: bool = False, sizes: tuple[str, ...] | None = None
+) -> FitResult:
+    """Runs `recipes/configs/<task>/smoke.yaml` with `TINY` (or its `SIZES`) and further overrides.
 
     Args:
         task: name of the recipe, or of one of `SMOKES`.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
+        sizes: overrides instead of these.
         double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
     """
-    name, smoke, fast = SMOKES.get(task, (task, "smoke", TINY))
+    name, smoke = SMOKES.get(task, (task, "smoke"))
     recipe = ROOT / "recipes" / f"{name}.py"
     task_type = load_task_type(recipe)
     config = ROOT / "recipes" / "configs" / name / f"{smoke}.yaml"
-    settings = [*fast, *overrides, f"output_dir={output_dir}"]
+    tiny = SIZES.get(task, TINY) if sizes is None else sizes
+    if any(override.startswith("model.name_or_path=") for override in overrides):
+        tiny = [override for override in tiny if not override.startswith("model.from_config.")]
+    settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_config(task_type.Options, config, settings, columns=task_type.columns).config
     build = toolkit.run.build_model
     if double:

@@ -426,3 +426,11 @@ def test_bad_configuration_is_answered_without_torch() -> None:
         "  - a.yaml:4: trian: unknown key (did you mean train?)",
         "set()",
     ]
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load(GOOD, "output_dir=~/runs/one", "data.train_file=~/rows.csv", "checkpoint.resume=auto").config
+    assert config.output_dir == str(tmp_path / "runs" / "one")
+    assert config.data.train_file == str(tmp_path / "rows.csv")
+    assert (config.model.name_or_path, config.checkpoint.resume) == ("some-model", "auto")

@@ -41,7 +41,7 @@ def test_workers_end_with_their_launcher_and_the_run_goes_on_at_once(tmp_path, p
     assert len(orphans) == processes
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
-    again = start(tmp_path / "run", log, *LONG, "train.max_steps=8", "checkpoint.resume=auto", processes=processes)
+    again = start(tmp_path / "run", log, *LONG, "train.max_steps=40", "checkpoint.resume=auto", processes=processes)
     _, alive = psutil.wait_procs(orphans, timeout=15)
     assert alive == []
     assert again.wait(120) == 0, log.read_text()

@@ -58,6 +58,11 @@ def test_class_weights_keep_the_equality_and_matter(runs, tmp_path):
     assert abs(lines(tmp_path / "balanced", "loss")[0]["loss"] - plain[0]["loss"]) > 1e-4
 
 
+def test_trackers_get_the_numbers_of_several_processes_once(runs):
+    assert (runs / "tracked-2" / "model" / "model.safetensors").exists()
+    assert len(list((runs / "tracked-2" / "tracking").rglob("events.out.tfevents*"))) >= 1
+
+
 def test_float32_agrees_to_its_own_precision(tmp_path):
     for batch, accumulation in ((8, 1), (2, 4)):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")

@@ -15,7 +15,7 @@ from launching import kill_tree, launch_command
 from runs import ROOT, TINY, assert_same_weights, lines, train
 
 from toolkit.engine.session import Session
-from toolkit.errors import CheckpointError, Interrupted
+from toolkit.errors import CheckpointError, ConfigError, Interrupted
 from toolkit.outputs import OutputLock
 
 WINDOWS = (
@@ -124,6 +124,25 @@ def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
     result = train("reviews", tmp_path / "run", *few, "train.max_steps=6", "tracking.logging_steps=2",
                    "checkpoint.resume=auto")  # fmt: skip
     assert result.steps == 6
+
+
+def test_a_run_cannot_go_back_or_get_other_training_rows(tmp_path):
+    few = (*DROPOUT, "train.max_steps=4")
+    train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null")
+    with pytest.raises(CheckpointError, match=r"data\.num_train_rows: the run was started with 504, now 560"):
+        train("reviews", tmp_path / "run", *few, "data.max_train_samples=null", "checkpoint.resume=auto")
+    with pytest.raises(ConfigError, match="the checkpoint is already at step 4"):
+        train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null",
+              "train.max_steps=3", "checkpoint.resume=auto")  # fmt: skip
+
+
+def test_the_best_is_looked_for_anew_where_its_checkpoint_is_not(tmp_path):
+    few = (*DROPOUT, "eval.eval_steps=1", "train.learning_rate=0.02", "eval.metric_for_best_model=loss")
+    first = train("reviews", tmp_path / "run", *few, "train.max_steps=5", "checkpoint.save_steps=5")
+    assert first.best_step != 5
+    again = train("reviews", tmp_path / "run", *few, "train.max_steps=8", "checkpoint.load_best_model_at_end=true",
+                  "checkpoint.save_steps=5", "checkpoint.resume=auto")  # fmt: skip
+    assert again.best_step in (6, 7, 8)
 
 
 def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):

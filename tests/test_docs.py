@@ -23,7 +23,7 @@ from toolkit.recipe import load_task_type
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
-RECIPES = ("recipes/qa.py", "recipes/reviews.py")
+RECIPES = ("recipes/qa.py", "recipes/reviews.py", "recipes/translation.py")
 WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
 """Its blocks are applied and run by `test_contributing`."""
 
@@ -146,7 +146,7 @@ def test_every_kind_of_command_was_found() -> None:
 
 
 def test_there_are_shipped_configurations_of_every_recipe() -> None:
-    assert {path.parent.name for path in SHIPPED} >= {"qa", "reviews"}
+    assert {path.parent.name for path in SHIPPED} >= {"qa", "reviews", "translation"}
     assert all((ROOT / "recipes" / f"{path.parent.name}.py").is_file() for path in SHIPPED)
 
 
@@ -203,7 +203,7 @@ def settings_named(text: str) -> Iterator[str]:
 def test_the_settings_of_a_page_exist(page: Path) -> None:
     known = known_settings()
     used = set(settings_named(page.read_text(encoding="utf-8")))
-    files = {"model.safetensors", "train.csv", "train.json"}  # look alike
+    files = {"model.safetensors", "train.csv", "train.json", "train.jsonl"}  # look alike
     assert {
         name for name in used - files if not any(f"{name}.".startswith(f"{key}.") for key in known if "." in key)
     } == set()

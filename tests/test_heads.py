@@ -132,7 +132,7 @@ def test_labels_are_read_in_every_form(kind, value, target):
 @pytest.mark.parametrize(
     ("kind", "value", "reason"),
     [
-        ("single_label_classification", ["a"], "not one name"),
+        ("single_label_classification", ["a"], "neither text nor a number"),
         ("single_label_classification", "c", "'c' is not one of a, b"),
         ("multi_label_classification", ["a", "c"], "'c' is not one of a, b"),
         ("multi_label_classification", {"a": 2}, "expected true, false or null"),
@@ -193,3 +193,19 @@ def test_regression_scores_are_those_of_scikit_learn():
     assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(targets, scores))
     assert found["pearson"] == pytest.approx(np.corrcoef(targets[:, 0], scores[:, 0])[0, 1])
     assert made.metrics(np.ones((3, 1), np.float32), np.array([[1.0], [2.0], [3.0]]))["pearson"] == 0.0
+
+
+def test_odd_names_neither_break_the_table_nor_the_picture(tmp_path):
+    names = ["a|b", r"$\frac$", ("犬 " * 30).strip()]
+    made = learned("single_label_classification", names, labels=names)
+    scores, targets = np.eye(3, dtype=np.float32)[[0, 1, 1, 2]], np.array([0, 1, 2, 2])
+    table, picture = made.report_sections("validation", scores, targets, tmp_path)
+    assert r"| a\|b | 1.000 | 1.000 | 1.000 | 1 |" in table
+    assert "confusion_validation.png" in picture
+    assert (tmp_path / "confusion_validation.png").stat().st_size > 1000
+    assert (
+        "| r2 | pearson |"
+        in learned("regression", ["1,2", "3,4"]).report_sections(
+            "test", np.ones((2, 2), np.float32), np.array([[1.0, 2.0], [3.0, math.nan]]), tmp_path
+        )[0]
+    )

@@ -5,11 +5,13 @@ import sys
 
 import numpy as np
 import pytest
+import sacrebleu
 from sklearn import metrics as sklearn_metrics
 
 from toolkit.metrics.answers import exact_match, f1, normalize_answer
 from toolkit.metrics.classification import Classification
 from toolkit.metrics.squad import Squad
+from toolkit.metrics.translation import Translation, signatures
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -167,3 +169,23 @@ def test_metrics_write_no_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_functions_need_nothing_heavy() -> None:
     code = "import sys, toolkit.metrics.answers; sys.exit(bool({'evaluate', 'datasets', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "zh", "none"])
+def test_bleu_and_chrf_are_sacrebleus(tokenize: str) -> None:
+    texts = ["Die Kuh steht auf der Wiese.", "", "Wo ist der Eimer ?", "他在花园里。"]
+    golds = ["Die Kuh steht allein auf der Wiese.", "Das Brot ist warm.", "Wo ist der Eimer?", "他们在花园里。"]
+    expected = {
+        "bleu": sacrebleu.corpus_bleu(texts, [golds], tokenize=tokenize).score,
+        "chrf": sacrebleu.corpus_chrf(texts, [golds]).score,
+    }
+    assert Translation().compute(predictions=texts, references=golds, tokenize=tokenize) == expected
+    assert 0 < expected["bleu"] < 100
+
+
+def test_signatures_say_how_scores_were_computed() -> None:
+    version = sacrebleu.__version__
+    assert signatures("intl") == {
+        "bleu": f"nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:{version}",
+        "chrf": f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}",
+    }

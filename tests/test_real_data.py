@@ -34,8 +34,19 @@ def minilm() -> Path:
 )
 def test_a_recipe_reaches_its_score(real_data, minilm, tmp_path, task, name, data, metric, least):
     files = [f"data.{split}_file={real_data / data.format(split)}" for split in ("train", "validation")]
+    assert result(task, name, tmp_path / "run", f"model.name_or_path={minilm}", *files)[metric] >= least
+
+
+@pytest.mark.timeout(3600)
+def test_a_new_model_learns_to_translate(real_data, tmp_path):
+    files = [f"data.{split}_file={real_data / f'multi30k/{split}.jsonl'}" for split in ("train", "validation")]
+    assert result("translation", "multi30k", tmp_path / "run", *files)["eval_bleu"] >= 20
+
+
+def result(task: str, name: str, output_dir: Path, *settings: str) -> dict[str, float]:
+    """Runs a shipped configuration and returns its figures."""
     config = ["--config", ROOT / "recipes" / "configs" / task / f"{name}.yaml"]
-    settings = [f"model.name_or_path={minilm}", *files, f"output_dir={tmp_path / 'run'}"]
     threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
-    launch([ROOT / "recipes" / f"{task}.py", *config, *settings], env=threads, timeout=1700)
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"][metric] >= least
+    recipe = ROOT / "recipes" / f"{task}.py"
+    launch([recipe, *config, *settings, f"output_dir={output_dir}"], env=threads, timeout=3500)
+    return json.loads((output_dir / "run.json").read_text())["result"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
 from runs import ROOT, lines, predictions, train
 from test_recipe_reviews import run_command
 
-from toolkit.errors import ConfigError, DataError
+from toolkit.errors import ConfigError, DataError, InputError
 
 FEW = ("train.max_steps=3", "data.max_train_samples=16", "data.max_eval_samples=7")
 
@@ -105,3 +106,23 @@ def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path)
 def test_unknown_fields_of_the_models_configuration_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean hidden_dropout_prob"):
         train("qa", tmp_path / "run", "model.config_overrides.hidden_droput_prob=0.3")
+
+
+def test_a_model_that_classified_reviews_can_learn_to_answer(tmp_path):
+    train("reviews", tmp_path / "reviews", *FEW, 'task.labels=["positive", "negative", "neutral"]')
+    train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'reviews' / 'model'}", "task.max_length=64",
+          "task.doc_stride=16")  # fmt: skip
+    assert lines(tmp_path / "run", "eval_loss")
+
+
+def test_a_model_without_its_tokenizer_is_refused(finished, tmp_path):
+    shutil.copytree(finished / "model", tmp_path / "model")
+    for file in (tmp_path / "model").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(InputError, match="it holds no tokenizer"):
+        train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'model'}")
+
+
+def test_every_evaluation_stands_once_in_the_metrics(finished):
+    steps = [line["step"] for line in lines(finished, "eval_loss")]
+    assert steps == sorted(set(steps))

@@ -11,7 +11,7 @@ import pytest
 from runs import ROOT, lines, predictions, train
 
 from toolkit.cli import main as toolkit_command
-from toolkit.errors import DataError, RunError
+from toolkit.errors import CheckpointError, ConfigError, DataError, RunError
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
 
@@ -123,6 +123,7 @@ def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finishe
         (("evaluate", "{run}", "--data", "{unknown}"), "'neutral' is not one of negative, positive"),
         (("predict", "{run}", "--input", "{unknown}", "--batch-size", "0"), "--batch-size"),
         (("predict", "{run}", "--input", "{unknown}", "--recipe", "gone.py"), "gone.py"),
+        (("predict", "{run}", "--input", "{unknown}", "--output", "gone/out.jsonl"), "there is no folder"),
     ],
 )
 def test_wrong_use_of_a_run_is_said_plainly(finished, tmp_path, capsys, arguments, message):
@@ -157,7 +158,7 @@ def test_a_non_finite_update_stops_before_it_and_names_step_and_rows(tmp_path):
     with pytest.raises(RunError, match=r"step \d: the gradient's norm is nan") as stopped:
         train("reviews", tmp_path / "run", *wild, "train.gradient_accumulation_steps=1", "train.max_steps=9")
     assert "Rows of this step in the training file: " in str(stopped.value)
-    assert "checkpoint.resume=auto" in str(stopped.value)
+    assert "another output_dir" in str(stopped.value)
 
 
 def test_a_split_of_one_file_and_max_samples_count_examples(tmp_path):
@@ -168,7 +169,51 @@ def test_a_split_of_one_file_and_max_samples_count_examples(tmp_path):
     assert labels.count("positive") == 70
 
 
+def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(finished, foreign)
+    (foreign / "recipe.py").write_text("raise SystemExit('this code was run')")
+    facts = json.loads((foreign / "run.json").read_text())
+    (foreign / "run.json").write_text(json.dumps(facts | {"recipe": str(foreign / "recipe.py")}))
+    assert run_command("predict", foreign, "--input", "x.csv") == 2
+    assert "if you trust it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("eval.metric_for_best_model=eval_acuracy", r"'acuracy', this task has loss, accuracy.*did you mean"),
+        ("model.config_overrides.problem_type=regression", r"problem_type: the task sets this itself"),
+        ("model.from_config.hidden_size=33", r"model\.from_config: no AutoModelForSequenceClassification"),
+    ],
+)
+def test_settings_that_only_the_task_or_model_can_judge(tmp_path, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        train("reviews", tmp_path / "run", *FEW, setting)
+
+
 def test_labels_from_the_yaml_set_their_ids(tmp_path):
     train("reviews", tmp_path / "run", *FEW, 'task.labels=["positive", "negative"]')
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "positive", "1": "negative"}
+
+
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+    names = ["[red]", "a|b", 2.0]
+    rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
+    rows.append('{"text": "what", "label": NaN}')
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
+          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["bad_rows"] == {"train": 1}
+    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):
+    with pytest.raises(ConfigError):
+        train("reviews", tmp_path / "run", *FEW, "model.from_config.hidden_size=33")
+    train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=null")
+    with pytest.raises(CheckpointError, match="finished run without checkpoints"):
+        train("reviews", tmp_path / "run", *FEW, "checkpoint.resume=auto")

@@ -222,7 +222,7 @@ def test_workers_change_nothing(finished, tmp_path):
 
 def test_a_report_shows_classes_and_confusion(finished):
     report = (finished / "report.md").read_text()
-    assert "| class | precision | recall | F1 | rows |" in report
+    assert "| label | precision | recall | f1 | rows |" in report
     assert "(confusion_validation.png)" in report
     with Image.open(finished / "confusion_validation.png") as picture:
         assert min(picture.size) > 200

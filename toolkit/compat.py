@@ -69,6 +69,12 @@ _GIVE_ROWS = "give data.validation_file, or a data.validation_split above 0"
 
 RULES = (
     Rule(
+        lambda c: bool(c.data.validation_split) and c.data.validation_file is not None,
+        ("data.validation_split", "data.validation_file"),
+        "the validation rows come either from a file of their own or out of the training rows",
+        "remove one of them",
+    ),
+    Rule(
         lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
         ("model.name_or_path", "model.from_config"),
         "a model is either loaded or built anew",

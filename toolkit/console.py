@@ -15,15 +15,15 @@ def say(text: str) -> None:
         print(text, flush=True)
 
 
-def progress(total: int, description: str, initial: int = 0) -> Any:
-    """Returns a tqdm bar on the main process, a silent one elsewhere."""
+def progress(total: int, description: str, initial: int = 0, inner: bool = False) -> Any:
+    """Returns a tqdm bar on the main process, a silent one elsewhere; in a log file inner bars are silent, too."""
     from tqdm import tqdm
 
     return tqdm(
         total=total,
         initial=initial,
         desc=description,
-        disable=not is_first_rank(),
+        disable=not is_first_rank() or (inner and not sys.stderr.isatty()),
         dynamic_ncols=True,
         mininterval=0.5 if sys.stderr.isatty() else 10.0,
         leave=False,
@@ -43,7 +43,7 @@ def quiet_libraries() -> None:
 
 
 def format_value(value: Any) -> str:
-    """Formats a number for a table: four significant digits, memory in GiB elsewhere."""
+    """Formats a number for a table, with four significant digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -53,12 +53,14 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, title_justify="left", show_header=False)
+    table = Table(title=Text(title), title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(name, format_value(value))
+        if "/" not in name:  # what there is once per class stands in the report
+            table.add_row(Text(name), Text(format_value(value)))
     Console(width=None if sys.stdout.isatty() else 80).print(table)
 
 

@@ -7,7 +7,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -28,6 +29,7 @@ ECHO_SECONDS = 0.25
 """The kernel tells of a launcher's death once for each of its threads, so one death can come as several signals."""
 STOP_DEADLINE_SECONDS = 10.0
 """The launcher kills with SIGKILL 30 s after its SIGTERM; a rank that waits for a dead one must end well before."""
+POLL_SECONDS = 0.2
 
 
 def build_accelerator(cfg: Config) -> Accelerator:
@@ -90,6 +92,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
         broadcast_object_list(outcome)
     result, error = outcome
     if error is not None:
+        error.shared = True
         raise error
     return result
 
@@ -111,31 +114,47 @@ class StopSignal:
     """Turns SIGTERM into a flag that the run looks at between steps; a second SIGTERM ends the process at once.
 
     With several processes a rank may be waiting for a dead one inside a collective, where no Python handler runs.
-    A thread therefore learns of the signal through the wake-up file descriptor and ends the process when the
-    deadline passes without `disarm`.
+    A thread therefore learns of the signal through the wake-up file descriptor and ends the process when no `beat`
+    came for the time of the deadline, until `disarm`.
     """
 
     def __init__(self, num_processes: int) -> None:
         self.requested = False
-        self._first = 0.0
-        self._deadline = STOP_DEADLINE_SECONDS if num_processes > 1 else None
+        self._first = self._last_beat = 0.0
+        self._unhurried = False
+        self._watched = num_processes > 1
         self._disarmed = threading.Event()
 
     def __enter__(self) -> StopSignal:
         self._previous = signal.signal(signal.SIGTERM, self._handle)
-        if self._deadline is not None:
-            reader, self._writer = os.pipe()
+        if self._watched:
+            self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
             signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(reader,), daemon=True).start()
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._disarmed.set()
         signal.signal(signal.SIGTERM, self._previous)
-        if self._deadline is not None:
+        if self._watched:
             signal.set_wakeup_fd(-1)
-            os.close(self._writer)
+            os.close(self._writer)  # which also ends the thread
+            self._thread.join()
+            os.close(self._reader)
+
+    def beat(self) -> None:
+        """Says that this process is not stuck, which renews the deadline."""
+        self._last_beat = time.monotonic()
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Suspends the deadline while one process does what the others wait for."""
+        self._unhurried = True
+        yield
+        self._unhurried = False
+        self.beat()
 
     def disarm(self) -> None:
         """Stops the deadline: every process has agreed to stop and what is left (saving) needs its time."""
@@ -148,11 +167,14 @@ class StopSignal:
         if not self.requested:
             self.requested, self._first = True, now
 
-    def _watch(self, reader: int) -> None:
-        while received := os.read(reader, 1):
-            if received[0] == signal.SIGTERM and not self._disarmed.wait(self._deadline):
+    def _watch(self) -> None:
+        while received := os.read(self._reader, 1):
+            if received[0] == signal.SIGTERM:
+                self.beat()
+                break
+        while received and not self._disarmed.wait(POLL_SECONDS):
+            if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
                 os._exit(EXIT_SIGTERM)
-        os.close(reader)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

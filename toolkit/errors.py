@@ -11,6 +11,8 @@ class ToolkitError(Exception):
     """Base of every error meant for a person; `exit_code` is the process's."""
 
     exit_code = 1
+    shared = False
+    """Whether every rank raised this same error, so that only the first need show it."""
 
 
 class InputError(ToolkitError):

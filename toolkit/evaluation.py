@@ -6,8 +6,9 @@ neither on the number of processes nor on the batch size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -60,52 +61,61 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
     return result
 
 
+class Job(Protocol):
+    """What predictions are made with: a run that is trained, or a finished one."""
+
+    @property
+    def cfg(self) -> Config:
+        """Resolved settings."""
+
+    @property
+    def task(self) -> Task:
+        """The recipe's task."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The processes."""
+
+    @property
+    def processor(self) -> Processor:
+        """For the collator."""
+
+
 def predict(
-    accelerator: Accelerator,
-    task: Task,
-    model: nn.Module,
-    data: EvalData,
-    processor: Processor,
-    cfg: Config,
-    title: str,
+    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
 ) -> tuple[Predictions, float]:
     """Predicts every row of an evaluation set.
 
     Args:
-        accelerator: the run's Accelerator.
-        task: the recipe's task.
+        job: task, processor, settings and processes.
         model: the model, not wrapped for gradient exchange (a wrapper would wait for ranks that have fewer batches).
         data: rows and features.
-        processor: for the collator.
-        cfg: for batch size and loader settings.
         title: shown beside the progress bar.
+        beat: called after each batch.
 
     Returns:
         Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
     """
-    loader = evaluation_loader(
-        data.features,
-        task,
-        processor,
-        cfg.train,
-        seed=cfg.seed,
-        batch_size=cfg.eval.per_device_eval_batch_size,
-        rank=accelerator.process_index,
-        world_size=accelerator.num_processes,
-    )
+    from accelerate.utils import send_to_device
+
+    accelerator, task = job.accelerator, job.task
+    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    loader = evaluation_loader(data.features, task, job.processor, job.cfg, **place)
     parts: list[Part] = []
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(loader), title) as bar:
+    with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
         for cpu_batch in loader:
             num_items += float(task.count_items(cpu_batch))
-            batch = _to(cpu_batch, accelerator.device)
+            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
             outputs = model(**batch["inputs"])
             loss_sum += float(task.loss_sum(outputs, batch))
             predictions = task.predict(model, outputs, batch)
             parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
             bar.update()
+            if beat is not None:
+                beat()
     model.train(was_training)
     loss_sum, num_items = all_sum(accelerator, loss_sum, num_items)
     gathered = _gather(accelerator, parts)
@@ -114,17 +124,11 @@ def predict(
 
 
 def evaluate(
-    accelerator: Accelerator,
-    task: Task,
-    model: nn.Module,
-    data: EvalData,
-    processor: Processor,
-    cfg: Config,
-    title: str,
+    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
 ) -> Evaluation:
     """Predicts and scores an evaluation set; arguments as for `predict`."""
-    predictions, loss = predict(accelerator, task, model, data, processor, cfg, title)
-    metrics = on_main(accelerator, task.metrics, predictions, data)
+    predictions, loss = predict(job, model, data, title, beat)
+    metrics = on_main(job.accelerator, job.task.metrics, predictions, data)
     return Evaluation({"loss": loss, **metrics}, predictions)
 
 
@@ -134,9 +138,3 @@ def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
     gathered: list[list[Part] | None] = [None] * accelerator.num_processes
     torch.distributed.gather_object(parts, gathered if accelerator.is_main_process else None)
     return [part for rank_parts in gathered if rank_parts for part in rank_parts]
-
-
-def _to(batch: dict, device: torch.device) -> dict:
-    from accelerate.utils import send_to_device
-
-    return send_to_device(batch, device, non_blocking=True)

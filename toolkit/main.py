@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ from toolkit.errors import ToolkitError
 from toolkit.task import Task
 
 EXIT_INTERRUPT = 130
+OWN_ERROR_SECONDS = 3.0
+"""How long a later rank waits before it prints an error that the first rank may have printed."""
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
@@ -56,8 +59,8 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
 def guarded(work: Callable[[], None]) -> NoReturn:
     """Runs `work` and ends the process with its exit code; errors meant for people are printed without traceback.
 
-    Every rank meets such an error alike, so the first one prints it. What is not meant for people is a bug or a lost
-    machine, and is printed by whichever rank it happens on.
+    Ranks meet nearly every such error alike: the first prints it, and the launcher ends the others before they would.
+    What is not meant for people is a bug or a lost machine, and is printed by whichever rank it happens on.
     """
     from toolkit.processes import end_process, is_first_rank
 
@@ -66,8 +69,14 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     except ToolkitError as error:
         if is_first_rank():
             print(f"\n{error}", file=sys.stderr)
+        elif not error.shared:
+            time.sleep(OWN_ERROR_SECONDS)
+            print(f"\n[rank {os.environ['RANK']}] {error}", file=sys.stderr)
         end_process(error.exit_code)
     except KeyboardInterrupt:
+        print(
+            "\nstopped by Ctrl-C; a run goes on from its newest checkpoint with checkpoint.resume=auto", file=sys.stderr
+        )
         end_process(EXIT_INTERRUPT)
     except BrokenPipeError:  # who read our output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +84,15 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     except Exception as error:
         print(f"\n[rank {os.environ.get('RANK', '0')}] {_unexpected(error)}", file=sys.stderr)
         end_process(1)
+    leave_group()
     end_process(0)
+
+
+def leave_group() -> None:
+    """Ends this process's part in a process group, if there is one; NCCL warns of processes that do not."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _unexpected(error: Exception) -> str:
@@ -85,11 +102,8 @@ def _unexpected(error: Exception) -> str:
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
             "raise train.gradient_accumulation_steps by the same factor; the numbers stay the same."
         )
-    if isinstance(error, RuntimeError) and "Expected to have finished reduction" in text:
-        return (
-            "some of the model's parameters got no gradient in a step, and the processes waited for it: set "
-            "train.ddp_find_unused_parameters=true."
-        )
+    if "parameters that were not used in producing loss" in text:
+        return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return "another process of this run has ended; its own message says why."
     return "".join(traceback.format_exception(error))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Fields that make a model leave out layers in training, so that their parameters get no gradient."""
+OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
+"""Fields that change what a model's forward returns, which tasks must be able to rely on."""
 
 
 def _known_fields(config: PreTrainedConfig) -> list[str]:
@@ -82,14 +84,28 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         except Exception as error:  # hub, JSON and configuration errors alike are about this one setting
             raise pretrained_error("model.name_or_path", name, error) from error
     _check_fields(config, model.config_overrides, "model.config_overrides")
+    if forms := [name for name in model.config_overrides if name in OUTPUT_FORMS]:
+        raise ConfigError(
+            [f"model.config_overrides.{name}: the toolkit relies on its default; remove it" for name in forms]
+        )
     try:
         for name, value in model.config_overrides.items():
             setattr(config, name, value)
         return type(config).from_dict(config.to_dict())  # runs the class's own checks on the new values
     except Exception as error:
-        raise ConfigError(
-            [f"model.config_overrides: {type(config).__name__} refuses {name}={value!r}: {error}"]
-        ) from error
+        refused = f"{type(config).__name__} refuses {model.config_overrides}: {error}"
+        raise ConfigError([f"model.config_overrides: {refused}"]) from error
+
+
+def refuse_lost_overrides(model: ModelConfig, config: PreTrainedConfig) -> None:
+    """Refuses overrides of what the task or the processor has decided since.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
+    if lost:
+        raise ConfigError([f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost])
 
 
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
@@ -109,9 +125,11 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
     torch.manual_seed(seed)
     auto_class = getattr(transformers, auto_model)
     if model.from_config is not None:
-        return auto_class.from_config(config, dtype=torch.float32, trust_remote_code=model.trust_remote_code)
+        try:
+            return auto_class.from_config(config, dtype=torch.float32)
+        except Exception as error:  # each model class has checks, and exception types, of its own
+            raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
     name = str(model.name_or_path)
-    transformers.utils.logging.set_verbosity_error()  # its table of new and unused weights is said in one line below
     try:
         loaded, info = auto_class.from_pretrained(
             name,
@@ -166,4 +184,6 @@ def batch_dependence(model: PreTrainedModel) -> list[str]:
         reasons.append("batch normalisation takes its statistics from each micro-batch")
     if getattr(model.config, "feat_extract_norm", None) == "group":
         reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
+    if getattr(model.config, "summary_type", None) == "last":
+        reasons.append("the summary is taken from the last position, which is padding in all but the longest rows")
     return reasons

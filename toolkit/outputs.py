@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -19,6 +20,8 @@ from toolkit.errors import CheckpointError, RunError
 
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
+BEGUN = frozenset({"config.yaml", "run.json", "processor", "bad_rows.jsonl"})
+"""What a run writes before it trains."""
 
 FREE = (
     "output_dir",
@@ -101,12 +104,16 @@ class OutputLock:
         """Takes the lock, waiting for it until the deadline."""
         import fcntl
 
+        waiting = False
         while True:
             try:
                 return fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
                 if time.monotonic() >= deadline:
                     raise
+                if not waiting:
+                    print(f"waiting up to {self._patience:.0f} s: {self._held_message()}", flush=True)
+                waiting = True
                 time.sleep(0.2)
 
     def _held_message(self) -> str:
@@ -155,6 +162,11 @@ def decide_resume(output_dir: Path, resume: str) -> tuple[Checkpoint | None, lis
     if resume == "none":
         _refuse_former_run(output_dir)
         return None, []
+    if (output_dir / "model").exists() and not steps(output_dir / CHECKPOINTS):
+        raise CheckpointError(
+            f"checkpoint.resume=auto: {output_dir.absolute()} holds a finished run without checkpoints, which would be "
+            "overwritten. Give another output_dir, or delete the folder"
+        )
     checkpoint, messages = latest(output_dir / CHECKPOINTS)
     if checkpoint is None and (names := _contents(output_dir)):
         messages.append(
@@ -191,6 +203,13 @@ def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         title = "the run cannot go on with other settings, its numbers would not be those of one run:"
         advice = "Give these their former values, or start a new run in another output_dir."
         raise CheckpointError("\n".join([title, *(f"  - {change}" for change in changes), advice]))
+
+
+def bring_metrics(former: Path, output_dir: Path) -> None:
+    """Copies `metrics.jsonl` of a run that goes on in another folder."""
+    source, target = former / "metrics.jsonl", output_dir / "metrics.jsonl"
+    if source.exists() and not target.exists():
+        shutil.copyfile(source, target)
 
 
 def truncate_metrics(path: Path, step: int) -> None:
@@ -244,7 +263,8 @@ def _refuse_former_run(output_dir: Path) -> None:
 
 
 def _contents(output_dir: Path) -> list[str]:
-    return sorted(path.name for path in output_dir.glob("*") if path.name != LOCK)
+    names = {path.name for path in output_dir.glob("*")} - {LOCK}
+    return [] if names <= BEGUN else sorted(names)  # a run that failed before its first step left nothing to lose
 
 
 def _listed(names: list[str]) -> str:

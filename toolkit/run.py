@@ -13,11 +13,17 @@ from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
 from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
 from toolkit.engine import ENGINES
-from toolkit.engine.run import FitResult, Run
+from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.errors import ConfigError
-from toolkit.model import batch_dependence, build_model, load_model_config, refuse_unused_parameters
+from toolkit.model import (
+    batch_dependence,
+    build_model,
+    load_model_config,
+    refuse_lost_overrides,
+    refuse_unused_parameters,
+)
 from toolkit.optim.optimizers import check_optim_args
-from toolkit.outputs import OutputLock, decide_resume, probe, refuse_changes
+from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
 from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
@@ -43,6 +49,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         ToolkitError: with a message for people, and the exit code to end with.
     """
     die_with_launcher()
+    best_metric(cfg, task)
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
@@ -61,6 +68,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
+        refuse_lost_overrides(cfg.model, config)
         if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
             refuse_unused_parameters(config)
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
@@ -91,6 +99,8 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
         for message in messages:
             say(message)
+        if checkpoint is not None:
+            bring_metrics(checkpoint.path.parents[1], output_dir)
         return checkpoint
 
     with held:

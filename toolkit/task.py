@@ -72,10 +72,17 @@ and whatever further tensors the task's loss or predictions need."""
 
 @dataclass(frozen=True)
 class EvalData:
-    """An evaluation set: `rows` are the examples, `features` what the model sees (one or more per example)."""
+    """An evaluation set.
+
+    Args:
+        rows: the examples.
+        features: what the model sees, one or more per example.
+        processor: what made the features; turns predicted ids back into text.
+    """
 
     rows: datasets.Dataset
     features: datasets.Dataset
+    processor: Processor
 
 
 @dataclass(frozen=True)
@@ -111,12 +118,15 @@ class Task(Protocol):
     auto_model: str
     """Name of the `transformers` auto class, for instance `AutoModelForQuestionAnswering`."""
     best_metric: str
-    """Metric (with its `eval_` prefix) that names the best model."""
-    greater_is_better: bool
+    """Which of `scores` names the best model, unless the YAML names another."""
     options: Any
     """The `task` section, an instance of `Options`."""
     state: dict[str, Any]
     """JSON-able things learned from the training rows (a label map); saved with the run and its checkpoints."""
+
+    @property
+    def scores(self) -> Mapping[str, bool]:
+        """The metrics that can name the best model, and whether greater is better."""
 
     def features(self) -> datasets.Features:
         """Arrow types of a checked row."""

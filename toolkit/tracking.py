@@ -7,16 +7,14 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from toolkit.config import flatten
 from toolkit.config.sections import TrackingConfig
 from toolkit.console import format_value
+from toolkit.engine.run import Plan, Run, best_metric
 from toolkit.errors import ConfigError
 from toolkit.outputs import truncate_metrics
-
-if TYPE_CHECKING:
-    from toolkit.engine.run import Plan, Run
 
 SHOWN = ("loss", "eval_loss")
 """What the progress bar shows, beside the best metric."""
@@ -46,7 +44,7 @@ class Tracker:
         self._main = run.accelerator.is_main_process
         self._path = run.output_dir / "metrics.jsonl"
         self._start = run.resume.step if run.resume else 0
-        self._shown_names = {*SHOWN, run.cfg.eval.metric_for_best_model or run.task.best_metric}
+        self._shown_names = {*SHOWN, best_metric(run.cfg, run.task)[0]}
         self._file: TextIO | None = None
         self._written: set[tuple[int, tuple[str, ...]]] = set()
         self.shown: dict[str, str] = {}
@@ -70,12 +68,14 @@ class Tracker:
         if self._file is not None:
             self._file.close()
         if self._cfg.tracking.report_to:
-            self._accelerator.end_training()
+            for tracker in self._accelerator.trackers:
+                tracker.finish()  # not end_training(), which also ends the process group that the report needs
 
     def log(self, line: dict[str, float]) -> None:
-        """Writes one line; `step` is one of its entries. A line that a resumed run already has is not repeated."""
+        """Writes one line; `step` is one of its entries. What stands there already is not repeated."""
         if _kind(line) in self._written:
             return
+        self._written.add(_kind(line))
         if self._file is not None:
             # JSON has no NaN: a loss over no items is null
             finite = {name: value if math.isfinite(value) else None for name, value in line.items()}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modalities
 from toolkit.config import load_config
 from toolkit.config.sections import Config
+from toolkit.console import say
 from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
 from toolkit.errors import InputError
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: its settings, its task with what it learned, its processor and model."""
+    """A finished run: its settings, its task with what it learned, its processor and model, on today's processes."""
 
     cfg: Config
     task: Task
+    accelerator: Accelerator
     processor: Processor
     model: PreTrainedModel
 
@@ -45,17 +47,22 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
     missing = [name for name in ("config.yaml", "run.json", "model") if not (folder / name).exists()]
     if missing:
         raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
-    facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    path = recipe or facts["recipe"]
+    try:
+        facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        path, state = recipe or facts["recipe"], facts["task_state"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     if not Path(path).is_file():
         raise InputError(f"{folder}: its recipe {path} is not there any more; name it with --recipe recipes/<task>.py")
+    if recipe is None and Path(path).resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{folder}: its recipe lies in its own folder; if you trust it, name it with --recipe {path}")
     task_type = load_task_type(path)
     # The run's own data need not be there any more, and its launcher's settings are not today's.
     cfg = load_config(
         task_type.Options, folder / "config.yaml", [], environ={}, columns=task_type.columns, check_files=False
     )
     task = task_type(cfg.config)
-    task.state.update(facts["task_state"])
+    task.state.update(state)
     return cfg.config, task
 
 
@@ -67,30 +74,29 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     task.configure(config)  # changes nothing in it, but may say which class the model is of
     network = build_model(model, config, task.auto_model, cfg.seed)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
-    return TrainedRun(cfg, task, processor, prepared)
+    return TrainedRun(cfg, task, accelerator, processor, prepared)
 
 
-def read_rows(
-    run: TrainedRun, file: str, labelled: bool, bad_rows: str, accelerator: Accelerator, report: Path
-) -> EvalData:
+def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:
     """Reads, checks and tokenises another file with the columns of the run's own.
 
     Args:
         run: the finished run.
         file: the file.
         labelled: whether it must have labels.
-        bad_rows: `error` or `skip`.
-        accelerator: the first process of each node reads, the others take its cache.
         report: where skipped rows are written.
 
     Raises:
         DataError: for files or rows that cannot be used.
     """
+    accelerator = run.accelerator
     with accelerator.local_main_process_first():
         tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
-    bad = apply_policy(tables, bad_rows)
+    bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
+        say(f"{bad['input']} rows cannot be used and are left out; {report} lists them")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
-        return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=labelled))
+        features = tokenise(rows, run.task, run.processor, labelled=labelled)
+    return EvalData(rows, features, run.processor)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from toolkit.trained import TrainedRun
 
 
@@ -20,11 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--bad-rows", choices=("error", "skip"), help="what to do with unusable rows (default: as the run)"
     )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that lies beside the model")
     parser.add_argument("--batch-size", type=int, metavar="N", help="rows per process and batch (default: as the run)")
 
 
-def open_trained(arguments: argparse.Namespace) -> tuple[Accelerator, TrainedRun]:
+def open_trained(arguments: argparse.Namespace) -> TrainedRun:
     """Opens the finished run that `add_arguments` was given."""
+    from torch.cuda import is_available as cuda_available
+
     from toolkit.console import quiet_libraries
     from toolkit.distributed import build_accelerator
     from toolkit.errors import InputError
@@ -35,12 +37,30 @@ def open_trained(arguments: argparse.Namespace) -> tuple[Accelerator, TrainedRun
         raise InputError(f"--batch-size: received {arguments.batch_size}, must be at least 1")
     die_with_launcher()
     cfg, task = read_settings(Path(arguments.run), arguments.recipe)
+    precision = cfg.train.mixed_precision
     cfg = replace(
         cfg,
+        model=replace(cfg.model, trust_remote_code=arguments.trust_remote_code),
+        train=replace(cfg.train, mixed_precision="no" if precision == "fp16" and not cuda_available() else precision),
         eval=replace(cfg.eval, per_device_eval_batch_size=arguments.batch_size or cfg.eval.per_device_eval_batch_size),
         data=replace(cfg.data, bad_rows=arguments.bad_rows or cfg.data.bad_rows),
         tracking=replace(cfg.tracking, report_to=[]),
     )
     quiet_libraries()
-    accelerator = build_accelerator(cfg)
-    return accelerator, open_run(Path(arguments.run), cfg, task, accelerator)
+    return open_run(Path(arguments.run), cfg, task, build_accelerator(cfg))
+
+
+def output_file(path: str | Path) -> Path:
+    """Returns the file to write, once its folder is known to be there and writable.
+
+    Raises:
+        InputError: if it is not.
+    """
+    from toolkit.errors import InputError
+
+    file = Path(path).expanduser()
+    if not file.parent.is_dir():
+        raise InputError(f"--output: there is no folder {file.parent.absolute()}; make it first")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise InputError(f"--output: cannot write {file.absolute()}; give another place")
+    return file

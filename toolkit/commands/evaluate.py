@@ -28,12 +28,13 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.report.facts import write_json
     from toolkit.trained import read_rows
 
-    accelerator, run = _trained_run.open_trained(arguments)
-    bad = Path(arguments.output or arguments.data).with_suffix(".bad_rows.jsonl")
-    data = read_rows(run, arguments.data, True, run.cfg.data.bad_rows, accelerator, bad)
-    result = evaluate(accelerator, run.task, run.model, data, run.processor, run.cfg, "evaluate")
+    output = _trained_run.output_file(arguments.output) if arguments.output else None
+    run = _trained_run.open_trained(arguments)
+    bad = output.with_suffix(".bad_rows.jsonl") if output else Path(arguments.run) / "bad_rows_evaluate.jsonl"
+    data = read_rows(run, arguments.data, labelled=True, report=bad)
+    result = evaluate(run, run.model, data, "evaluate")
     metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
     print_table(f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)", metrics)
-    if arguments.output:
-        on_main(accelerator, write_json, Path(arguments.output), metrics)
-        say(f"also written to {arguments.output}")
+    if output:
+        on_main(run.accelerator, write_json, output, metrics)
+        say(f"also written to {output}")

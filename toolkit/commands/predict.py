@@ -28,11 +28,11 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.trained import read_rows
 
     source = Path(arguments.input)
-    output = Path(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
-    accelerator, run = _trained_run.open_trained(arguments)
+    output = _trained_run.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
+    run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
-    data = read_rows(run, arguments.input, False, run.cfg.data.bad_rows, accelerator, bad)
-    predictions, _ = predict(accelerator, run.task, run.model, data, run.processor, run.cfg, "predict")
-    records = on_main(accelerator, write_predictions, run.task, predictions, data, output)
+    data = read_rows(run, arguments.input, labelled=False, report=bad)
+    predictions, _ = predict(run, run.model, data, "predict")
+    records = on_main(run.accelerator, write_predictions, run.task, predictions, data, output)
     print_lines("The first predictions", (run.task.summary(record) for record in records))
     say(f"\n{len(data.rows)} predictions are in {output}")

@@ -100,7 +100,24 @@ def load_config(
     _check_combinations(settings, config, environ, check_files)
     if settings.problems:
         raise ConfigError(settings.problems)
+    config = _with_home(config)
     return Loaded(config, {".".join(key): settings.origin(key) for key, _ in _flat(config)})
+
+
+def _with_home(config: Config) -> Config:
+    """Puts the home folder in place of a path's `~`, which the shell does only where a word begins with it."""
+
+    def home(section: Any, *names: str) -> Any:
+        paths = {name: getattr(section, name) for name in names}
+        changes = {name: str(Path(path).expanduser()) for name, path in paths.items() if path and path[0] == "~"}
+        return dataclasses.replace(section, **changes)
+
+    return dataclasses.replace(
+        home(config, "output_dir"),
+        model=home(config.model, "name_or_path"),
+        data=home(config.data, "train_file", "validation_file", "test_file"),
+        checkpoint=home(config.checkpoint, "resume"),
+    )
 
 
 def section_types(options: type) -> dict[str, type]:
@@ -231,6 +248,8 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
             )
         if isinstance(value, str) and not value.strip():
             settings.report(key, f"received {show(value)}, expected the name of a column of your data")
+        elif list(given.values()).index(value) != list(given).index(name):
+            settings.report(key, f"received {show(value)}, which another of the task's columns has already")
 
 
 def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str, Column] | None) -> None:

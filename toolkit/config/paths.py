@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -40,8 +41,25 @@ def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
             yield f"{section}.{name}: received {show(value)}, expected text that is not blank"
 
 
+def aligned_files(name: str) -> dict[str, str]:
+    """Returns the line-aligned files that a name with braces stands for, by their columns; none for other names.
+
+    `train.{en,de}` is `{"en": "train.en", "de": "train.de"}`, unless there is a file of just that name.
+    """
+    braces = re.fullmatch(r"([^{}]*)\{([^{}]+)\}([^{}]*)", name)
+    if braces is None or _kind(Path(name)):
+        return {}
+    return {column: f"{braces[1]}{column}{braces[3]}" for column in braces[2].split(",")}
+
+
 def _data_file(key: str, value: str | None) -> Iterator[str]:
     if not value or not value.strip():
+        return
+    if aligned := aligned_files(value):
+        for name in aligned.values():
+            if _kind(Path(name).expanduser()) != "file":
+                tried = f"there is no file {show(name)} (tried {Path(name).absolute()})"
+                yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
     try:
         path = Path(value).expanduser()
@@ -52,7 +70,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
         yield f"{key}: received {show(value)}, {tried}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
-        expected = f"expected a name that ends in {join(FILE_FORMATS)}"
+        expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
         yield f"{key}: received {show(value)}, which is in no format that can be read; {expected}"
 
 

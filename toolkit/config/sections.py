@@ -51,15 +51,15 @@ class DataConfig:
     revision: str | None = None
     """Branch, tag or commit of the hub data set; pin it for a run that must be repeatable."""
     train_file: str | None = None
-    """Training rows: .csv, .tsv, .json (a list, or SQuAD nesting), .jsonl, .parquet or .txt (one row a line).
-    A relative path starts at the current directory."""
+    """Training rows: .csv, .tsv, .json (a list, or SQuAD nesting), .jsonl, .parquet or .txt (one row a line), or
+    line-aligned text files as columns, written `train.{en,de}`. A relative path starts at the current directory."""
     validation_file: str | None = None
     """Validation rows, in any of the same formats."""
     test_file: str | None = None
     """Test rows: evaluated once, after training."""
-    validation_split: Fraction = 0.1
-    """Without validation rows of its own, this part of the training rows is set aside (seeded; stratified where
-    rows have a class). 0 trains without evaluation."""
+    validation_split: Fraction | None = None
+    """Without validation rows of their own, this part of the training rows is set aside (seeded; stratified where
+    rows have a class); null means 0.1, and 0 trains without evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
     """The toolkit's column names to yours, for instance `text: review_body`. Names not given stand for themselves."""
     bad_rows: Literal["error", "skip"] = "error"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from toolkit.task import IGNORE_INDEX, Batch, Processor, Task
 if TYPE_CHECKING:
     import datasets
 
-    from toolkit.config.sections import TrainConfig
+    from toolkit.config.sections import Config, TrainConfig
 
 
 def collate_or_mask(
@@ -49,48 +50,41 @@ def _loader(
         # Workers are started anew for every epoch and so take over the sampler's current one with `random`.
         collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
+        worker_init_fn=_outlive_sigterm,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
         # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
         generator=torch.Generator().manual_seed(0),
     )
 
 
+def _outlive_sigterm(worker: int) -> None:
+    """A scheduler signals every process of a job; the rank still needs its workers to end its step and save."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def training_loader(
-    features: datasets.Dataset,
-    task: Task,
-    processor: Processor,
-    train: TrainConfig,
-    *,
-    seed: int,
-    rank: int,
-    world_size: int,
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
 ) -> tuple[DataLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches and the sampler that says where it starts."""
+    train = cfg.train
     order = Order(
         num_rows=len(features),
         batch_size=train.per_device_train_batch_size,
         accumulation=train.gradient_accumulation_steps or 1,
         world_size=world_size,
-        seed=seed,
+        seed=cfg.seed,
         strategy=train.train_sampling_strategy,
-        lengths=np.asarray(features["length"]) if train.train_sampling_strategy == "group_by_length" else None,
-        classes=np.asarray(features["class_id"]) if train.train_sampling_strategy == "balanced" else None,
+        lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
+        classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
     )
     sampler = WindowSampler(order, rank)
     return _loader(features, sampler, task, processor, sampler.random, train), sampler
 
 
 def evaluation_loader(
-    features: datasets.Dataset,
-    task: Task,
-    processor: Processor,
-    train: TrainConfig,
-    *,
-    seed: int,
-    batch_size: int,
-    rank: int,
-    world_size: int,
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set."""
-    batches = evaluation_batches(np.asarray(features["length"]), batch_size, rank, world_size)
-    return _loader(features, batches, task, processor, RowRandom(seed, epoch=-1), train)
+    lengths = np.asarray(features["length"][:])
+    batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, rank, world_size)
+    return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

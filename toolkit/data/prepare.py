@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import toolkit
 from toolkit.config.sections import Config, DataConfig
 from toolkit.console import say
+from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SPLITS = ("train", "validation", "test")
+DEFAULT_SPLIT = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,9 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Pat
     if output_dir is not None and accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, output_dir / "bad_rows.jsonl")
     rows = {name: table.rows for name, table in tables.items()}
-    if "validation" not in rows and cfg.data.validation_split > 0:
-        rows["train"], rows["validation"] = split(
-            rows["train"], cfg.data.validation_split, cfg.seed, task.stratify_by()
-        )
+    fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
+    if "validation" not in rows and fraction > 0:
+        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, task.stratify_by())
     limits = {"train": cfg.data.max_train_samples}
     rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
     task.learn(rows["train"])
@@ -93,7 +93,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         }
     if cfg.train.train_sampling_strategy == "balanced":
         features["train"] = _with_classes(features["train"], rows.splits["train"], task)
-    evals = {name: EvalData(rows.splits[name], part) for name, part in features.items() if name != "train"}
+    evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
     notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _cut(part)]
     for note in notes:
@@ -106,15 +106,21 @@ def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task
     column = task.stratify_by()
     if column is None:
         raise AssertionError("only a task whose rows have classes can be balanced")
-    number = {name: i for i, name in enumerate(sorted(set(rows[column])))}
-    names = rows[column]
-    ids = [number[names[example]] for example in features["example"]]
+    names = rows[column][:]
+    number = {name: i for i, name in enumerate(sorted(set(names)))}
+    ids = [number[names[example]] for example in features["example"][:]]
     return features.add_column("class_id", ids, new_fingerprint=f"{features._fingerprint[:-3]}cls")
 
 
 def _cut(features: datasets.Dataset) -> list[str]:
-    count = sum(features["truncated"]) if "truncated" in features.column_names else 0
-    return [f"{count} of {len(features)} inputs are longer than task.max_length and were cut."] if count else []
+    """Counts what was cut: column `truncated` is about task.max_length, `truncated_<side>` about max_<side>_length."""
+    notes = []
+    for name in features.column_names:
+        kind, _, side = name.partition("_")
+        if kind == "truncated" and (count := sum(features[name][:])):
+            limit = f"task.max_{side}_length" if side else "task.max_length"
+            notes.append(f"{count} of {len(features)} {side or 'input'}s are longer than {limit} and were cut.")
+    return notes
 
 
 def tokenise(
@@ -124,30 +130,16 @@ def tokenise(
 
     The cache key covers the rows, the processor, the task's options and state, and the toolkit's version.
     """
-    numbers = rows["_number"]
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
         features = task.preprocess(columns, indices, processor, labelled)
         return features | {"number": [columns["_number"][example - indices[0]] for example in features["example"]]}
 
-    key = [rows._fingerprint, len(numbers), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           task.state, labelled, toolkit.__version__]  # fmt: skip
+    key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
+           task.state, labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     features = rows.map(
         batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
         new_fingerprint=fingerprint, desc="preprocess",
     )  # fmt: skip
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
-
-
-def processor_fingerprint(processor: Processor) -> str:
-    """Returns a hash of everything that a saved processor holds."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        processor.save_pretrained(folder)
-        digest = hashlib.sha256()
-        for path in sorted(Path(folder).rglob("*")):
-            if path.is_file():
-                digest.update(path.name.encode() + path.read_bytes())
-        return digest.hexdigest()

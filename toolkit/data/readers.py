@@ -56,7 +56,7 @@ def not_text(value: Any) -> str | None:
     return next(filter(None, map(not_text, inner)), None)
 
 
-def _open_text(file: Path, newline: str | None = None) -> TextIO:
+def open_text(file: Path, newline: str | None = None) -> TextIO:
     """Opens UTF-8 text so that a byte that is not UTF-8 spoils its own row only (see `not_text`)."""
     return file.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
@@ -86,7 +86,7 @@ class _Lines:
 
 def _read_delimited(file: Path, delimiter: str) -> Iterator[RawRow]:
     csv.field_size_limit(MAX_FIELD_CHARS)  # the library's own limit (131072) is shorter than many documents
-    with _open_text(file, newline="") as opened:
+    with open_text(file, newline="") as opened:
         records = _records(opened, delimiter)
         line, header = next(records, (0, []))
         problem = header if isinstance(header, str) else not_text(header)
@@ -130,14 +130,17 @@ def _records(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | st
 def check_names(file: Path, names: list[str]) -> None:
     """Raises DataError if a column has no name or shares its name with another."""
     if not all(name.strip() for name in names):
-        raise DataError(f"{file}: a column has no name; the header is {', '.join(map(repr, names))}.")
+        raise DataError(
+            f"{file}: a column has no name; the header is {', '.join(map(repr, names))}. "
+            "(pandas writes its index so; to_csv(..., index=False) leaves it out.)"
+        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{file}: more than one column is named {', '.join(map(repr, twice))}.")
 
 
 def _read_jsonl(file: Path) -> Iterator[RawRow]:
-    with _open_text(file) as opened:
+    with open_text(file) as opened:
         for number, line in enumerate(opened, start=1):
             if not line.strip():
                 continue
@@ -163,7 +166,7 @@ def _kind(value: Any) -> str:
 
 
 def _read_json(file: Path) -> Iterator[RawRow]:
-    with _open_text(file) as opened:
+    with open_text(file) as opened:
         text = opened.read()
     try:
         content = json.loads(text)
@@ -242,7 +245,7 @@ def _is_answer(answer: Any) -> bool:
 
 
 def _read_txt(file: Path) -> Iterator[RawRow]:
-    with _open_text(file) as opened:
+    with open_text(file) as opened:
         for number, line in enumerate(opened, start=1):
             if line.strip():
                 yield RawRow(number, {"text": line.rstrip("\n")})

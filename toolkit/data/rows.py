@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +12,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import toolkit
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
+from toolkit.data.fingerprints import code_fingerprint
+from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows
 from toolkit.errors import DataError
 from toolkit.task import BadRow, Row, Task
 
@@ -88,7 +86,7 @@ def load_table(
     key = fingerprint(source)
     path = Path(source).expanduser()
     folder = path if path.is_dir() else path.parent
-    large = path.is_dir() or path.stat().st_size >= PROGRESS_FROM_BYTES
+    large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
     if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
         key = content_digest(key, read_rows(source), files, folder)
     return _build(
@@ -202,6 +200,11 @@ def _build(
     except datasets.exceptions.DatasetGenerationError as error:
         # The library wraps whatever the generator raises.
         raise (error.__cause__ or error) from None
+    except PermissionError as error:
+        raise DataError(
+            f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
+            "HF_DATASETS_CACHE to a folder that can be written"
+        ) from error
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
@@ -212,20 +215,11 @@ def _build(
 def _cache_key(
     source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
-    # With the code that reads and checks, who edits a recipe never gets rows from before.
-    code = [_code(name) for name in (type(task).__module__, "toolkit.data.readers", "toolkit.data.sources", __name__)]
     # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
-    parts = [toolkit.__version__, code, source.fingerprint, source.kind, folder, dict(columns), labelled,
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
              type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _code(module: str) -> str:
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):  # a task typed into an interpreter has no file
-        return ""
 
 
 def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:

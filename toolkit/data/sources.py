@@ -11,6 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.config.paths import aligned_files
+from toolkit.data.aligned import read_aligned
 from toolkit.data.files import folder_digest, read_folder
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
 from toolkit.errors import DataError
@@ -28,9 +30,16 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
     Only .json is held in memory whole.
 
+    A name like `train.{en,de}` means line-aligned text files, see `toolkit.data.aligned`.
+
     Raises:
         DataError: if the file is missing, of an unknown format, not UTF-8 text at all, or has no rows.
     """
+    if aligned := aligned_files(str(path)):
+        files = {column: _existing(name) for column, name in aligned.items()}
+        for file in files.values():
+            _refuse_other_encodings(file)
+        return _checked(read_aligned(files), str(path))
     file = _existing(path)
     if file.is_dir():
         return _checked(read_folder(file), str(path))
@@ -47,14 +56,27 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 def fingerprint(path: str | Path) -> str:
     """Returns the sha256 of the file's bytes, or of the names in a folder, in hexadecimal.
 
+    Of aligned files it is that of their sums, one after the other.
+
     Raises:
         DataError: if there is no such file or it cannot be opened.
     """
+    if aligned := aligned_files(str(path)):
+        return hashlib.sha256("".join(map(fingerprint, aligned.values())).encode()).hexdigest()
     source = _existing(path)
     if source.is_dir():
         return folder_digest(source)
     with source.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def num_bytes(path: str | Path) -> int:
+    """Returns the size of a file, or of aligned files together.
+
+    Raises:
+        DataError: if there is no such file or it cannot be opened.
+    """
+    return sum(_existing(name).stat().st_size for name in aligned_files(str(path)).values() or [path])
 
 
 def load_hub(

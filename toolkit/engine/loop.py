@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import islice
 
@@ -30,12 +30,8 @@ def fit(run: Run) -> FitResult:
         Interrupted: after SIGTERM, once a checkpoint is written.
     """
     accelerator, train = run.accelerator, run.cfg.train
-    if run.data.train is None:
-        raise AssertionError("a run is trained on training rows")
-    loader, sampler = training_loader(
-        run.data.train, run.task, run.processor, train,
-        seed=run.cfg.seed, rank=accelerator.process_index, world_size=accelerator.num_processes,
-    )  # fmt: skip
+    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
     plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
     optimizer = build_optimizer(run.model, train)
     schedule = build_schedule(optimizer, train, plan.total_steps)
@@ -52,7 +48,7 @@ def fit(run: Run) -> FitResult:
                 for window in islice(windows(loader, accumulation), plan.total_steps - session.state.step):
                     learning_rate = float(schedule.get_last_lr()[0])
                     items = session.begin_window(window)
-                    loss_sum = accumulate(accelerator, run.task, model, window, items)
+                    loss_sum = accumulate(accelerator, run.task, model, window, items, stop.beat)
                     grad_norm = clip(accelerator, model, train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     optimizer.step()
@@ -72,7 +68,12 @@ def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 
 
 def accumulate(
-    accelerator: Accelerator, task: Task, model: nn.Module, window: Sequence[Batch], items: float
+    accelerator: Accelerator,
+    task: Task,
+    model: nn.Module,
+    window: Sequence[Batch],
+    items: float,
+    beat: Callable[[], None],
 ) -> torch.Tensor:
     """Adds up the exact gradient of a window: the summed loss of all ranks divided by their items.
 
@@ -82,6 +83,7 @@ def accumulate(
         model: the prepared model; its gradients are zero.
         window: this rank's micro-batches.
         items: items of the window over all ranks.
+        beat: called after each micro-batch.
 
     Returns:
         This rank's summed loss, a detached scalar.
@@ -97,6 +99,7 @@ def accumulate(
             loss = task.loss_sum(model(**batch["inputs"]), batch)
             accelerator.backward(loss * scale)
         total += loss.detach()
+        beat()
     return total
 
 

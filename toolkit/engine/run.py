@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
+from toolkit.errors import ConfigError
 from toolkit.task import Prepared, Processor, Task
 
 if TYPE_CHECKING:
@@ -125,3 +127,17 @@ def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int
     if setting == "epoch":
         return steps_per_epoch
     return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)
+
+
+def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
+    """Returns the name of the metric that names the best model, with its prefix, and whether greater is better.
+
+    Raises:
+        ConfigError: if the task has no metric of the name that the YAML gives.
+    """
+    name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
+    known = {"loss": False, **task.scores}
+    if name not in known:
+        near = did_you_mean(name, list(known))
+        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
+    return f"eval_{name}", known[name]

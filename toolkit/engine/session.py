@@ -18,16 +18,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit import checkpoint
+from toolkit.console import say
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, sum_dtype
-from toolkit.engine.run import FitResult, Plan, Run, TrainState
+from toolkit.engine.run import FitResult, Plan, Run, TrainState, best_metric
 from toolkit.errors import ConfigError, Interrupted, RunError
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
-from toolkit.task import Batch, Task
+from toolkit.task import Batch
 from toolkit.tracking import Tracker
 
-LOWER_IS_BETTER = ("loss", "mse", "mae")
-"""Ends of the names of metrics of which less is better."""
 SHOWN_ROWS = 20
 """Rows named in the message about a non-finite update."""
 
@@ -70,10 +69,27 @@ class Session:
         if self.run.resume is not None:
             checkpoint.load_model_into(self.run.resume, self.bare_model)
             checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
-            self.state = TrainState(**self.run.resume.state["train"])
-            schedules.seek(self.schedule, self.state.step)
-            self._saved_step = self.state.step
+            self._restore_state(self.run.resume.state)
         self._beat = time.perf_counter()
+
+    def _restore_state(self, saved: Mapping[str, Any]) -> None:
+        self.state = TrainState(**saved["train"])
+        if self.state.step > self.plan.total_steps:
+            already = (
+                f"the checkpoint is already at step {self.state.step}, and this would end at {self.plan.total_steps}"
+            )
+            raise ConfigError([f"train.max_steps, train.num_train_epochs: {already}"])
+        schedules.seek(self.schedule, self.state.step)
+        if self.run.accelerator.scaler is not None and "scaler" in saved:
+            self.run.accelerator.scaler.load_state_dict(saved["scaler"])
+        self._saved_step = self.state.step
+        best = self.state.best_step if self.run.cfg.checkpoint.load_best_model_at_end else None
+        if best not in (None, self.state.step) and not self._folder(best).is_dir():
+            say(f"the checkpoint of the best step, {best}, is not here: the best is looked for anew from here on")
+            self.state.best_metric, self.state.best_step, self.state.evaluations_since_best = None, None, 0
+
+    def _folder(self, step: int | None) -> Path:
+        return self.run.output_dir / "checkpoints" / f"step-{step}"
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
@@ -95,6 +111,7 @@ class Session:
         random.seed(python_seed)
         items = sum(float(self.run.task.count_items(batch)) for batch in batches)
         items, stop = all_sum(self.run.accelerator, items, float(self.stop.requested))
+        self.stop.beat()
         if stop:
             self._interrupt()
         self._window_items = items
@@ -106,8 +123,9 @@ class Session:
         Raises:
             RunError: naming the step and the rows of its window; no parameter has been touched.
         """
-        if math.isfinite(grad_norm):
-            return
+        scaler = self.run.accelerator.scaler
+        if math.isfinite(grad_norm) or (scaler is not None and scaler.get_scale() > 1):
+            return  # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot
         mine = [int(row) for batch in batches for row in batch["row_ids"] if row >= 0]
         rows: list[list[int]] = [mine]
         if self.run.accelerator.num_processes > 1:
@@ -119,8 +137,8 @@ class Session:
         raise RunError(
             f"step {self.state.step + 1}: the gradient's norm is {grad_norm}; training stopped before this update.\n"
             f"  Rows of this step in the training file: {shown}\n"
-            "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help; then "
-            "go on with checkpoint.resume=auto."
+            "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help, in a "
+            "new run with another output_dir."
         )
 
     def end_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
@@ -156,9 +174,10 @@ class Session:
         if state.evaluated_step == state.step:  # resumed right after this evaluation: it is counted already
             return
         state.evaluated_step = state.step
-        name, greater = best_metric(run.cfg.eval.metric_for_best_model, run.task, metrics)
+        name, greater = best_metric(run.cfg, run.task)
         value = metrics[name]
-        if state.best_metric is None or (value > state.best_metric if greater else value < state.best_metric):
+        better = state.best_metric is None or (value > state.best_metric if greater else value < state.best_metric)
+        if better and not math.isnan(value):
             state.best_metric, state.best_step, state.evaluations_since_best = value, state.step, 0
             if run.cfg.checkpoint.load_best_model_at_end:
                 self.save()
@@ -169,7 +188,8 @@ class Session:
         """Writes a checkpoint on the main process and then removes those that are too many."""
         self._reduce_loss()
         self.tracker.flush()
-        on_main(self.run.accelerator, self._write_checkpoint)
+        with self.stop.unhurried():
+            on_main(self.run.accelerator, self._write_checkpoint)
         self._saved_step = self.state.step
 
     def finish(self) -> FitResult:
@@ -182,9 +202,7 @@ class Session:
         if stop:
             self._interrupt()
         if run.cfg.checkpoint.load_best_model_at_end and state.best_step not in (None, state.step):
-            best = checkpoint.open_checkpoint(run.output_dir / "checkpoints" / f"step-{state.best_step}")
-            checkpoint.load_model_into(best, self.bare_model)
-            self._evaluated = None
+            self._load_best()
         evaluations = {name: self._evaluation(name) for name in run.data.evals}
         if test := evaluations.get("test"):
             self.tracker.log(
@@ -201,6 +219,17 @@ class Session:
             peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
         )
 
+    def _load_best(self) -> None:
+        """Puts the best step's parameters in place of the last step's."""
+        folder = self._folder(self.state.best_step)
+        if problems := on_main(self.run.accelerator, checkpoint.verify, folder):
+            say(
+                f"warning: the best checkpoint, {folder.name}, is damaged ({problems[0]}); the model is the last step's"
+            )
+            return
+        checkpoint.load_model_into(checkpoint.open_checkpoint(folder), self.bare_model)
+        self._evaluated = None
+
     def _evaluation(self, name: str) -> Evaluation | None:
         """Evaluates a set with the parameters as they are; that of the validation rows is remembered for its step."""
         run = self.run
@@ -208,9 +237,7 @@ class Session:
             return None
         if name == "validation" and self._evaluated is not None and self._evaluated[0] == self.state.step:
             return self._evaluated[1]
-        result = evaluate(
-            run.accelerator, run.task, self.bare_model, run.data.evals[name], run.processor, run.cfg, name
-        )
+        result = evaluate(run, self.bare_model, run.data.evals[name], name, self.stop.beat)
         if name == "validation":
             self._evaluated = (self.state.step, result)
         return result
@@ -245,6 +272,8 @@ class Session:
     def _write_checkpoint(self) -> None:
         run, root = self.run, self.run.output_dir / "checkpoints"
         state = {"train": asdict(self.state), "task": run.task.state, "identity": dict(run.identity)}
+        if run.accelerator.scaler is not None:
+            state["scaler"] = run.accelerator.scaler.state_dict()
         checkpoint.save(root, self.state.step, self.bare_model, self.optimizer, state, self._write_processor)
         best = self.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         checkpoint.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
@@ -260,16 +289,3 @@ class Session:
             f"SIGTERM: stopped after step {self.state.step} of {self.plan.total_steps}. "
             f"Go on with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))})."
         )
-
-
-def best_metric(setting: str | None, task: Task, metrics: Mapping[str, float]) -> tuple[str, bool]:
-    """Returns the name of the metric that names the best model, and whether greater is better.
-
-    Raises:
-        ConfigError: if the task does not report a metric of that name.
-    """
-    name = setting or task.best_metric
-    name = name if name.startswith("eval_") else f"eval_{name}"
-    if name not in metrics:
-        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task reports {', '.join(metrics)}"])
-    return name, task.greater_is_better if name == task.best_metric else not name.endswith(LOWER_IS_BETTER)

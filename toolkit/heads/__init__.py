@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Head(Protocol):
     """One problem type. Built as `HeadClass(options)` with the task's options."""
 
+    scores: Mapping[str, bool]
+    """The metrics that can name the best model, and whether greater is better."""
     best_metric: str
-    """Metric (with its `eval_` prefix) that names the best model."""
-    greater_is_better: bool
+    """The one of them that does, unless the YAML names another."""
     has_classes: bool
     """Whether each row has exactly one class."""
     state: dict[str, Any]
@@ -62,7 +63,7 @@ class Head(Protocol):
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss of `[B, N]` logits summed over the items of `[B]` or `[B, N]` targets, a scalar."""
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         """Returns what is kept of `[B, N]` logits as predictions, of the same shape."""
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:

@@ -29,8 +29,8 @@ class MultiLabel:
     or null (not known). Names that are not given are false. It is kept as a list of names and values.
     """
 
-    best_metric = "eval_f1_micro"
-    greater_is_better = True
+    scores: Mapping[str, bool] = dict.fromkeys(("f1_micro", "f1_macro", "subset_accuracy"), True)
+    best_metric = "f1_micro"
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -82,7 +82,7 @@ class MultiLabel:
         losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
         return torch.where(labels.isnan(), 0.0, losses).sum()
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         return logits.float().sigmoid()
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -105,7 +105,8 @@ class MultiLabel:
         return f"{', '.join(record['prediction']) or 'nothing'}{known}"
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
-        from toolkit.report.classes import per_class_table
+        from toolkit.report.classes import score_table
 
-        table = per_class_table(self.state["labels"], self.metrics(scores, targets), np.nansum(targets, axis=0))
+        names, counts = ("precision", "recall", "f1"), np.nansum(targets, axis=0)
+        table = score_table(self.state["labels"], self.metrics(scores, targets), names, counts)
         return [f"## Labels ({name})\n\n{table}"]

@@ -27,8 +27,8 @@ class Regression:
     list is a target that is not known.
     """
 
-    best_metric = "eval_mse"
-    greater_is_better = False
+    scores: Mapping[str, bool] = {"mse": False, "mae": False, "r2": True, "pearson": True}
+    best_metric = "mse"
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -73,7 +73,7 @@ class Regression:
         losses = (logits - labels.nan_to_num().to(logits.dtype)) ** 2
         return torch.where(labels.isnan(), 0.0, losses).sum()
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         return logits.float()
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -93,7 +93,13 @@ class Regression:
         return f"{_shown(record['prediction'])}{known}"
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
-        return []
+        from toolkit.report.classes import score_table
+
+        labels, counts = self.state["labels"], (~np.isnan(targets)).sum(axis=0)
+        if len(labels) == 1:
+            return []
+        table = score_table(labels, self.metrics(scores, targets), ("r2", "pearson"), counts)
+        return [f"## Numbers ({name})\n\n{table}"]
 
 
 def _number(value: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 class SingleLabel:
     """Single-label classification; see `toolkit.heads.Head`."""
 
-    best_metric = "eval_accuracy"
-    greater_is_better = True
+    scores: Mapping[str, bool] = dict.fromkeys(("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True)
+    best_metric = "accuracy"
     has_classes = True
 
     def __init__(self, options: Any) -> None:
@@ -36,11 +37,7 @@ class SingleLabel:
         return Value("string")
 
     def check(self, value: Any) -> str:
-        if isinstance(value, (list, dict)):
-            raise BadRow(
-                f"label {value!r} is not one name (task.problem_type=multi_label_classification takes several)"
-            )
-        label, known = str(value).strip(), self.state["labels"]
+        label, known = _label_text(value), self.state["labels"]
         if known is not None and label not in known:
             raise BadRow(f"label {label!r} is not one of {', '.join(known)}")
         return label
@@ -77,7 +74,7 @@ class SingleLabel:
         weights = self.state["class_weights"]
         return counted if weights is None else counted * counted.new_tensor(weights)[labels.clamp(min=0)]
 
-    def scores(self, logits: Tensor) -> Tensor:
+    def predict(self, logits: Tensor) -> Tensor:
         return logits.float().softmax(-1)
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -100,15 +97,25 @@ class SingleLabel:
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
         from sklearn.metrics import confusion_matrix
 
-        from toolkit.report.classes import per_class_table
+        from toolkit.report.classes import score_table
         from toolkit.report.plots import confusion
 
         labels, predictions = self.state["labels"], scores.argmax(-1)
         counts = confusion_matrix(targets, predictions, labels=range(len(labels)))
         picture = f"confusion_{name}.png"
         confusion(counts, labels, folder / picture)
-        table = per_class_table(labels, self.metrics(scores, targets), counts.sum(axis=1))
+        names = ("precision", "recall", "f1")
+        table = score_table(labels, self.metrics(scores, targets), names, counts.sum(axis=1))
         return [f"## Classes ({name})\n\n{table}", f"![Predicted and true classes of the {name} rows]({picture})"]
+
+
+def _label_text(label: Any) -> str:
+    """The name of a class: text, or a number as it would be written without a needless fraction."""
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
+        raise BadRow(f"label {label!r} is neither text nor a number")
+    return str(label).strip()
 
 
 def _label_order(label: str) -> tuple[bool, float, str]:

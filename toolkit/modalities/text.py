@@ -16,7 +16,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 AUTO_PROCESSOR = "AutoTokenizer"
-ROBERTA_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text"})
+ROBERTA_POSITIONS = frozenset(
+    [
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    ]
+)
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 SPECIAL_TOKENS = {
@@ -51,16 +69,19 @@ def check(value: Any, options: Any) -> str:
     return value
 
 
-def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
+def load_processor(
+    source: str, model: ModelConfig, options: Any = None, fast_only: bool = True
+) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
         source: hub id or folder.
         model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
         options: the task's options.
+        fast_only: whether a slow one is refused: character offsets need the fast kind.
 
     Raises:
-        InputError: if there is none, or only a slow one: character offsets need the fast kind.
+        InputError: if there is none that can be used.
     """
     from transformers import AutoTokenizer
 
@@ -69,8 +90,10 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedT
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=revision or "main", trust_remote_code=model.trust_remote_code
         )
-        if not tokenizer.is_fast:
+        if fast_only and not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without one
+            raise ValueError("it holds no tokenizer (tokenizer.json, vocab.txt or the like)")
     except Exception as error:  # hub, file format and conversion errors alike are about this one setting
         raise pretrained_error("model.name_or_path", source, error) from error
     if tokenizer.pad_token is None:  # decoders such as GPT-2 were trained without padding; masked, it may be any token
@@ -123,10 +146,14 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         key = f"{name}_token_id"
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
             setattr(config, key, getattr(tokenizer, key))
+    if new and config.is_encoder_decoder:  # such models find the end of a text, and start their decoder, by these
+        config.eos_token_id, config.decoder_start_token_id = tokenizer.sep_token_id, tokenizer.pad_token_id
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     """Returns what is wrong between a model and the task's `max_length`, as full messages."""
+    if not hasattr(config, "vocab_size"):
+        return [f"model: a {config.model_type} model takes no text"]
     limit = getattr(config, "max_position_embeddings", None)
     if limit is None or config.model_type in RELATIVE_POSITIONS:
         return []

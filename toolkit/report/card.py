@@ -22,6 +22,8 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
     """Writes the card: what the model is, how to use it, what it scored, and on what it was trained."""
     model, data = run.cfg.model, run.cfg.data
     base = model.name_or_path
+    if base and Path(base).is_dir():  # a card is for others, to whom a path of this machine says nothing
+        base = Path(base).name
     origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
     source = data.dataset_name or Path(str(data.train_file)).name
     processor = modalities.load(run.task.modality).AUTO_PROCESSOR

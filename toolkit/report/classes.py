@@ -1,4 +1,4 @@
-"""A table of scores per class."""
+"""A table of scores per class, label or number."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from toolkit.report.text import cell
 
-def per_class_table(labels: Sequence[str], metrics: Mapping[str, float], counts: np.ndarray) -> str:
-    """Formats precision, recall and F1 of each class, and its number of rows, as a Markdown table.
+
+def score_table(
+    labels: Sequence[str], metrics: Mapping[str, float], names: Sequence[str], counts: np.ndarray | Sequence[int]
+) -> str:
+    """Formats the scores of each label, and its number of rows, as a Markdown table.
 
     Args:
-        labels: names of the classes.
-        metrics: with `precision/<name>`, `recall/<name>` and `f1/<name>`.
-        counts: `[classes]` rows of each class.
+        labels: names of the classes, labels or numbers.
+        metrics: with `<score>/<label>` for each of `names`.
+        names: the scores.
+        counts: `[labels]` rows of each label.
     """
-    lines = ["| class | precision | recall | F1 | rows |", "|---|---|---|---|---|"]
+    lines = [f"| label | {' | '.join(names)} | rows |", "|---" * (len(names) + 2) + "|"]
     for label, count in zip(labels, counts, strict=True):
-        scores = " | ".join(f"{metrics[f'{name}/{label}']:.3f}" for name in ("precision", "recall", "f1"))
-        lines.append(f"| {label} | {scores} | {int(count):,} |")
+        scores = " | ".join(f"{metrics[f'{name}/{label}']:.3f}" for name in names)
+        lines.append(f"| {cell(label)} | {scores} | {int(count):,} |")
     return "\n".join(lines)

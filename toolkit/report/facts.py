@@ -38,13 +38,14 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
     return {
         **flatten(cfg),
         "num_processes": num_processes,
+        "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
         **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
     }
 
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved) and `run.json`."""
-    (output_dir / "config.yaml").write_text(dump_config(cfg), encoding="utf-8")
+    write_text(output_dir / "config.yaml", dump_config(cfg))
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -64,8 +65,13 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 

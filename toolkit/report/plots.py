@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from toolkit.console import shorten
+
 INK, TRAIN, EVAL, METRIC = "#333333", "#1f77b4", "#d62728", "#2ca02c"
-MOST_NAMED_CLASSES, MOST_COUNTED_CLASSES = 40, 15
+MOST_NAMED_CLASSES, MOST_COUNTED_CLASSES, MOST_LETTERS = 40, 15, 24
 
 
 def _series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -29,7 +32,7 @@ def loss_and_metric(history: Sequence[Mapping[str, Any]], metric: str, path: Pat
     from matplotlib.figure import Figure
 
     panels: list[dict[str, str]] = [{"loss": TRAIN, "eval_loss": EVAL}]
-    if metric not in panels[0] and _series(history, metric)[0]:
+    if metric not in panels[0] and len(_series(history, metric)[0]) > 1:
         panels.append({metric: METRIC})
     figure = Figure(figsize=(7, 2.6 * len(panels)), layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,12 +69,15 @@ def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= MOST_NAMED_CLASSES:
-        axes.set_xticks(range(len(labels)), labels, rotation=90 if max(map(len, labels)) > 3 else 0)
-        axes.set_yticks(range(len(labels)), labels)
+        names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # no formulas
+        axes.set_xticks(range(len(labels)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(len(labels)), names)
     if len(labels) <= MOST_COUNTED_CLASSES:
         for (true, predicted), count in np.ndenumerate(counts):
             colour = "white" if shares[true, predicted] > 0.6 else INK
             axes.text(predicted, true, f"{count:,}", ha="center", va="center", color=colour, fontsize=8)
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
-    figure.savefig(path, dpi=120)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have
+        figure.savefig(path, dpi=120)

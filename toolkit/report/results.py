@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.console import print_lines, print_table, say
-from toolkit.engine.run import FitResult, Run
+from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.report import card, plots, text
 from toolkit.report.facts import write_json
 from toolkit.task import Predictions, Reports, Task
@@ -24,7 +24,7 @@ def write_results(run: Run, result: FitResult) -> None:
     records = _write_all_predictions(run, result)
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures})
-    plots.loss_and_metric(history, _best_name(run), output_dir / "loss.png")
+    plots.loss_and_metric(history, best_metric(run.cfg, run.task)[0], output_dir / "loss.png")
     examples = [run.task.summary(record) for record in records]
     page = text.report(run, facts, figures, examples, _sections(run, result))
     (output_dir / "report.md").write_text(page, encoding="utf-8")
@@ -47,6 +47,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "train_loss": result.train_loss,
         **metrics,
         "best_step": result.best_step,
+        "best_metric": result.best,
         "train_seconds": result.train_seconds,
         "train_items_per_second": result.items_per_second,
         "peak_memory_bytes": result.peak_memory_bytes,
@@ -93,7 +94,3 @@ def _sections(run: Run, result: FitResult) -> list[str]:
         for name, evaluation in result.evaluations.items()
         for block in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
     ]
-
-
-def _best_name(run: Run) -> str:
-    return run.cfg.eval.metric_for_best_model or run.task.best_metric

@@ -27,7 +27,13 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     """Formats a two-column Markdown table."""
-    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())]
+    cells = [(cell(name), cell(value)) for name, value in rows.items()]
+    return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
+
+
+def cell(value: Any) -> str:
+    """Returns a value as it can stand in a Markdown table."""
+    return " ".join(str(value).split()).replace("|", "\\|")
 
 
 def report(
@@ -53,6 +59,8 @@ def report(
         "device": ", ".join(facts["hardware"]["gpus"]) or f"{facts['hardware']['cpus']} CPUs",
         "seed": facts["seed"],
         **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
+        # How a task computes its scores, where that has a name.
+        **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
     }
     blocks = [
         [f"# {run.output_dir.name}"],

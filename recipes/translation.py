@@ -1,0 +1,218 @@
+"""Translation: a text in one language becomes a text in another.
+
+accelerate launch recipes/translation.py --config recipes/configs/translation/smoke.yaml [section.key=value ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from toolkit.config.sections import STRICT, Config, Fraction, Positive
+from toolkit.console import shorten
+from toolkit.errors import InputError
+from toolkit.main import main
+from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
+
+if TYPE_CHECKING:
+    import datasets
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig
+
+    from toolkit.data.order import RowRandom
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationOptions:
+    """Languages, lengths and generation; names as in transformers' `run_translation.py` and `GenerationConfig`."""
+
+    __pydantic_config__ = STRICT
+
+    source_lang: str | None = None
+    """Language translated from: its key in a `translation` column, and the code of models that mark languages (mBART,
+    NLLB, M2M100). A key may be the code's part before the underscore: `en_XX` finds `en`."""
+    target_lang: str | None = None
+    """Language translated to, likewise."""
+    source_prefix: str = ""
+    """Text put before every source, which T5 wants: `translate English to German: `, with the blank at its end."""
+    max_source_length: Positive = 128
+    """Most tokens of a source; longer ones are cut, and counted."""
+    max_target_length: Positive = 128
+    """Most tokens of a target; longer ones are cut, and counted. Scores are against the whole text."""
+    val_max_target_length: Positive | None = None
+    """Most tokens of a generated translation; null means `max_target_length`."""
+    num_beams: Positive = 4
+    """Beams of the search for a translation; 1 takes the best token at each place."""
+    length_penalty: float = 1.0
+    """Exponent of the length that a beam's score is divided by; above 0, more favours longer translations."""
+    label_smoothing_factor: Fraction = 0.0
+    """Part of each token's probability that is spread over the whole vocabulary (Szegedy et al. 2016,
+    arXiv 1512.00567), in training and in the evaluation's loss alike."""
+    bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
+    """sacrebleu's tokenizer for BLEU: `zh` for Chinese, `char` for Japanese and other scripts without blanks."""
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong in combination."""
+        found = []
+        if (self.source_lang is None) != (self.target_lang is None) or (
+            self.source_lang is not None and self.source_lang == self.target_lang
+        ):
+            given = f"received {self.source_lang!r} and {self.target_lang!r}"
+            found.append(f"task.source_lang, task.target_lang: {given}, expected two different languages, or none")
+        if self.num_beams == 1 and self.length_penalty != 1:
+            found.append("task.length_penalty: has no effect with a single beam; set task.num_beams above 1")
+        return found
+
+
+class Translation:
+    """Sequence-to-sequence translation; see `toolkit.task.Task`."""
+
+    Options: ClassVar[type] = TranslationOptions
+    columns: ClassVar[Mapping[str, Column]] = {
+        "source": Column("the text to translate", required=False),
+        "target": Column("its translation", required=False, label=True),
+        "translation": Column("both, as a mapping from language to text, instead of the other two", required=False),
+    }
+    modality = "seq2seq"
+    auto_model = "AutoModelForSeq2SeqLM"
+    scores: ClassVar[Mapping[str, bool]] = {"bleu": True, "chrf": True, "token_accuracy": True}
+    best_metric = "bleu"
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg, self.options = cfg, cfg.task
+        self.state: dict[str, Any] = {"decoder_start_token_id": None, "bleu": None, "chrf": None}
+
+    def features(self) -> datasets.Features:
+        from datasets import Features, Value
+
+        return Features(source=Value("string"), target=Value("string"))
+
+    def check_row(self, row: Row, labelled: bool) -> Row:
+        source, target = self._text(row, "source"), None
+        if labelled:
+            target = self._text(row, "target")
+        return {"source": source, "target": target}
+
+    def _text(self, row: Row, side: Literal["source", "target"]) -> str:
+        """One side of a pair, from the mapping if the row has one."""
+        column = self.cfg.data.columns.get(side, side)
+        pair, place = row["translation"], f"column {column!r}"
+        value = row[side]
+        if pair is not None:
+            if not isinstance(pair, dict):
+                raise BadRow(f"column 'translation' holds {shorten(repr(pair))}, not a mapping from language to text")
+            language = self.options.source_lang if side == "source" else self.options.target_lang
+            if language is None:
+                raise BadRow(f"'translation' holds {', '.join(pair)}: name two in task.source_lang and .target_lang")
+            key = language if language in pair else language.split("_")[0]
+            value, place = pair.get(key), f"{key!r} of 'translation'"
+        if value is None or (isinstance(value, str) and not value.strip()):
+            raise BadRow(f"the {side} is missing: {place} is empty or not there")
+        if not isinstance(value, str):
+            raise BadRow(f"{place} holds {shorten(repr(value))}, not text")
+        return value
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        pass  # pairs need nothing learned
+
+    def notes(self, rows: datasets.Dataset) -> list[str]:
+        return []
+
+    def stratify_by(self) -> str | None:
+        return None
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        return chain(rows["source"], rows["target"])
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        from toolkit.metrics.translation import signatures
+
+        self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
+        self.state |= signatures(self.options.bleu_tokenize)
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        from toolkit.modalities import seq2seq
+
+        options = self.options
+        sources = [options.source_prefix + source for source in rows["source"]]
+        with seq2seq.languages(processor, options.source_lang, options.target_lang):
+            features = seq2seq.preprocess(
+                sources, rows["target"] if labelled else None, processor,
+                options.max_source_length, options.max_target_length,
+            )  # fmt: skip
+        return features | {"example": list(indices)}
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        import torch
+
+        from toolkit.modalities import seq2seq
+
+        start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
+        start = self.state["decoder_start_token_id"] if start is None else start
+        if start is None:
+            raise InputError(
+                "model: its configuration has no decoder_start_token_id, so where a translation starts is not known; "
+                "set model.config_overrides.decoder_start_token_id"
+            )
+        inputs, labels = seq2seq.collate(features, processor, start)
+        row_ids = torch.tensor([row["row_id"] for row in features])
+        return {"inputs": inputs, "labels": labels, "row_ids": row_ids, "start": start, "first": first}
+
+    def count_items(self, batch: Batch) -> Tensor:
+        return (batch["labels"] != IGNORE_INDEX).sum()
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(
+            outputs.logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORE_INDEX, reduction="sum",
+            label_smoothing=self.options.label_smoothing_factor,
+        )  # fmt: skip
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        from toolkit.modalities import seq2seq
+
+        options, labels = self.options, batch["labels"]
+        ids = seq2seq.generate(
+            model, outputs, batch["inputs"],
+            decoder_start_token_id=batch["start"], forced_bos_token_id=batch["first"],
+            max_new_tokens=options.val_max_target_length or options.max_target_length,
+            num_beams=options.num_beams, length_penalty=options.length_penalty,
+        )  # fmt: skip
+        return {
+            "ids": ids,
+            "tokens": (labels != IGNORE_INDEX).sum(-1).int(),
+            "correct": (outputs.logits.argmax(-1) == labels).sum(-1).int(),  # never so where a label is ignored
+        }
+
+    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
+        from toolkit.metrics.translation import Translation as Score
+
+        scores: dict[str, float] = Score().compute(
+            predictions=self._texts(predictions, data), references=data.rows["target"],
+            tokenize=self.options.bleu_tokenize,
+        )  # fmt: skip
+        return scores | {"token_accuracy": float(predictions["correct"].sum() / predictions["tokens"].sum())}
+
+    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
+        for row, text in zip(data.rows, self._texts(predictions, data), strict=True):
+            yield {"source": row["source"], "prediction": text, "reference": row["target"]}
+
+    def summary(self, record: dict[str, Any]) -> str:
+        known = f"\n    expected {shorten(record['reference'])}" if record["reference"] else ""
+        return f"{shorten(record['source'])}\n    ->       {shorten(record['prediction'])}{known}"
+
+    def _texts(self, predictions: Predictions, data: EvalData) -> list[str]:
+        from toolkit.modalities import seq2seq
+
+        return seq2seq.decode(predictions["ids"], data.processor)
+
+
+TASK = Translation
+
+if __name__ == "__main__":
+    main(TASK)

@@ -1,0 +1,40 @@
+"""What cached rows depend on beside the data: our code and the processor."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import tempfile
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import toolkit
+from toolkit.task import Processor, Task
+
+
+def code_fingerprint(task: Task) -> str:
+    """Returns a hash of the toolkit and of the task's file: who edits either never gets rows from before."""
+    return _code_fingerprint(type(task).__module__)
+
+
+@lru_cache
+def _code_fingerprint(module: str) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(Path(toolkit.__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    with suppress(OSError, TypeError):  # a task typed into an interpreter has no file
+        digest.update(inspect.getsource(sys.modules[module]).encode())
+    return digest.hexdigest()
+
+
+def processor_fingerprint(processor: Processor) -> str:
+    """Returns a hash of everything that a saved processor holds."""
+    with tempfile.TemporaryDirectory() as folder:
+        processor.save_pretrained(folder)
+        digest = hashlib.sha256()
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file():
+                digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()

@@ -1,0 +1,219 @@
+"""Text to text, by an encoder-decoder: tokenizers, source and target ids, the decoder's input, generation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit.config.sections import ModelConfig
+from toolkit.errors import InputError
+from toolkit.modalities import text
+from toolkit.task import IGNORE_INDEX
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+MODEL_INPUTS = ("input_ids", "attention_mask")
+LIMITS = ("max_source_length", "max_target_length", "val_max_target_length")
+
+
+def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
+    """Loads the tokenizer of a pretrained model, a run or a checkpoint; arguments and errors as for `text`.
+
+    Marian's and M2M100's exist only as slow ones, which do here.
+    """
+    return text.load_processor(source, model, options, fast_only=False)
+
+
+def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
+    """Trains one byte-level BPE tokenizer for both languages; decoding gives back exactly the text, case included.
+
+    Args:
+        texts: sources and targets.
+        config: of the new model: `vocab_size` is the most entries the tokenizer may have.
+        options: the task's options, for the length limits.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocab_size,
+        special_tokens=list(SPECIAL_TOKENS.values()),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    eos = SPECIAL_TOKENS["eos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(f"$A {eos}", None, [(eos, tokenizer.token_to_id(eos))])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max(options.max_source_length, options.max_target_length),
+        model_input_names=list(MODEL_INPUTS),
+        clean_up_tokenization_spaces=False,
+        **SPECIAL_TOKENS,
+    )
+
+
+def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
+    """Gives a new model's configuration the sizes and special ids of its tokenizer."""
+    text.configure(config, tokenizer, new)
+    if new:
+        config.decoder_start_token_id = tokenizer.bos_token_id
+        for name, value in (("decoder_vocab_size", len(tokenizer)), ("forced_eos_token_id", tokenizer.eos_token_id)):
+            if getattr(config, name, None) is not None:
+                setattr(config, name, value)
+
+
+def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns what is wrong between a model and the task's length limits, as full messages."""
+    if not config.is_encoder_decoder:
+        wanted = "this task needs an encoder-decoder, for instance t5, bart, marian, mbart or m2m_100"
+        return [f"model: received a {config.model_type}, {wanted}"]
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is None or config.model_type in text.RELATIVE_POSITIONS:
+        return []
+    takes = f"this {config.model_type} takes at most {limit} tokens"
+    given = {name: getattr(options, name) for name in LIMITS}
+    return [f"task.{name}: received {value}, but {takes}" for name, value in given.items() if value and value > limit]
+
+
+@contextmanager
+def languages(tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None) -> Iterator[None]:
+    """Sets the languages of a tokenizer that marks them (mBART, NLLB, M2M100) for a while; others are left alone.
+
+    They are put back because a tokenizer saves them: files must not depend on what ran.
+
+    Raises:
+        InputError: if such a tokenizer is not told both languages, or does not know one.
+    """
+    if not hasattr(tokenizer, "src_lang"):
+        yield
+        return
+    token_of: dict[str, str] = getattr(tokenizer, "lang_code_to_token", {})  # M2M100 writes `en` as `__en__`
+    known = list(token_of) or [token for token in tokenizer.all_special_tokens if "_" in token]
+    for key, code in (("task.source_lang", source), ("task.target_lang", target)):
+        if code not in known:
+            near = get_close_matches(code or "", known, n=1, cutoff=0.4) or known[:1]
+            raise InputError(
+                f"{key}: received {code!r}, but {type(tokenizer).__name__} wants a language code of its own, "
+                f"for instance {near[0]} (it has {len(known)})"
+            )
+    before = tokenizer.src_lang, tokenizer.tgt_lang
+    tokenizer.src_lang, tokenizer.tgt_lang = source, target
+    try:
+        yield
+    finally:
+        tokenizer.src_lang, tokenizer.tgt_lang = before
+
+
+def language_ids(tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None) -> tuple[Any, Any]:
+    """Returns the id that the decoder starts from and the id that it must give first, None where no language says so.
+
+    What the tokenizer puts around an empty target tells: mBART-50, NLLB and M2M100 begin a target with its language,
+    which is then forced; mBART-25 ends it with that, and shifted to the right it is where the decoder starts.
+    """
+    if not hasattr(tokenizer, "src_lang"):
+        return None, None
+    with languages(tokenizer, source, target):
+        around = tokenizer(text_target="")["input_ids"]
+    return (around[-1], None) if around[0] == tokenizer.eos_token_id else (None, around[0])
+
+
+def preprocess(
+    sources: Sequence[str],
+    targets: Sequence[str] | None,
+    tokenizer: PreTrainedTokenizerBase,
+    max_source_length: int,
+    max_target_length: int,
+) -> dict[str, list[Any]]:
+    """Tokenises pairs, each side cut to its limit.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides), and
+        `truncated_source` and `truncated_target`.
+    """
+    encoded, cut = _encode(tokenizer, "text", sources, max_source_length)
+    labels: list[list[int]] = [[] for _ in sources]
+    target_cut = [False] * len(sources)
+    if targets is not None:
+        target, target_cut = _encode(tokenizer, "text_target", targets, max_target_length)
+        labels = target["input_ids"]
+    return {name: encoded[name] for name in MODEL_INPUTS} | {
+        "labels": labels,
+        "length": [len(ids) + len(label) for ids, label in zip(encoded["input_ids"], labels, strict=True)],
+        "truncated_source": cut,
+        "truncated_target": target_cut,
+    }
+
+
+def collate(
+    features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, decoder_start: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Pads pairs on the right to the longest source and target.
+
+    The model is called without labels, so the decoder's input is made here: the labels, shifted to the right by
+    `decoder_start`.
+
+    Returns:
+        The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]`, padded with
+        `IGNORE_INDEX`. T is at least 1.
+    """
+    columns = [{name: row[name] for name in MODEL_INPUTS} for row in features]
+    inputs = dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
+    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
+    for place, row in zip(labels, features, strict=True):
+        place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
+    decoder_ids = labels.roll(1, dims=1)
+    decoder_ids[:, 0] = decoder_start
+    inputs["decoder_input_ids"] = decoder_ids.masked_fill(decoder_ids == IGNORE_INDEX, tokenizer.pad_token_id)
+    return inputs, labels
+
+
+def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:
+    """Generates by greedy or beam search; nothing is drawn at random.
+
+    Args:
+        model: a `PreTrainedModel`, not wrapped for gradient exchange.
+        outputs: of its forward pass: the encoder is not run again, and so has the same arithmetic in both.
+        inputs: of that pass.
+        **settings: of `transformers.GenerationConfig`; None leaves the model's own.
+
+    Returns:
+        `[B, T]` int32 ids without the one that the decoder started from, padded as the tokenizer pads.
+    """
+    from transformers.modeling_outputs import BaseModelOutput
+
+    ids: torch.Tensor = model.generate(
+        encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
+        attention_mask=inputs["attention_mask"],
+        do_sample=False,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    return ids[:, 1:].int()
+
+
+def decode(ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Turns `[rows, T]` generated ids, filled up with `IGNORE_INDEX`, into texts without special tokens."""
+    rows = [[token for token in row if token != IGNORE_INDEX] for row in ids.tolist()]
+    return [decoded.strip() for decoded in tokenizer.batch_decode(rows, skip_special_tokens=True)]
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, side: str, texts: Sequence[str], max_length: int
+) -> tuple[Any, list[bool]]:
+    """Encodes `text` or `text_target`, and tells which were cut; slow tokenizers do not say that by themselves."""
+    encoded = tokenizer(**{side: list(texts)}, verbose=False)
+    cut = [len(ids) > max_length for ids in encoded["input_ids"]]
+    if any(cut):
+        encoded = tokenizer(**{side: list(texts)}, truncation=True, max_length=max_length)
+        if tokenizer.is_fast:
+            text.forget_truncation(tokenizer)
+    return encoded, cut
