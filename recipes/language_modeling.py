@@ -79,8 +79,10 @@ class LanguageModeling:
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
         self.causal = self.options.objective == "causal"
-        self.auto_model = AUTO_MODELS[self.options.objective]
         self.state: dict[str, Any] = {}
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        return AUTO_MODELS[self.options.objective]
 
     def features(self) -> datasets.Features:
         from datasets import Features, Value

@@ -67,13 +67,15 @@ class QuestionAnswering:
         "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
     }
     modality = "text"
-    auto_model = "AutoModelForQuestionAnswering"
     scores: ClassVar[Mapping[str, bool]] = {"exact_match": True, "f1": True}
     best_metric = "f1"
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
         self.state: dict[str, Any] = {}
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        return "AutoModelForQuestionAnswering"
 
     def features(self) -> datasets.Features:
         from datasets import Features, List, Value

@@ -1,198 +1,189 @@
-"""Review classification: one text, one label.
+"""Reviews: what a text, a picture or a recording is, as classes, labels or numbers.
 
 accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml [section.key=value ...]
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from toolkit import modalities
 from toolkit.config.sections import STRICT, Config
 from toolkit.console import shorten
 from toolkit.main import main
-from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.task import Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
 
 if TYPE_CHECKING:
     import datasets
-    from torch import Tensor, dtype, nn
+    from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
     from toolkit.data.order import RowRandom
+    from toolkit.heads import Head
+
+MODALITY_SETTINGS = {"max_length": "text", "image": "image", "audio": "audio"}
+PROBLEM_SETTINGS = {
+    "class_weights": ("single_label_classification",),
+    "label_smoothing_factor": ("single_label_classification", "multi_label_classification"),
+    "focal_gamma": ("single_label_classification", "multi_label_classification"),
+    "label_separator": ("multi_label_classification", "regression"),
+}
+"""Settings that only some kinds of reviews have a use for."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewsOptions:
-    """What is classified, and how classes count."""
+    """What a review is, what is predicted of it, and how classes count."""
 
     __pydantic_config__ = STRICT
 
-    modality: Literal["text"] = "text"
+    modality: Literal["text", "image", "audio"] = "text"
     """What a review is."""
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = (
+        "single_label_classification"
+    )
+    """What is predicted: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
     """Most tokens of a text; longer ones are cut, and counted."""
     labels: list[str] | None = None
-    """Label names in the order of their ids; null takes those of the training rows, sorted. Others are bad rows."""
+    """Label names in the order of their ids (of a regression: names of its numbers); null takes those of the training
+    rows, sorted. Others are bad rows."""
+    label_separator: Annotated[str, Field(min_length=1)] = ","
+    """What stands between several labels or numbers in text (CSV); alone it is a row with no label."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` weighs each class by rows / (classes x rows of the class), as scikit-learn does, and divides the
     loss by the summed weights."""
+    label_smoothing_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Part of each label that is spread evenly over all classes."""
+    focal_gamma: Annotated[float, Field(ge=0)] = 0.0
+    """Exponent of the focal loss, which counts what the model is sure of for less; 0 is cross entropy."""
+    image: ImageOptions = field(default_factory=ImageOptions)
+    """Pictures."""
+    audio: AudioOptions = field(default_factory=AudioOptions)
+    """Recordings."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
-        if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < 2):
-            return [f"task.labels: received {self.labels}, expected at least two different names"]
-        return []
+        least = 2 if self.problem_type == "single_label_classification" else 1
+        found = []
+        if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < least):
+            several = "at least two different names" if least == 2 else "different names"
+            found.append(f"task.labels: received {self.labels}, expected {several}")
+        default = type(self)()
+        changed = {part.name for part in fields(self) if getattr(self, part.name) != getattr(default, part.name)}
+        for name in sorted(changed):
+            if MODALITY_SETTINGS.get(name, self.modality) != self.modality:
+                found.append(f"task.{name}: has no effect with task.modality {self.modality!r}; remove it")
+            if self.problem_type not in PROBLEM_SETTINGS.get(name, (self.problem_type,)):
+                found.append(f"task.{name}: has no effect with task.problem_type {self.problem_type!r}; remove it")
+        return found
+
+
+def _input(name: str, help: str) -> Column:
+    used: Callable[[Any], bool] = lambda options: options is None or options.modality == name  # noqa: E731
+    return Column(help, file=name != "text", used=used)
 
 
 class Reviews:
-    """Single-label classification; see `toolkit.task.Task`."""
+    """Classification and regression of texts, pictures and recordings; see `toolkit.task.Task`."""
 
     Options: ClassVar[type] = ReviewsOptions
     columns: ClassVar[Mapping[str, Column]] = {
-        "text": Column("the review"),
-        "label": Column("the name of its class", label=True),
+        "text": _input("text", "the review"),
+        "image": _input("image", "the picture's file"),
+        "audio": _input("audio", "the recording's file"),
+        "label": Column("the name of its class, its labels or its numbers", label=True),
     }
-    modality = "text"
-    auto_model = "AutoModelForSequenceClassification"
-    scores: ClassVar[Mapping[str, bool]] = dict.fromkeys(
-        ("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True
-    )
-    best_metric = "accuracy"
 
     def __init__(self, cfg: Config) -> None:
+        from toolkit.heads import HEADS
+
         self.options: ReviewsOptions = cfg.task
-        self.state: dict[str, Any] = {"labels": self.options.labels, "class_weights": None}
+        self.modality: str = self.options.modality
+        self.head: Head = HEADS[self.options.problem_type](self.options)
+        self.state, self.scores, self.best_metric = self.head.state, self.head.scores, self.head.best_metric
+
+    @property
+    def inputs(self) -> ModuleType:
+        """The modality's functions; not kept, since modules cannot be sent to a loader's workers."""
+        return modalities.load(self.modality)
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        return self.inputs.auto_model(config)
 
     def features(self) -> datasets.Features:
-        from datasets import Features, Value
+        from datasets import Features
 
-        return Features(text=Value("string"), label=Value("string"))
+        return Features({self.modality: self.inputs.feature(), "label": self.head.feature()})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        if not isinstance(row["text"], str):
-            raise BadRow(f"column 'text' holds {row['text']!r}, not text")
-        if not labelled:
-            return {"text": row["text"], "label": None}
-        label = _label_text(row["label"])
-        known = self.state["labels"]
-        if known is not None and label not in known:
-            raise BadRow(f"label {label!r} is not one of {', '.join(known)}")
-        return {"text": row["text"], "label": label}
+        # The label first: looking at a picture takes longer.
+        label = self.head.check(row["label"]) if labelled else None
+        return {self.modality: self.inputs.check(row[self.modality], self.options), "label": label}
 
     def learn(self, rows: datasets.Dataset) -> None:
-        from toolkit.errors import DataError
-
-        counts = Counter(rows["label"][:])
-        labels = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
-        if len(labels) < 2:
-            raise DataError(f"data: all training rows have the label {labels[0]!r}; classification needs another.")
-        if self.options.class_weights == "balanced":
-            if unseen := [label for label in labels if not counts[label]]:
-                raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
-            self.state["class_weights"] = [len(rows) / (len(labels) * counts[label]) for label in labels]
+        self.head.learn(rows["label"][:])
 
     def notes(self, rows: datasets.Dataset) -> list[str]:
         return []
 
     def stratify_by(self) -> str | None:
-        return "label"
+        return "label" if self.head.has_classes else None
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return iter(rows["text"])
+        return iter(rows[self.modality])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        labels = self.state["labels"]
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: number for number, label in enumerate(labels)}
-        config.problem_type = "single_label_classification"
+        self.head.configure(config)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.modalities import text
-
-        number = {label: i for i, label in enumerate(self.state["labels"])}
-        labels = [number[label] if labelled else IGNORE_INDEX for label in rows["label"]]
-        return text.preprocess(rows["text"], processor, self.options.max_length) | {
-            "example": list(indices),
-            "label": labels,
-        }
+        targets = [self.head.target(label if labelled else None) for label in rows["label"]]
+        columns: dict[str, list[Any]] = self.inputs.preprocess(rows[self.modality], processor, self.options)
+        return columns | {"example": list(indices), "label": targets}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
 
-        from toolkit.modalities import text
-
         return {
-            "inputs": text.collate(features, processor),
+            "inputs": self.inputs.collate(features, processor, self.options, random),
             "labels": torch.tensor([row["label"] for row in features]),
             "row_ids": torch.tensor([row["row_id"] for row in features]),
         }
 
     def count_items(self, batch: Batch) -> Tensor:
-        import torch
-
-        return self._weights(batch["labels"], torch.float64).sum()
+        return self.head.count_items(batch["labels"])
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        labels = batch["labels"]
-        losses = cross_entropy(outputs.logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
-        return (losses * self._weights(labels, losses.dtype)).sum()
-
-    def _weights(self, labels: Tensor, dtype: dtype) -> Tensor:
-        """What each row counts for: its class's weight, 0 where it is ignored."""
-        counted = (labels != IGNORE_INDEX).to(dtype)
-        weights = self.state["class_weights"]
-        return counted if weights is None else counted * counted.new_tensor(weights)[labels.clamp(min=0)]
+        return self.head.loss_sum(outputs.logits, batch["labels"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        return {"scores": outputs.logits.float().softmax(-1)}
+        return {"scores": self.head.predict(outputs.logits)}
 
     def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
-        from toolkit.metrics.classification import Classification
+        import numpy as np
 
-        return Classification().compute(
-            predictions=predictions["scores"].argmax(-1), references=data.features["label"], labels=self.state["labels"]
-        )
+        return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
-        labels = self.state["labels"]
         for row, scores in zip(data.rows, predictions["scores"], strict=True):
-            yield {
-                "text": row["text"],
-                "label": row["label"],
-                "prediction": labels[int(scores.argmax())],
-                "scores": {label: float(score) for label, score in zip(labels, scores, strict=True)},
-            }
+            yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
 
     def summary(self, record: dict[str, Any]) -> str:
-        known = f", labelled {record['label']}" if record["label"] is not None else ""
-        score = record["scores"][record["prediction"]]
-        return f"{shorten(record['text'])}\n    -> {record['prediction']} ({score:.0%}{known})"
+        return f"{shorten(record[self.modality])}\n    -> {self.head.summary(record)}"
 
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
+        import numpy as np
 
-def _label_text(label: Any) -> str:
-    """The name of a class: text, or a number as it would be written without a needless fraction."""
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
-    if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
-        raise BadRow(f"label {label!r} is neither text nor a number")
-    return str(label).strip()
-
-
-def _label_order(label: str) -> tuple[bool, float, str]:
-    """Numbers by their value, before names."""
-    try:
-        return False, float(label), label
-    except ValueError:
-        return True, 0.0, label
+        return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"][:]), folder)
 
 
 TASK = Reviews

@@ -76,13 +76,15 @@ class Translation:
         "translation": Column("both, as a mapping from language to text, instead of the other two", required=False),
     }
     modality = "seq2seq"
-    auto_model = "AutoModelForSeq2SeqLM"
     scores: ClassVar[Mapping[str, bool]] = {"bleu": True, "chrf": True, "token_accuracy": True}
     best_metric = "bleu"
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
         self.state: dict[str, Any] = {"decoder_start_token_id": None, "bleu": None, "chrf": None}
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        return "AutoModelForSeq2SeqLM"
 
     def features(self) -> datasets.Features:
         from datasets import Features, Value

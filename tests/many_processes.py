@@ -22,7 +22,7 @@ C1_RUN = (
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
-TASKS = ("reviews", "qa", "translation", "language_modeling")
+TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
 
 
 def main(output: Path, world: int) -> None:
@@ -43,7 +43,7 @@ def main(output: Path, world: int) -> None:
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
         masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
-        train("language_modeling", output / "masked-2", *C1_RUN, *masked, config="smoke_masked", double=True)
+        train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
 
 
 if __name__ == "__main__":

@@ -15,54 +15,62 @@ from toolkit.engine.run import FitResult
 from toolkit.recipe import load_task_type
 
 ROOT = Path(__file__).resolve().parents[1]
+SMALL = ("tracking.logging_steps=1", "data.max_eval_samples=23")
 TINY = (
     "model.from_config.hidden_size=32",
     "model.from_config.intermediate_size=48",
     "model.from_config.vocab_size=400",
-    "tracking.logging_steps=1",
-    "data.max_eval_samples=23",
+    *SMALL,
 )
 """Overrides that make a smoke configuration fast enough to be run many times in one test."""
 
-SIZES = {"translation": ("model.from_config.vocab_size=400", *TINY[3:])}
-"""Overrides instead of `TINY` for tasks whose smoke model has other names for its sizes."""
+SIZES = {
+    "translation": ("model.from_config.vocab_size=400", *SMALL),
+    "reviews/smoke_image": SMALL,
+    "reviews/smoke_audio": SMALL,
+}
+"""Overrides instead of `TINY` for configurations whose model has other names for its sizes."""
 
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
 
 def train(
-    task: str,
-    output_dir: Path,
-    *overrides: str,
-    config: str = "smoke",
-    double: bool = False,
-    sizes: tuple[str, ...] | None = None,
+    config: str, output_dir: Path, *overrides: str, double: bool = False, sizes: tuple[str, ...] | None = None
 ) -> FitResult:
-    """Runs `recipes/configs/<task>/<config>.yaml` with `TINY` (or its `SIZES`) and further overrides.
+    """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
 
     Args:
-        task: name of the recipe.
+        config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` of another one.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
-        sizes: overrides instead of these.
-        config: name of the configuration.
         double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
+        sizes: overrides instead of these.
     """
-    recipe = ROOT / "recipes" / f"{task}.py"
+    name, _, yaml = config.partition("/")
+    recipe = ROOT / "recipes" / f"{name}.py"
     task_type = load_task_type(recipe)
-    file = ROOT / "recipes" / "configs" / task / f"{config}.yaml"
-    tiny = SIZES.get(task, TINY) if sizes is None else sizes
+    file = ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml"
+    tiny = SIZES.get(config, TINY) if sizes is None else sizes
     if any(override.startswith("model.name_or_path=") for override in overrides):
         tiny = [override for override in tiny if not override.startswith("model.from_config.")]
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_config(task_type.Options, file, settings, columns=task_type.columns).config
     build = toolkit.run.build_model
     if double:
-        toolkit.run.build_model = lambda *arguments: build(*arguments).double()
+        toolkit.run.build_model = lambda *arguments: _double(build(*arguments))
     try:
         return toolkit.run.run(cfg, task_type(cfg), recipe)
     finally:
         toolkit.run.build_model = build
+
+
+def _double(model: torch.nn.Module) -> torch.nn.Module:
+    def widen(module: torch.nn.Module, arguments: tuple, inputs: dict) -> tuple[tuple, dict]:
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        return arguments, inputs | {k: v.double() for k, v in tensors.items() if v.is_floating_point()}
+
+    model.register_forward_pre_hook(widen, with_kwargs=True)
+    return model.double()
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:

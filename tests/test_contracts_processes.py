@@ -60,7 +60,7 @@ def test_class_weights_keep_the_equality_and_matter(runs, tmp_path):
 
 def test_masks_are_the_same_on_every_process(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
-    train("language_modeling", tmp_path / "one", *alone, config="smoke_masked", double=True)
+    train("language_modeling/smoke_masked", tmp_path / "one", *alone, double=True)
     assert_same_run(tmp_path / "one", runs / "masked-2", DOUBLE)
 
 

@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 from launching import kill_tree, launch_command
-from runs import ROOT, TINY, assert_same_weights, lines, train
+from runs import ROOT, TINY, assert_same_weights, lines, predictions, train
 
 from toolkit.engine.session import Session
 from toolkit.errors import CheckpointError, ConfigError, Interrupted
 from toolkit.outputs import OutputLock
 
-DROPOUT = (
-    "model.config_overrides.hidden_dropout_prob=0.1",
-    "model.config_overrides.attention_probs_dropout_prob=0.1",
+WINDOWS = (
     "train.per_device_train_batch_size=2",
     "train.gradient_accumulation_steps=3",
     "train.num_train_epochs=3",
@@ -29,7 +27,22 @@ DROPOUT = (
     "checkpoint.save_steps=2",
 )
 """37 rows in windows of 6: seven steps an epoch, the last one short, and saves that fall into epochs' middles."""
-
+DROPOUT = (
+    "model.config_overrides.hidden_dropout_prob=0.1",
+    "model.config_overrides.attention_probs_dropout_prob=0.1",
+    *WINDOWS,
+)
+DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
+RANDOM = {
+    "reviews": DROPOUT,
+    "qa": DROPOUT,
+    "translation": ("model.config_overrides.dropout_rate=0.1", "task.label_smoothing_factor=0.1", *WINDOWS),
+    "language_modeling": ("model.config_overrides.attention_dropout=0.1", *WINDOWS),
+    "language_modeling/smoke_masked": ("model.config_overrides.hidden_dropout_prob=0.1", *WINDOWS),
+    "reviews/smoke_image": DROP_PATH,
+    "reviews/smoke_audio": DROP_PATH,
+}
+"""What draws random numbers in each task's model; masks and augmentation do beside it."""
 
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")
 
@@ -57,12 +70,10 @@ def stop_before(monkeypatch):
     return arm
 
 
-@pytest.mark.parametrize("task", ["reviews", "qa"])
-@pytest.mark.parametrize(
-    "extra", [(), ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")]
-)
+@pytest.mark.parametrize("task", RANDOM)
+@pytest.mark.parametrize("extra", [(), GROUPED])
 def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, stop_before):
-    settings = (*DROPOUT, *extra, "eval.eval_steps=4", "tracking.logging_steps=3")
+    settings = (*RANDOM[task], *extra, "eval.eval_steps=4", "tracking.logging_steps=3")
     train(task, tmp_path / "whole", *settings)
     for step in (6, 12):
         stop_before(step)
@@ -72,6 +83,7 @@ def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, s
     train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert predictions(tmp_path / "whole") == predictions(tmp_path / "parts")
 
 
 def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):

@@ -126,6 +126,6 @@ def test_the_steps_work(outcomes, title: str) -> None:
 
 def test_a_new_setting_is_explained_and_checked(outcomes) -> None:
     explained, refused = (done for _, done in outcomes["a setting"][:2])
-    assert re.search(r"^task\.label_smoothing_factor +0\.1 +override$", explained.stdout, re.M), explained.stdout
-    assert "task.label_smoothing_factor: received 1.5, must be below 1" in refused.stderr
+    assert re.search(r"^task\.score_decimals +2 +override$", explained.stdout, re.M), explained.stdout
+    assert "task.score_decimals: received 10, " in refused.stderr
     assert "Traceback" not in refused.stderr

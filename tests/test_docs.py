@@ -174,12 +174,13 @@ def test_a_part_of_a_configuration_is_valid_in_a_whole_one(fragment: str, reader
     yaml = YAML(typ="safe", pure=True)
     found = {}
     for recipe in RECIPES:
-        whole: dict[str, Any] = yaml.load(Path(f"recipes/configs/{Path(recipe).stem}/smoke.yaml"))
-        for section, values in yaml.load(fragment).items():
-            whole[section] = {**whole.get(section, {}), **values}
-        with Path("merged.yaml").open("w", encoding="utf-8") as file:
-            yaml.dump(whole, file)
-        found[recipe] = problems(recipe, "merged.yaml", [])
+        for smoke in Path(f"recipes/configs/{Path(recipe).stem}").glob("smoke*.yaml"):
+            whole: dict[str, Any] = yaml.load(smoke)
+            for section, values in yaml.load(fragment).items():
+                whole[section] = {**whole.get(section, {}), **values}
+            with Path("merged.yaml").open("w", encoding="utf-8") as file:
+                yaml.dump(whole, file)
+            found[str(smoke)] = problems(recipe, "merged.yaml", [])
     assert [] in found.values(), found
 
 

@@ -36,6 +36,25 @@ def test_windows_do_not_depend_on_the_split(strategy, rows, batch, accumulation,
     assert sorted(seen) == list(range(rows))
 
 
+@settings(deadline=None, max_examples=200)
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5), seed=st.integers(0, 9), epoch=st.integers(0, 3))
+def test_balanced_windows_have_every_class_alike_and_do_not_depend_on_the_split(sizes, seed, epoch):
+    classes = np.repeat(np.arange(len(sizes)), sizes)
+    order = Order(len(classes), 2, 2, 2, seed, "balanced", classes=classes)
+    whole = Order(len(classes), 8, 1, 1, seed, "balanced", classes=classes)
+    seen = []
+    for window in range(order.windows_per_epoch):
+        rows = [row for rank in range(2) for micro in order.micro_batches(epoch, window, rank) for row in micro]
+        assert sorted(rows) == sorted(whole.window(epoch, window))
+        seen += rows
+    assert len(seen) == len(classes)
+    counts = np.bincount(classes[seen], minlength=len(sizes))
+    assert counts.max() - counts.min() <= 1
+    for number in range(len(sizes)):  # no row again before all others of its class
+        times = np.bincount(seen, minlength=len(classes))[classes == number]
+        assert times.max() - times.min() <= 1
+
+
 def test_a_seek_gives_the_rest_of_the_epoch():
     order = Order(37, 2, 3, 1, seed=1)
     sampler = WindowSampler(order, rank=0)

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from runs import ROOT, SGD, TINY, assert_close, assert_same_weights, lines, predictions, train, weights
+from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 from test_recipe_reviews import run_command
 
 from toolkit.data.batches import evaluation_loader, training_loader
 from toolkit.data.prepare import tokenise
-from toolkit.engine.session import Session
 from toolkit.errors import ConfigError, DataError, InputError
 from toolkit.modalities import text
 from toolkit.modalities.blocks import cut, encode_documents, mask_tokens
@@ -23,7 +22,7 @@ from toolkit.recipe import load_task_type
 from toolkit.task import IGNORE_INDEX
 
 TASK = "language_modeling"
-CONFIGS = ("smoke", "smoke_masked")
+CONFIGS = (TASK, f"{TASK}/smoke_masked")
 FEW = ("train.max_steps=3", "data.max_train_samples=16", "data.max_eval_samples=7")
 TEXTS = ["Rain fell.", "x", "  Two blanks, a tab\tand Ünïcödé — all kept.", "The river comes down from the hills. " * 9]
 
@@ -194,34 +193,11 @@ def test_every_split_of_a_window_gives_the_same_training(config, tmp_path):
                 "checkpoint.save_steps=null", "task.packing=false")  # fmt: skip
     for batch, accumulation in ((8, 1), (4, 2), (2, 4)):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
-        train(TASK, tmp_path / str(batch), *settings, *split, config=config, double=True)
+        train(config, tmp_path / str(batch), *settings, *split, double=True)
     for other in ("4", "2"):
         assert_close(lines(tmp_path / "8", "loss"), lines(tmp_path / other, "loss"), 1e-9)
         for name, value in weights(tmp_path / "8").items():
             torch.testing.assert_close(value, weights(tmp_path / other)[name], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("config", CONFIGS)
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(config, tmp_path, monkeypatch):
-    dropout = "attention_dropout" if config == "smoke" else "hidden_dropout_prob"
-    settings = ("data.max_train_samples=20", "train.num_train_epochs=2", "train.per_device_train_batch_size=8",
-                "checkpoint.save_steps=3", "eval.eval_steps=5", f"model.config_overrides.{dropout}=0.1")  # fmt: skip
-    train(TASK, tmp_path / "whole", *settings, config=config)
-    begin = Session.begin_window
-
-    def begin_or_stop(self, batches):
-        if self.state.step == 4:
-            raise KeyboardInterrupt
-        return begin(self, batches)
-
-    monkeypatch.setattr(Session, "begin_window", begin_or_stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(TASK, tmp_path / "parts", *settings, config=config)
-    monkeypatch.undo()
-    resumed = (*settings, "checkpoint.resume=auto", "train.dataloader_num_workers=2")
-    train(TASK, tmp_path / "parts", *resumed, config=config)
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
 def test_metrics_are_those_of_transformers_own_loss_on_the_same_blocks(tmp_path):
@@ -315,7 +291,7 @@ def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_pat
     with pytest.raises(ConfigError, match=r"task\.mlm_probability: has no effect with task\.objective=causal"):
         train(TASK, tmp_path / "run", "task.mlm_probability=0.2")
     with pytest.raises(ConfigError, match=r"task\.prompts: has no effect with task\.objective=masked"):
-        train(TASK, tmp_path / "run", "task.prompts=[a]", config="smoke_masked")
+        train("language_modeling/smoke_masked", tmp_path / "run", "task.prompts=[a]")
     with pytest.raises(ConfigError, match=r"no AutoModelForMaskedLM for the type llama"):
         train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=['']", "task.max_new_tokens=64")
     with pytest.raises(ConfigError, match=r"task\.block_size: received 65, but this llama takes at most 64 tokens"):

@@ -32,7 +32,8 @@ def run_command(*arguments: str) -> int:
 
 def test_a_run_leaves_exactly_these_files(finished):
     assert {path.name for path in finished.iterdir()} == {
-        ".lock", "checkpoints", "config.yaml", "loss.png", "metrics.jsonl", "model", "predictions.jsonl",
+        ".lock", "checkpoints", "config.yaml", "confusion_test.png", "confusion_validation.png",
+        "loss.png", "metrics.jsonl", "model", "predictions.jsonl",
         "predictions_test.jsonl", "processor", "report.md", "run.json",
     }  # fmt: skip
     assert {path.name for path in (finished / "model").iterdir()} == {
@@ -207,7 +208,7 @@ def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
     assert facts["bad_rows"] == {"train": 1}
-    assert "recall/a\\|b" in (tmp_path / "run" / "report.md").read_text()
+    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
 
 
 def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):

@@ -14,7 +14,6 @@ from sacrebleu import corpus_bleu, corpus_chrf
 from test_recipe_reviews import run_command
 from test_seq2seq import nllb, small
 
-from toolkit.engine.session import Session
 from toolkit.errors import ConfigError, DataError, InputError
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
@@ -174,29 +173,6 @@ def test_label_smoothing_keeps_the_equality_and_matters(tmp_path):
         train("translation", tmp_path / name, *exact, *split, *more, double=True)
     assert_close(lines(tmp_path / "one"), lines(tmp_path / "other"), 1e-9)
     assert lines(tmp_path / "one", "loss")[0]["loss"] != pytest.approx(lines(tmp_path / "plain", "loss")[0]["loss"])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_was_stopped_ends_like_one_that_was_not(tmp_path, monkeypatch, workers):
-    settings = ("model.config_overrides.dropout_rate=0.1", "data.max_train_samples=37", "data.max_eval_samples=5",
-                "train.num_train_epochs=2", "checkpoint.save_steps=2", f"train.dataloader_num_workers={workers}",
-                "train.train_sampling_strategy=group_by_length", "task.label_smoothing_factor=0.1")  # fmt: skip
-    train("translation", tmp_path / "whole", *settings)
-    begin = Session.begin_window
-
-    def begin_or_stop(self, batches):
-        if self.state.step == 3:
-            raise KeyboardInterrupt
-        return begin(self, batches)
-
-    monkeypatch.setattr(Session, "begin_window", begin_or_stop)
-    with pytest.raises(KeyboardInterrupt):
-        train("translation", tmp_path / "parts", *settings)
-    monkeypatch.undo()
-    train("translation", tmp_path / "parts", *settings, "checkpoint.resume=auto")
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
-    assert predictions(tmp_path / "whole") == predictions(tmp_path / "parts")
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from toolkit.errors import ConfigError, InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-
+LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Fields that make a model leave out layers in training, so that their parameters get no gradient."""
 OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
 """Fields that change what a model's forward returns, which tasks must be able to rely on."""
 
@@ -170,6 +171,22 @@ def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str
             f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be new.\n"
             "  Check model.config_overrides (sizes cannot change) and that the folder holds this kind of model."
         )
+
+
+def refuse_unused_parameters(config: PreTrainedConfig) -> None:
+    """Stops a run on several processes whose model leaves out layers at random.
+
+    Raises:
+        ConfigError: each process would wait for gradients that the others do not have.
+    """
+    names = [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]
+    if names:
+        instead = " and ".join(f"model.config_overrides.{name}=0" for name in names)
+        raise ConfigError([
+            f"train.ddp_find_unused_parameters: received false, but this {config.model_type} leaves out layers at "
+            f"random ({', '.join(names)}), and several processes must agree on whose gradients there are; set it to "
+            f"true, or {instead}"
+        ])  # fmt: skip
 
 
 def batch_dependence(model: PreTrainedModel) -> list[str]:

@@ -15,7 +15,14 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.errors import ConfigError
-from toolkit.model import batch_dependence, build_model, check_head, load_model_config, refuse_lost_overrides
+from toolkit.model import (
+    batch_dependence,
+    build_model,
+    check_head,
+    load_model_config,
+    refuse_lost_overrides,
+    refuse_unused_parameters,
+)
 from toolkit.optim.optimizers import check_optim_args
 from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
@@ -46,12 +53,14 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     best_metric(cfg, task)
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
+    if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
+        raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     quiet_libraries()
     accelerator = build_accelerator(cfg)
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
-        modality = modalities.load(task.modality)
-        if problems := modality.check_model(config, task.options) or check_head(cfg.model, config, task.auto_model):
+        modality, auto_model = modalities.load(task.modality), task.auto_model(config)
+        if problems := modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model):
             raise ConfigError(problems)
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)
@@ -61,10 +70,12 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
         refuse_lost_overrides(cfg.model, config)
+        if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
+            refuse_unused_parameters(config)
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         with accelerator.local_main_process_first():
-            model = build_model(cfg.model, config, task.auto_model, cfg.seed)
+            model = build_model(cfg.model, config, auto_model, cfg.seed)
         for reason in batch_dependence(model):
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
         job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
@@ -127,4 +138,4 @@ def build_processor(
 
         on_main(accelerator, make)
     with accelerator.local_main_process_first():
-        return modality.load_processor(source, cfg.model)
+        return modality.load_processor(source, cfg.model, task.options)

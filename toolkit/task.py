@@ -6,8 +6,9 @@ input, what its loss sums over, and what its predictions mean. Engines see tasks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -48,11 +49,15 @@ class Column:
         help: what it holds, for messages and documentation.
         required: whether every row must have it.
         label: whether it is (part of) the answer: not needed to predict.
+        file: whether it holds a file (see `toolkit.data.files`): a path, relative to the file that names it.
+        used: whether it is read at all, given the task's options.
     """
 
     help: str
     required: bool = True
     label: bool = False
+    file: bool = False
+    used: Callable[[Any], bool] = lambda options: True
 
 
 Batch = dict[str, Any]
@@ -110,16 +115,19 @@ class Task(Protocol):
     """The task's columns by our name."""
     modality: str
     """Name of the file in `toolkit.modalities` that makes the model's inputs."""
-    auto_model: str
-    """Name of the `transformers` auto class, for instance `AutoModelForQuestionAnswering`."""
-    scores: ClassVar[Mapping[str, bool]]
-    """The metrics that can name the best model, and whether greater is better."""
     best_metric: str
-    """The one of them that does, unless the YAML names another."""
+    """Which of `scores` names the best model, unless the YAML names another."""
     options: Any
     """The `task` section, an instance of `Options`."""
     state: dict[str, Any]
     """JSON-able things learned from the training rows (a label map); saved with the run and its checkpoints."""
+
+    @property
+    def scores(self) -> Mapping[str, bool]:
+        """The metrics that can name the best model, and whether greater is better."""
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        """Name of the `transformers` auto class for a model, for instance `AutoModelForQuestionAnswering`."""
 
     def features(self) -> datasets.Features:
         """Arrow types of a checked row."""
@@ -199,4 +207,19 @@ class Samples(Protocol):
 
         Called on the main process alone, with the unwrapped model in evaluation mode; must be deterministic and leave
         the global random numbers as they are.
+        """
+
+
+@runtime_checkable
+class Reports(Protocol):
+    """A task that has more to show in the report than figures and examples."""
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
+        """Returns blocks of Markdown about an evaluation set.
+
+        Args:
+            name: the set's name (`validation`, `test`).
+            predictions: in row order.
+            data: the set.
+            folder: the run's output folder, for pictures; a block refers to them relative to it.
         """

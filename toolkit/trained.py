@@ -69,8 +69,9 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
     """Loads a finished run's processor and model, the latter onto the device."""
     model = replace(cfg.model, name_or_path=str(folder / "model"), from_config=None, revision=None, config_overrides={})
-    processor = modalities.load(task.modality).load_processor(str(folder / "model"), model)
-    network = build_model(model, load_model_config(model), task.auto_model, cfg.seed)
+    processor = modalities.load(task.modality).load_processor(str(folder / "model"), model, task.options)
+    config = load_model_config(model)
+    network = build_model(model, config, task.auto_model(config), cfg.seed)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     return TrainedRun(cfg, task, accelerator, processor, prepared)
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from toolkit.config.load import Loaded, field_types, flatten, section_types, to_yaml
-from toolkit.config.messages import expected
+from toolkit.config.messages import Key, expected
 from toolkit.config.sections import TopLevel
 
 WIDTH = 80
@@ -59,18 +59,17 @@ def help_text(options: type, program: str) -> str:
         ),
         "",
     ]
-    kind: type = TopLevel
-    described = _section_schema(kind)["properties"]
+    kinds: dict[Key, type] = {(): TopLevel}
     for key, hint in field_types(section_types(options)).items():
         if dataclasses.is_dataclass(hint):
-            kind = cast(type, hint)
-            described = _section_schema(kind)["properties"]
-            lines += ["", *textwrap.wrap(f"{key[0]}: {_docstring(kind)}", WIDTH), ""]
+            kinds[key] = cast(type, hint)
+            lines += ["", *textwrap.wrap(f"{'.'.join(key)}: {_docstring(kinds[key])}", WIDTH), ""]
             continue
+        kind = kinds[key[:-1]]
         lines += [
             f"  {'.'.join(key)}",
             *_indented(f"{expected(hint)}; {_default(kind, key[-1])}"),
-            *_indented(described[key[-1]].get("description", "")),
+            *_indented(_section_schema(kind)["properties"][key[-1]].get("description", "")),
         ]
     return "\n".join(lines) + "\n"
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
@@ -86,15 +86,17 @@ def load_config(
     types = section_types(options)
     fields = field_types(types)
     settings = read_file(Path(file))
-    _check_keys(settings, types, fields)
+    _check_keys(settings, settings.values, fields)
     apply_overrides(settings, overrides, fields)
     _ask_launcher(settings, environ)
     _check_columns(settings, columns)
     parts: dict[str, Any] = {
-        name: _validate(settings, kind, settings.values.get(name, {}), (name,)) for name, kind in types.items()
+        name: _validate(settings, kind, settings.values.get(name, {}), (name,), fields) for name, kind in types.items()
     }
-    top = _validate(settings, TopLevel, {name: settings.values[name] for name in _TOP if name in settings.values}, ())
+    outside = {name: settings.values[name] for name in _TOP if name in settings.values}
+    top = _validate(settings, TopLevel, outside, (), fields)
     config = Config(**parts | {name: getattr(top, name, None) for name in _TOP})
+    _check_used_columns(settings, config, columns)
     _check_combinations(settings, config, environ, check_files)
     if settings.problems:
         raise ConfigError(settings.problems)
@@ -132,12 +134,23 @@ def section_types(options: type) -> dict[str, type]:
 
 
 def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
-    """Returns the annotation of every key, top-level ones first, and each section's type before those of its keys."""
+    """Returns the annotation of every key, top-level ones first, and each section's type before those of its keys.
+
+    A field of a section may be a dataclass too: a group of settings, whose keys have three parts.
+    """
     top = _hints(TopLevel)
     hints: dict[Key, Any] = {(name,): top[name] for name in _TOP}
     for name, kind in types.items():
-        hints[name,] = kind
-        hints |= {(name, field): hint for field, hint in _hints(kind).items()}
+        hints |= _group((name,), kind)
+    return hints
+
+
+def _group(key: Key, kind: type) -> dict[Key, Any]:
+    """Annotations of a section, or of a group of settings inside one, and of all that is in it."""
+    hints: dict[Key, Any] = {key: kind}
+    for name, hint in _hints(kind).items():
+        inner = (*key, name)
+        hints |= _group(inner, cast(type, hint)) if dataclasses.is_dataclass(hint) else {inner: hint}
     return hints
 
 
@@ -175,30 +188,32 @@ def _hints(kind: type) -> dict[str, Any]:
 def _flat(config: Config) -> Iterator[tuple[Key, Any]]:
     yield from (((name,), getattr(config, name)) for name in _TOP)
     for section in section_types(type(config.task)):
-        part = getattr(config, section)
-        for field in dataclasses.fields(part):
-            value = getattr(part, field.name)
-            if isinstance(value, Mapping) and value:
-                yield from (((section, field.name, str(name)), entry) for name, entry in value.items())
-            else:
-                yield (section, field.name), value
+        yield from _flat_part((section,), getattr(config, section))
 
 
-def _check_keys(settings: Settings, types: Mapping[str, type], fields: Mapping[Key, Any]) -> None:
+def _flat_part(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _flat_part((*key, field.name), getattr(value, field.name))
+    elif isinstance(value, Mapping) and value:
+        yield from (((*key, str(name)), entry) for name, entry in value.items())
+    else:
+        yield key, value
+
+
+def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key, Any], prefix: Key = ()) -> None:
     """Reports keys of the file that do not exist and takes them out, so that the rest can be checked."""
-    known = list(fields)
-    for name, value in list(settings.values.items()):
-        if (name,) not in fields:
-            settings.report_unknown((name,), known)
-            del settings.values[name]
-        elif name in types and not isinstance(value, dict):
+    for name, value in list(values.items()):
+        key = (*prefix, name)
+        if key not in fields:
+            settings.report_unknown(key, list(fields))
+            del values[name]
+        elif dataclasses.is_dataclass(fields[key]) and isinstance(value, dict):
+            _check_keys(settings, value, fields, key)
+        elif dataclasses.is_dataclass(fields[key]):
             if value is not None:
-                settings.report((name,), f"received {show(value)}, expected a mapping: its keys, indented, below it")
-            del settings.values[name]
-        elif name in types:
-            for field in [field for field in value if (name, field) not in fields]:
-                settings.report_unknown((name, field), known)
-                del value[field]
+                settings.report(key, f"received {show(value)}, expected a mapping: its keys, indented, below it")
+            del values[name]
 
 
 def _ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -237,12 +252,24 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
             settings.report(key, f"received {show(value)}, which another of the task's columns has already")
 
 
-def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Key) -> Any:
+def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str, Column] | None) -> None:
+    if config.task is None or config.data is None:
+        return
+    for name in config.data.columns:
+        if columns is not None and name in columns and not columns[name].used(config.task):
+            others = [other for other, column in columns.items() if column.used(config.task)]
+            settings.report(
+                ("data", "columns", name), f"not read under these task settings, which have {join(others, 'and')}"
+            )
+
+
+def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Key, fields: Mapping[Key, Any]) -> Any:
     """The section as `kind`, or None if something in it is wrong, which is reported."""
     try:
         return TypeAdapter(kind).validate_json(json.dumps(values))
     except ValidationError as error:
-        for key, message in describe_errors(error, _hints(kind), values):
+        hints = {key[len(prefix) :]: hint for key, hint in fields.items() if key[: len(prefix)] == prefix}
+        for key, message in describe_errors(error, hints, values):
             full = (*prefix, *key)
             if full not in settings.reported or settings.get(full) is not None:  # else: missing, for a known reason
                 settings.report(full, message)

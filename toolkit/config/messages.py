@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import reduce
+from operator import getitem
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import ValidationError
@@ -131,13 +133,13 @@ def did_you_mean(text: Any, names: Sequence[Any]) -> str:
 
 
 def describe_errors(
-    error: ValidationError, hints: Mapping[str, Any], values: Mapping[str, Any]
+    error: ValidationError, hints: Mapping[Key, Any], values: Mapping[str, Any]
 ) -> Iterator[tuple[Key, str]]:
     """Turns pydantic's findings about one section into one message per setting.
 
     Args:
         error: what pydantic found.
-        hints: annotations of the section's fields.
+        hints: annotations of the section's fields, by their key inside the section.
         values: what was validated.
 
     Yields:
@@ -146,13 +148,14 @@ def describe_errors(
     unions = set()
     for detail in error.errors(include_url=False):
         key = tuple(str(part) for part in detail["loc"] if not isinstance(part, int))  # positions in lists are left out
-        hint = hints.get(key[0]) if key else None
+        field = max((key[:size] for size in range(len(key) + 1) if key[:size] in hints), key=len, default=())
+        hint = hints.get(field)
         if detail["type"] != "missing" and len([part for part in members(hint) if part is not types.NoneType]) > 1:
-            if key[0] not in unions:  # pydantic reports each member of a union by itself
-                unions.add(key[0])
-                yield key[:1], _mismatch(values[key[0]], hint)
+            if field not in unions:  # pydantic reports each member of a union by itself
+                unions.add(field)
+                yield field, _mismatch(reduce(getitem, field, values), hint)
             continue
-        for _ in detail["loc"][1:]:
+        for _ in detail["loc"][len(field) :]:
             hint = mapping_values(hint) or _items(hint)
         yield key, _describe(dict(detail), hint)
 

@@ -42,7 +42,7 @@ def _apply(settings: Settings, text: str, source: Source, fields: Mapping[Key, A
     """Sets one override's value and returns its key, or reports what is wrong with it and returns None."""
     name, equals, value = text.partition("=")
     key = tuple(name.split("."))
-    field = key[:2] if key[:2] in fields else key[:1]
+    field = max((key[:size] for size in range(1, len(key) + 1) if key[:size] in fields), key=len, default=key[:1])
     hint = fields.get(field)
     for _ in key[len(field) :]:
         hint = mapping_values(hint)
@@ -53,12 +53,12 @@ def _apply(settings: Settings, text: str, source: Source, fields: Mapping[Key, A
         settings.problems.append(f"{source.place}: no '='; write {'.'.join(meant) if meant else 'section.key'}=VALUE")
     elif not all(key):
         settings.report(key, "a part of the key is empty; write section.key=value", source)
-    elif hint is None and len(key) > len(field) == 2:
+    elif hint is None and len(key) > len(field) > 1 and not is_dataclass(fields[field]):
         settings.report(key, f"{'.'.join(field)} has no keys of its own, expected {expected(fields[field])}", source)
     elif hint is None:
         settings.report_unknown(key, list(fields), source)
     elif is_dataclass(hint):
-        settings.report(key, f"this is a section; set one of its keys ({key[0]}.key=value)", source)
+        settings.report(key, f"this is a section; set one of its keys ({name}.key=value)", source)
     else:
         usable, parsed = _value(settings, value, key, hint, source)
         if usable:

@@ -108,8 +108,9 @@ class TrainConfig:
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = "random"
-    """Order of the rows: shuffled, as they are, or shuffled so that a step's rows have similar lengths."""
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"
+    """Order of the rows: shuffled, as they are, shuffled so that a step's rows have similar lengths, or `balanced`: an
+    epoch has as many rows as ever, but the same number of each class, those of small classes several times."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] = 0
     """Processes that load and collate batches; 0 means in the training process."""
     dataloader_pin_memory: bool = True

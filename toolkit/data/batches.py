@@ -75,6 +75,7 @@ def training_loader(
         seed=cfg.seed,
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
+        classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
     )
     sampler = WindowSampler(order, rank)
     return _loader(features, sampler, task, processor, sampler.random, train), sampler

@@ -29,8 +29,9 @@ class Order:
         accumulation: micro-batches per window.
         world_size: number of processes.
         seed: seed of the shuffle.
-        strategy: `random`, `sequential` or `group_by_length`.
+        strategy: `random`, `sequential`, `group_by_length` or `balanced`.
         lengths: `[num_rows]` length of every row; needed for `group_by_length`.
+        classes: `[num_rows]` class id of every row; needed for `balanced`.
     """
 
     num_rows: int
@@ -40,6 +41,7 @@ class Order:
     seed: int
     strategy: str = "random"
     lengths: np.ndarray | None = field(default=None, repr=False)
+    classes: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def window_size(self) -> int:
@@ -67,6 +69,8 @@ def _permutation(order: Order, epoch: int) -> np.ndarray:
     if order.strategy == "sequential":
         return np.arange(order.num_rows)
     generator = np.random.default_rng([order.seed, epoch])
+    if order.strategy == "balanced":
+        return _balanced(order, generator)
     rows = generator.permutation(order.num_rows)
     if order.strategy == "random":
         return rows
@@ -80,6 +84,21 @@ def _permutation(order: Order, epoch: int) -> np.ndarray:
     full = order.num_rows // size
     shuffled = rows[: full * size].reshape(full, size)[generator.permutation(full)].reshape(-1)
     return np.concatenate([shuffled, rows[full * size :]])
+
+
+def _balanced(order: Order, generator: np.random.Generator) -> np.ndarray:
+    """As many rows as there are, the same number of each class: all of a class before any of it comes again."""
+    if order.classes is None:
+        raise AssertionError("balanced needs the rows' classes")
+    members = [np.flatnonzero(order.classes == number) for number in np.unique(order.classes)]
+    # Which classes get the rows that do not divide changes from epoch to epoch.
+    quotas = np.full(len(members), order.num_rows // len(members))
+    quotas[generator.permutation(len(members))[: order.num_rows % len(members)]] += 1
+    rows = []
+    for rows_of_class, quota in zip(members, quotas, strict=True):
+        rounds = [generator.permutation(rows_of_class) for _ in range(ceil(quota / len(rows_of_class)))]
+        rows.append(np.concatenate([rows_of_class[:0], *rounds])[:quota])
+    return generator.permutation(np.concatenate(rows))
 
 
 @dataclass

@@ -92,12 +92,25 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
             for name, part in rows.splits.items()
         }
+    if cfg.train.train_sampling_strategy == "balanced":
+        features["train"] = _with_classes(features["train"], rows.splits["train"], task)
     evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
     notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _cut(part)]
     for note in notes:
         say(note)
     return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, notes)
+
+
+def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:
+    """Adds `class_id`, the class of each feature row's example."""
+    column = task.stratify_by()
+    if column is None:
+        raise AssertionError("only a task whose rows have classes can be balanced")
+    names = rows[column][:]
+    number = {name: i for i, name in enumerate(sorted(set(names)))}
+    ids = [number[names[example]] for example in features["example"][:]]
+    return features.add_column("class_id", ids, new_fingerprint=f"{features._fingerprint[:-3]}cls")
 
 
 def _cut(features: datasets.Dataset) -> list[str]:

@@ -8,15 +8,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.data.columns import is_needed, require_columns, used_columns
+from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows
 from toolkit.errors import DataError
-from toolkit.task import BadRow, Column, Row, Task
+from toolkit.task import BadRow, Row, Task
 
 if TYPE_CHECKING:
     import datasets
@@ -63,6 +64,8 @@ class _Source:
     kind: str
     large: bool
     read: Callable[[], Iterator[RawRow]]
+    folder: Path
+    """Where relative paths in its rows start."""
 
 
 def load_table(
@@ -71,7 +74,7 @@ def load_table(
     """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
 
     Args:
-        source: file of any format of `toolkit.data.sources`.
+        source: file of any format of `toolkit.data.sources`, or a folder of classes.
         task: says which columns there are and which rows are good.
         columns: the toolkit's column names to the file's; names not given stand for themselves.
         labelled: whether label columns are wanted; they are None otherwise.
@@ -81,9 +84,13 @@ def load_table(
         DataError: if the file cannot be read or lacks a column.
     """
     key = fingerprint(source)
-    large = num_bytes(source) >= PROGRESS_FROM_BYTES
+    path = Path(source).expanduser()
+    folder = path if path.is_dir() else path.parent
+    large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
+    if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
+        key = content_digest(key, read_rows(source), files, folder)
     return _build(
-        _Source(str(source), key, Path(source).suffix.lower(), large, lambda: read_rows(source)),
+        _Source(str(source), key, path.suffix.lower(), large, lambda: read_rows(source), folder.absolute()),
         task,
         columns,
         labelled,
@@ -118,6 +125,7 @@ def load_hub_table(
             "hub",
             (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
             lambda: hub_rows(rows),
+            Path(),
         ),
         task,
         columns,
@@ -207,7 +215,9 @@ def _build(
 def _cache_key(
     source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
-    parts = [code_fingerprint(task), source.fingerprint, source.kind, dict(columns), labelled,
+    # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
+    folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
              type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -219,51 +229,27 @@ def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: boo
     # JSON rows may leave out columns that are empty, so a column counts as there if any of the first rows has it.
     present = list(dict.fromkeys(name for row in first if not row.reason for name in row.values or {}))
     if present:
-        _require_columns(source.name, present, task, columns, labelled)
+        require_columns(source.name, present, task, columns, labelled)
     names = list(task.features())
     for row in chain(first, raw):
         try:
-            checked = _check(row, task, columns, labelled)
+            checked = _check(row, task, columns, labelled, source.folder)
         except BadRow as bad:
             yield {**dict.fromkeys(names), NUMBER: row.number, _REASON: str(bad), _PREVIEW: _preview(row.values)}
         else:
             yield {**{name: checked[name] for name in names}, NUMBER: row.number, _REASON: None, _PREVIEW: None}
 
 
-def _check(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool) -> Row:
+def _check(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path) -> Row:
     if raw.reason or raw.values is None:
         raise BadRow(raw.reason)
     row: Row = {}
-    for name, column in task.columns.items():
+    for name, column in used_columns(task).items():
         value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
-        if _needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
+        if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
             raise BadRow(f"column {columns.get(name, name)!r} is empty")
-        row[name] = value
+        row[name] = reference(value, folder, raw.number) if column.file and value is not None else value
     return task.check_row(row, labelled)
-
-
-def _needed(column: Column, labelled: bool) -> bool:
-    return column.required and (labelled or not column.label)
-
-
-def _require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
-    """Raises DataError for each column that is needed, or was named by the user, and is not there."""
-    missing = []
-    for name, column in task.columns.items():
-        wanted = columns.get(name, name)
-        named = name in columns and (labelled or not column.label)
-        if wanted in present or not (named or _needed(column, labelled)):
-            continue
-        used = {columns.get(other, other) for other in task.columns}
-        free = [theirs for theirs in present if theirs not in used] or present
-        near = get_close_matches(wanted, free, n=1) or free[:1]
-        ours = f" (the task's {name!r})" if wanted != name else ""
-        missing.append(
-            f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
-            f"Say which one it is, for instance `data.columns.{name}: {near[0]}`."
-        )
-    if missing:
-        raise DataError("\n".join(missing))
 
 
 def _preview(values: Mapping[str, Any] | None) -> str:

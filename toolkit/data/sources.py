@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.config.paths import aligned_files
 from toolkit.data.aligned import read_aligned
+from toolkit.data.files import folder_digest, read_folder
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
 from toolkit.errors import DataError
 
@@ -25,7 +26,9 @@ SNIFFED_BYTES = 2**16
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Streams the rows of a local file; the format follows from its suffix. Only .json is held in memory whole.
+    """Streams the rows of a local file, whose format follows from its suffix, or of a folder of classes.
+
+    Only .json is held in memory whole.
 
     A name like `train.{en,de}` means line-aligned text files, see `toolkit.data.aligned`.
 
@@ -38,6 +41,8 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
             _refuse_other_encodings(file)
         return _checked(read_aligned(files), str(path))
     file = _existing(path)
+    if file.is_dir():
+        return _checked(read_folder(file), str(path))
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise DataError(
@@ -49,14 +54,19 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Returns the sha256 of the file's bytes, in hexadecimal; of aligned files that of their sums, one after the other.
+    """Returns the sha256 of the file's bytes, or of the names in a folder, in hexadecimal.
+
+    Of aligned files it is that of their sums, one after the other.
 
     Raises:
         DataError: if there is no such file or it cannot be opened.
     """
     if aligned := aligned_files(str(path)):
         return hashlib.sha256("".join(map(fingerprint, aligned.values())).encode()).hexdigest()
-    with _existing(path).open("rb") as file:
+    source = _existing(path)
+    if source.is_dir():
+        return folder_digest(source)
+    with source.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -110,11 +120,12 @@ def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
 
 def _existing(path: str | Path) -> Path:
     file = Path(path).expanduser()
-    if not file.is_file():
-        what = "is a folder, not a file" if file.is_dir() else "does not exist"
-        raise DataError(f"{path} {what} (tried {file.absolute()}). Relative paths start at the current directory.")
+    if not file.exists():
+        raise DataError(
+            f"{path} does not exist (tried {file.absolute()}). Relative paths start at the current directory."
+        )
     try:
-        file.open("rb").close()
+        list(file.iterdir()) if file.is_dir() else file.open("rb").close()
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror} (tried {file.absolute()}).") from error
     return file

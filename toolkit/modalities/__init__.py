@@ -1,8 +1,12 @@
-"""One file per modality, each with the same functions.
+"""What models take: one file per modality (text, seq2seq, image, audio), and helpers of single tasks beside them.
 
-`load_processor(source, model)` and `new_processor(texts, config, options)` give a processor, `check_model(config,
-options)` and `configure(config, processor, new)` bring it and the model's configuration together, `preprocess` turns
-rows into feature columns and `collate` feature rows into padded tensors.
+Each modality has the same functions. `load_processor(source, model, options)` and
+`new_processor(texts, config, options)` give a processor, of the class named `AUTO_PROCESSOR`;
+`check_model(config, options)` and `configure(config, processor, new)` bring it and the model's configuration together;
+`preprocess` turns rows into feature columns and `collate` feature rows into tensors. `options` are the task's.
+
+Those whose rows are classified (text, image, audio) also say which class does it, `auto_model(config)`, what a row's
+value is, `feature()`, refuse those that cannot be used, `check(value, options)`, and name them, `shown(value)`.
 """
 
 from __future__ import annotations

@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+AUTO_PROCESSOR = text.AUTO_PROCESSOR
 MODEL_INPUTS = ("input_ids", "attention_mask")
 LIMITS = ("max_source_length", "max_target_length", "val_max_target_length")
 
 
-def load_processor(source: str, model: ModelConfig) -> PreTrainedTokenizerBase:
+def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint; arguments and errors as for `text`.
 
     Marian's and M2M100's exist only as slow ones, which do here.
     """
-    return text.load_processor(source, model, fast_only=False)
+    return text.load_processor(source, model, options, fast_only=False)
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit.config.sections import ModelConfig
+from toolkit.data.order import RowRandom
 from toolkit.model import pretrained_error
+from toolkit.task import BadRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+AUTO_PROCESSOR = "AutoTokenizer"
 ROBERTA_POSITIONS = frozenset(
     [
         "camembert",
@@ -71,12 +74,38 @@ DECODER = TokenizerStyle(
 """GPT-2's, with a token of its own for padding."""
 
 
-def load_processor(source: str, model: ModelConfig, fast_only: bool = True) -> PreTrainedTokenizerBase:
+def auto_model(config: PreTrainedConfig) -> str:
+    """Returns the name of the auto class that classifies."""
+    return "AutoModelForSequenceClassification"
+
+
+def feature() -> Any:
+    """Returns the Arrow type of a checked value."""
+    from datasets import Value
+
+    return Value("string")
+
+
+def check(value: Any, options: Any) -> str:
+    """Returns the text.
+
+    Raises:
+        BadRow: if it is none.
+    """
+    if not isinstance(value, str):
+        raise BadRow(f"column 'text' holds {value!r}, not text")
+    return value
+
+
+def load_processor(
+    source: str, model: ModelConfig, options: Any = None, fast_only: bool = True
+) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
         source: hub id or folder.
         model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        options: the task's options.
         fast_only: whether a slow one is refused: character offsets need the fast kind.
 
     Raises:
@@ -174,9 +203,9 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     return [f"task.{name}: received {length}, but this {config.model_type} takes at most {limit} tokens"]
 
 
-def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, max_length: int) -> dict[str, list[Any]]:
+def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
     """Tokenises single texts, cut to `max_length` tokens; adds `length` and whether each was `truncated`."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=max_length)
+    encoded = tokenizer(list(texts), truncation=True, max_length=options.max_length)
     forget_truncation(tokenizer)
     columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
     return columns | {
@@ -190,7 +219,17 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
     tokenizer.backend_tokenizer.no_truncation()
 
 
-def collate(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors."""
+def collate(
+    features: Sequence[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    options: Any = None,
+    random: RowRandom | None = None,
+) -> dict[str, torch.Tensor]:
+    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors. Nothing is drawn."""
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
     return dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
+
+
+def shown(text: str) -> str:
+    """Returns what stands for a text in messages and predictions: itself."""
+    return text

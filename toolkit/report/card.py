@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from toolkit import modalities
 from toolkit.engine.run import Run
 from toolkit.report.text import readable, table
 
@@ -13,6 +14,8 @@ PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForMaskedLM": "fill-mask",
+    "AutoModelForImageClassification": "image-classification",
+    "AutoModelForAudioClassification": "audio-classification",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
 
@@ -25,13 +28,17 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
         base = Path(base).name
     origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
     source = data.dataset_name or Path(str(data.train_file)).name
-    task = PIPELINES.get(run.task.auto_model)
+    processor = modalities.load(run.task.modality).AUTO_PROCESSOR
+    auto_model = run.task.auto_model(run.model.config)
+    task = PIPELINES.get(auto_model)
+    if task == "image-classification" and processor != "AutoImageProcessor":
+        task = None  # the pictures are of sound, which that pipeline does not make
     usage = (
         f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
         if task
-        else f"from transformers import AutoTokenizer, {run.task.auto_model}\n\n"
-        f'model = {run.task.auto_model}.from_pretrained("path/to/this/folder")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")'
+        else f"from transformers import {processor}, {auto_model}\n\n"
+        f'model = {auto_model}.from_pretrained("path/to/this/folder")\n'
+        f'processor = {processor}.from_pretrained("path/to/this/folder")'
     )
     front = ["---", "library_name: transformers", *([f"pipeline_tag: {task}"] if task else []), "---"]
     scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from toolkit.console import shorten
+
 INK, TRAIN, EVAL, METRIC = "#333333", "#1f77b4", "#d62728", "#2ca02c"
+MOST_NAMED_CLASSES, MOST_COUNTED_CLASSES, MOST_LETTERS = 40, 15, 24
 
 
 def _series(history: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -43,3 +49,35 @@ def loss_and_metric(history: Sequence[Mapping[str, Any]], metric: str, path: Pat
             axes.legend(frameon=False)
     figure.axes[-1].set_xlabel("optimizer step", color=INK)
     figure.savefig(path, dpi=120)
+
+
+def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
+    """Draws how often each true class was taken for which; the shade is the share of the true class.
+
+    Args:
+        counts: `[classes, classes]`, true by predicted.
+        labels: names of the classes.
+        path: the PNG file to write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(10.0, 2.5 + 0.45 * len(labels))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(labels) <= MOST_NAMED_CLASSES:
+        names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # no formulas
+        axes.set_xticks(range(len(labels)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(len(labels)), names)
+    if len(labels) <= MOST_COUNTED_CLASSES:
+        for (true, predicted), count in np.ndenumerate(counts):
+            colour = "white" if shares[true, predicted] > 0.6 else INK
+            axes.text(predicted, true, f"{count:,}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true", color=INK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have
+        figure.savefig(path, dpi=120)

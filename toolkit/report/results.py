@@ -10,7 +10,7 @@ from toolkit.console import print_lines, print_table, say, shorten
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.report import card, plots, text
 from toolkit.report.facts import write_json
-from toolkit.task import Predictions, Samples, Task
+from toolkit.task import Predictions, Reports, Samples, Task
 from toolkit.tracking import read_metrics
 
 SHOWN_EXAMPLES = 3
@@ -25,13 +25,14 @@ def write_results(run: Run, result: FitResult) -> None:
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures})
     plots.loss_and_metric(history, best_metric(run.cfg, run.task)[0], output_dir / "loss.png")
+    examples = [run.task.summary(record) for record in records]
     samples = _samples(run)
-    page = text.report(run, facts, figures, [run.task.summary(record) for record in records], samples)
+    page = text.report(run, facts, figures, examples, _sections(run, result), samples)
     (output_dir / "report.md").write_text(page, encoding="utf-8")
     save_model(run, figures)
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
     if records:
-        print_lines("Predictions on rows it was not trained on", (run.task.summary(record) for record in records))
+        print_lines("Predictions on rows it was not trained on", examples)
     if samples:
         print_lines("Samples", map(shorten, samples))
     say(f"\nModel, report and predictions are in {output_dir}/ (report.md, model/, predictions.jsonl)")
@@ -93,3 +94,13 @@ def _samples(run: Run) -> list[str]:
         return []
     run.model.eval()
     return run.task.samples(run.model, run.processor)
+
+
+def _sections(run: Run, result: FitResult) -> list[str]:
+    if not isinstance(run.task, Reports):
+        return []
+    return [
+        block
+        for name, evaluation in result.evaluations.items()
+        for block in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
+    ]

@@ -28,11 +28,12 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 def table(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
     """Formats a two-column Markdown table."""
-    cells = [(_cell(name), _cell(value)) for name, value in rows.items()]
+    cells = [(cell(name), cell(value)) for name, value in rows.items()]
     return [f"| {left} | {right} |", "|---|---|", *(f"| {name} | {value} |" for name, value in cells)]
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Returns a value as it can stand in a Markdown table."""
     return " ".join(str(value).split()).replace("|", "\\|")
 
 
@@ -44,7 +45,12 @@ def _fenced(text: str) -> str:
 
 
 def report(
-    run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any], examples: Sequence[str], samples: Sequence[str] = ()
+    run: Run,
+    facts: Mapping[str, Any],
+    figures: Mapping[str, Any],
+    examples: Sequence[str],
+    sections: Sequence[str],
+    samples: Sequence[str],
 ) -> str:
     """Writes the report page.
 
@@ -53,6 +59,7 @@ def report(
         facts: what `run.json` says of it.
         figures: its results by name.
         examples: a few predictions, each as short text.
+        sections: blocks of Markdown that the task itself has to show.
         samples: texts that the model made.
     """
     bad = {split: count for split, count in facts["bad_rows"].items() if count}
@@ -71,8 +78,10 @@ def report(
     }
     blocks = [
         [f"# {run.output_dir.name}"],
-        ["## Result", "", *table(readable(figures), "figure", "value")],
+        # What a task says of each class, it shows in sections of its own.
+        ["## Result", "", *table(readable({k: v for k, v in figures.items() if "/" not in k}), "figure", "value")],
         ["![Loss and metric over the steps](loss.png)"],
+        *([section] for section in sections),
         ["## Rows", "", *table(rows, "set", "rows"), *(f"\n{note}" for note in run.data.notes)],
     ]
     if examples:

@@ -1,0 +1,301 @@
+"""Reviews of pictures: bad files, augmentation by row, models, and what can be done with a run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import zlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from runs import ROOT, assert_same_weights, lines, predictions, train
+
+from toolkit.cli import main as toolkit_command
+from toolkit.config.sections import ModelConfig
+from toolkit.data.order import RowRandom
+from toolkit.errors import ConfigError, DataError
+from toolkit.modalities import image
+from toolkit.modalities.options import ImageOptions
+from toolkit.model import build_model, load_model_config
+from toolkit.task import BadRow
+
+FEW = ("train.max_steps=2", "data.max_eval_samples=9")
+AUGMENTATION = ImageOptions(random_crop=0.5, horizontal_flip=0.5, color_jitter=0.3, random_erasing=0.5)
+
+
+def noise(*shape: int, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def reference(content: bytes, name: str = "x.png") -> dict:
+    return {"path": None, "bytes": content, "name": name}
+
+
+def encoded(picture: Image.Image, form: str = "PNG", **arguments) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **arguments)
+    return buffer.getvalue()
+
+
+def huge_png() -> bytes:
+    """A PNG that says it has 20,000 x 20,000 pixels; there is no need to hold them."""
+    content = bytearray(encoded(noise(2, 2)))
+    content[16:24] = (20_000).to_bytes(4, "big") * 2
+    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
+    return bytes(content)
+
+
+WIDE = encoded(noise(100, 200))
+BAD = {
+    "truncated.jpg": (encoded(noise(64, 64, 3), "JPEG")[:900], "cannot be decoded: image file is truncated"),
+    "empty.png": (b"", "not a picture in one of the formats"),
+    "huge.png": (huge_png(), "task.image.max_pixels"),
+    "text.png": (b"just words", "not a picture in one of the formats"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_set(tmp_path_factory):
+    """Two classes of good files with one bad file of each kind among them."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for label in ("a", "b"):
+        (folder / label).mkdir()
+        for number in range(6):
+            (folder / label / f"{number}.png").write_bytes(encoded(noise(20, 24, 3, seed=number)))
+    for name, (content, _) in BAD.items():
+        (folder / "a" / name).write_bytes(content)
+    return folder
+
+
+def test_bad_files_are_named_with_their_reasons_or_left_out_and_counted(bad_set, tmp_path):
+    files = (f"data.train_file={bad_set}", "data.validation_file=null", "data.validation_split=0.25")
+    with pytest.raises(DataError) as refused:
+        train("reviews/smoke_image", tmp_path / "error", *files, *FEW)
+    message = str(refused.value)
+    assert "4 of 16 rows" in message
+    for name, (_, reason) in BAD.items():
+        assert any(f"a/{name}: " in line and reason in line for line in message.splitlines()), name
+    train("reviews/smoke_image", tmp_path / "skip", *files, *FEW, "data.bad_rows=skip")
+    left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
+    assert {row["values"]["image"] for row in left_out} == {f"a/{name}" for name in BAD}
+    facts = json.loads((tmp_path / "skip" / "run.json").read_text())
+    assert facts["bad_rows"] == {"train": 4}
+    assert facts["num_rows"] == {"train": 9, "validation": 3}
+
+
+def test_the_pixel_limit_is_known_without_decoding(monkeypatch):
+    monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", lambda self: pytest.fail("was decoded"))
+    with pytest.raises(BadRow, match="200x100 pixels"):
+        image.decode(reference(WIDE), 19_999)
+
+
+def test_pictures_are_upright_and_in_the_model_s_channels():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned
+    turned = image.decode(reference(encoded(noise(10, 20, 3), "JPEG", exif=exif)), 10**6)
+    assert turned.size == (10, 20)
+    deep = Image.fromarray(np.full((4, 4), 40_000, dtype=np.uint16))
+    assert np.asarray(image.as_channels(deep, 1)).tolist() == [[156] * 4] * 4
+    for mode in ("1", "L", "P", "RGBA", "CMYK"):
+        picture = noise(8, 8, 3).convert(mode)
+        assert [image.as_channels(picture, channels).mode for channels in (1, 3)] == ["L", "RGB"]
+
+
+def test_what_is_drawn_depends_on_seed_epoch_and_row_only():
+    processor = image.new_processor(iter(()), load_model_config(small("convnext")), options())
+    features = [{"file": reference(encoded(noise(30, 30, 3, seed=i))), "row_id": i} for i in range(6)]
+
+    def pixels(rows, seed=1, epoch=0):
+        return image.collate([features[i] for i in rows], processor, options(AUGMENTATION), RowRandom(seed, epoch))[
+            "pixel_values"
+        ]
+
+    together = pixels(range(6))
+    assert torch.equal(together, torch.cat([pixels([i]) for i in range(6)]))
+    assert torch.equal(together[[4, 1]], pixels([4, 1]))
+    for other in (pixels(range(6), seed=2), pixels(range(6), epoch=1)):
+        assert all(not torch.equal(one, two) for one, two in zip(together, other, strict=True))
+    plain = image.collate(features, processor, options(), RowRandom(1, 0))["pixel_values"]
+    assert torch.equal(pixels(range(6), epoch=-1), plain)  # evaluation
+    assert not torch.equal(together, plain)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"random_crop": 0.3}, {"horizontal_flip": 1.0}, {"color_jitter": 0.5}, {"random_erasing": 1.0}]
+)
+def test_each_setting_changes_pictures(setting):
+    processor = image.new_processor(iter(()), load_model_config(small("convnext")), options())
+    features = [{"file": reference(encoded(noise(32, 32, 3))), "row_id": 3}]
+    plain, varied = (
+        image.collate(features, processor, options(ImageOptions(**part)), RowRandom(0, 0))["pixel_values"]
+        for part in ({}, setting)
+    )
+    assert plain.shape == varied.shape == (1, 3, 32, 32)
+    changed = (plain != varied).any(dim=1).float().mean()
+    if "random_erasing" in setting:
+        assert 0.01 < changed < 0.4
+        assert ((varied == 0).all(dim=1) & (plain != varied).any(dim=1)).any()
+    elif "horizontal_flip" in setting:
+        assert torch.equal(varied, plain.flip(-1))
+    else:
+        assert changed > 0.5
+
+
+def options(picture: ImageOptions | None = None) -> SimpleNamespace:
+    return SimpleNamespace(image=picture or ImageOptions())
+
+
+def small(kind: str, channels: int = 3) -> ModelConfig:
+    sizes = {
+        "convnext": {"image_size": 32, "patch_size": 4, "hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2},
+        "resnet": {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+        "vit": {"image_size": 32, "patch_size": 8, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                "intermediate_size": 16},
+    }  # fmt: skip
+    return ModelConfig(from_config={"model_type": kind, "num_channels": channels} | sizes[kind])
+
+
+@pytest.mark.parametrize("kind", ["convnext", "resnet", "vit"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_new_models_see_grey_and_coloured_pictures_and_use_all_their_weights(kind, channels):
+    config = load_model_config(small(kind, channels))
+    wanted = options(ImageOptions(size=32))
+    assert image.check_model(config, wanted) == []
+    processor = image.new_processor(iter(()), config, wanted)
+    inputs = image.collate([{"file": reference(WIDE), "row_id": 0}] * 2, processor, wanted, RowRandom(0, 0))
+    assert inputs["pixel_values"].shape == (2, channels, 32, 32)
+    model = build_model(small(kind, channels), config, image.auto_model(config), 0)
+    model(**inputs).logits.sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("vit", ("task.image.size=64",), "has image_size 32; set that instead"),
+        ("vit", ("model.config_overrides.num_channels=2",), "num_channels 2"),
+        ("bert", (), "not a model of pictures"),
+    ],
+)
+def test_models_that_do_not_fit_are_refused(kind, changes, message, tmp_path):
+    fields = {"model_type": "bert"} if kind == "bert" else small(kind).from_config
+    with pytest.raises(ConfigError, match=message):
+        train("reviews/smoke_image", tmp_path / "run", f"model.from_config={json.dumps(fields)}", *changes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("task.max_length=64",), "task.max_length: has no effect with task.modality 'image'"),
+        (("task.audio.max_seconds=3",), "task.audio: has no effect with task.modality 'image'"),
+        (("task.modality=text",), "task.image: has no effect with task.modality 'text'"),
+        (("task.problem_type=regression", "task.focal_gamma=2"), "no effect with task.problem_type 'regression'"),
+        (("data.columns.text=review",), "data.columns.text: not read under these task settings"),
+        (("task.image.sise=3",), "did you mean task.image.size?"),
+        (("task.image=3",), "this is a section; set one of its keys (task.image.key=value)"),
+        (("task.image.size=big",), "task.image.size: received 'big' (text), expected a whole number"),
+        (("task.image.random_crop=2",), "task.image.random_crop: received 2, must be at most 1"),
+    ],
+)
+def test_settings_that_would_be_ignored_or_are_wrong_are_errors(settings, message, tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        train("reviews/smoke_image", tmp_path / "run", *settings)
+    assert message in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reviews") / "run"
+    train("reviews/smoke_image", folder, "train.max_steps=3", "eval.eval_steps=2", "train.dataloader_num_workers=2")
+    return folder
+
+
+def test_workers_change_nothing(finished, tmp_path):
+    train("reviews/smoke_image", tmp_path / "run", "train.max_steps=3", "eval.eval_steps=2")
+    assert_same_weights(tmp_path / "run", finished)
+    assert predictions(tmp_path / "run") == predictions(finished)
+
+
+def test_a_report_shows_classes_and_confusion(finished):
+    report = (finished / "report.md").read_text()
+    assert "| label | precision | recall | f1 | rows |" in report
+    assert "(confusion_validation.png)" in report
+    with Image.open(finished / "confusion_validation.png") as picture:
+        assert min(picture.size) > 200
+
+
+def test_a_pipeline_answers_as_the_run_did(finished):
+    from transformers import pipeline
+
+    assert 'pipeline("image-classification"' in (finished / "model" / "README.md").read_text()
+    classify = pipeline("image-classification", str(finished / "model"))
+    for record in predictions(finished)[:5]:
+        (answer, *_) = classify(str(ROOT / "recipes/data/images/validation" / record["image"]))
+        assert answer["label"] == record["prediction"]
+        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=1e-5)
+
+
+def test_new_pictures_are_predicted_from_a_list_of_paths_or_a_folder(finished, tmp_path):
+    images = ROOT / "recipes/data/images/validation"
+    records = predictions(finished)
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image"])
+        writer.writerows([images / record["image"]] for record in records)
+    for source in (tmp_path / "new.csv", images):
+        with pytest.raises(SystemExit) as ended:
+            toolkit_command(["predict", str(finished), "--input", str(source), "--output", str(tmp_path / "out.jsonl")])
+        assert not ended.value.code
+        found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert [record["prediction"] for record in found[: len(records)]] == [r["prediction"] for r in records]
+
+
+def test_pictures_inside_a_table_as_on_the_hub(tmp_path):
+    import datasets
+
+    rows = [{"image": {"bytes": encoded(noise(20, 20, seed=i)), "path": None}, "label": i % 2} for i in range(24)]
+    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    table = datasets.Dataset.from_list(rows, features=features)
+    table.to_parquet(str(tmp_path / "rows.parquet"))
+    train("reviews/smoke_image", tmp_path / "run", f"data.train_file={tmp_path / 'rows.parquet'}", *FEW,
+          "data.validation_file=null", "model.from_config.num_channels=1")  # fmt: skip
+    assert {record["label"] for record in predictions(tmp_path / "run")} == {"cat", "dog"}
+
+
+def test_a_picture_that_breaks_after_its_check_is_named(tmp_path):
+    processor = image.new_processor(iter(()), load_model_config(small("vit")), options())
+    row = {"file": {"path": str(tmp_path / "gone.png"), "bytes": None, "name": "gone.png"}, "row_id": 0}
+    with pytest.raises(DataError, match=r"gone\.png.*start again"):
+        image.collate([row], processor, options(), RowRandom(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "metrics"),
+    [
+        (("task.problem_type=multi_label_classification",), {"eval_f1_micro", "eval_f1_macro", "eval_subset_accuracy"}),
+        (("task.problem_type=regression",), {"eval_mse", "eval_mae", "eval_r2", "eval_pearson"}),
+    ],
+)
+def test_other_heads_train_and_score(settings, metrics, tmp_path):
+    labels = {"multi": ["red;big", ";", "big"], "regression": ["-100", "2.5", "7"]}
+    kind = "regression" if "regression" in settings[0] else "multi"
+    with (tmp_path / "rows.csv").open("w") as file:
+        file.write("image,label\n")
+        for i in range(24):
+            (tmp_path / f"{i}.png").write_bytes(encoded(noise(16, 16, 3, seed=i)))
+            file.write(f"{i}.png,{labels[kind][i % 3]}\n")
+    extra = (*settings, *(('task.label_separator=";"',) if kind == "multi" else ()))
+    extra = tuple(part.replace('"', "") for part in extra)
+    train("reviews/smoke_image", tmp_path / "run", *extra, *FEW, f"data.train_file={tmp_path / 'rows.csv'}",
+          "data.validation_file=null", "data.validation_split=0.25")  # fmt: skip
+    assert metrics <= lines(tmp_path / "run", "eval_loss")[-1].keys()
+    # An item is a row x target.
+    assert lines(tmp_path / "run", "loss")[0]["num_items"] == 16 * (2 if kind == "multi" else 1)
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["problem_type"] == settings[0].split("=")[1]
+    for record in predictions(tmp_path / "run"):
+        assert isinstance(record["prediction"], float if kind == "regression" else list)

@@ -1,0 +1,52 @@
+"""Which columns a task reads under its options, and whether a source has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from toolkit.errors import DataError
+from toolkit.task import Column, Task
+
+
+def used_columns(task: Task) -> dict[str, Column]:
+    """Returns the columns that are read under the task's options, by the toolkit's names."""
+    options = getattr(task, "options", None)
+    return {name: column for name, column in task.columns.items() if column.used(options)}
+
+
+def is_needed(column: Column, labelled: bool) -> bool:
+    """Whether every row must have a value; labels only where rows are `labelled`."""
+    return column.required and (labelled or not column.label)
+
+
+def require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
+    """Checks a source's header.
+
+    Args:
+        source: the file or hub split, for the message.
+        present: names of the columns that it has.
+        task: says which columns there are.
+        columns: the toolkit's column names to the source's.
+        labelled: whether label columns are wanted.
+
+    Raises:
+        DataError: for each column that is needed, or was named by the user, and is not there.
+    """
+    missing = []
+    known = used_columns(task)
+    for name, column in known.items():
+        wanted = columns.get(name, name)
+        named = name in columns and (labelled or not column.label)
+        if wanted in present or not (named or is_needed(column, labelled)):
+            continue
+        used = {columns.get(other, other) for other in known}
+        free = [theirs for theirs in present if theirs not in used] or present
+        near = get_close_matches(wanted, free, n=1) or free[:1]
+        ours = f" (the task's {name!r})" if wanted != name else ""
+        missing.append(
+            f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
+            f"Say which one it is, for instance `data.columns.{name}: {near[0]}`."
+        )
+    if missing:
+        raise DataError("\n".join(missing))

@@ -1,0 +1,267 @@
+"""Recordings: decoding, resampling, feature extractors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from toolkit.config.sections import ModelConfig
+from toolkit.data.files import open_file
+from toolkit.data.order import RowRandom
+from toolkit.errors import DataError
+from toolkit.modalities.options import AudioOptions
+from toolkit.model import pretrained_error
+from toolkit.task import BadRow, Processor
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+AUTO_PROCESSOR = "AutoFeatureExtractor"
+DEFAULT_RATE = 16000
+BLOCK_FRAMES = 2**18
+FRAME, HOP = 400, 160
+"""Samples of a frame of the log-mel picture, and between frames: those of transformers' AST extractor."""
+PICTURE_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
+"""Vision models that take pictures of any size, so that of a recording too."""
+OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
+
+
+def auto_model(config: PreTrainedConfig) -> str:
+    """Returns the name of the auto class that classifies; log-mel pictures are classified by vision models."""
+    return (
+        "AutoModelForImageClassification" if config.model_type in PICTURE_MODELS else "AutoModelForAudioClassification"
+    )
+
+
+def feature() -> Any:
+    """Returns the Arrow type of a checked value."""
+    from datasets import Value
+
+    return {
+        "path": Value("string"),
+        "bytes": Value("binary"),
+        "name": Value("string"),
+        "frames": Value("int64"),
+        "rate": Value("int64"),
+    }
+
+
+def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+    """Decodes a recording once, so that a broken file is known before training.
+
+    Returns:
+        The reference with its number of `frames` (samples per channel) and their `rate` per second.
+
+    Raises:
+        BadRow: with the file's name and why it cannot be used.
+    """
+    import soundfile
+
+    try:
+        with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
+            rate, frames = sound.samplerate, 0
+            for block in sound.blocks(BLOCK_FRAMES, dtype="float32"):
+                frames += len(block)
+                if not np.isfinite(block).all():
+                    raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
+    except (soundfile.SoundFileError, OSError) as error:
+        raise BadRow(f"{file['name']}: cannot be decoded: {error}") from error
+    if frames < options.audio.min_seconds * rate:
+        least = options.audio.min_seconds
+        raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds asks for {least:g} s")
+    return {**file, "frames": frames, "rate": rate}
+
+
+def read(
+    file: Mapping[str, Any],
+    rate: int,
+    options: AudioOptions,
+    generator: np.random.Generator | None,
+    length: int | None = None,
+) -> np.ndarray:
+    """Reads a recording, or a part of a longer one.
+
+    Args:
+        file: a checked reference.
+        rate: samples per second to return.
+        options: the longest part, where it begins, and how speed varies.
+        generator: draws what is random in training; None in evaluation.
+        length: fill up a shorter one to so many samples, with silence around it; None leaves it as it is.
+
+    Returns:
+        `[samples]` float32, one channel.
+
+    Raises:
+        DataError: if the file has changed since it was checked.
+    """
+    import soundfile
+    import soxr
+
+    # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
+    faster, start = (0.5, 0.5) if generator is None else generator.random(2)
+    if options.crop == "center":
+        start = 0.5
+    heard_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
+    wanted = min(file["frames"], round(options.max_seconds * heard_rate))
+    try:
+        with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
+            sound.seek(round(start * (file["frames"] - wanted)))
+            samples = sound.read(wanted, dtype="float32", always_2d=True)
+        if len(samples) != wanted:
+            raise ValueError(f"{wanted} samples were to be read, {len(samples)} are left")
+    except (soundfile.SoundFileError, OSError, ValueError) as error:
+        raise DataError(
+            f"{file['name']}: {error}. It was whole when the rows were checked; start again to have it checked."
+        ) from error
+    heard = soxr.resample(samples.mean(axis=1), heard_rate, rate).astype(np.float32)
+    if length is None:
+        return heard
+    before = round(start * max(0, length - len(heard)))
+    return np.pad(heard[:length], (before, max(0, length - len(heard) - before)))
+
+
+def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
+    """Loads the feature extractor of a pretrained model, a run or a checkpoint.
+
+    Args:
+        source: hub id or folder.
+        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        options: the task's options, for `audio`.
+
+    Raises:
+        InputError: if there is none.
+    """
+    from transformers import AutoFeatureExtractor
+
+    revision = model.revision if source == model.name_or_path else None
+    wanted = options.audio.sampling_rate
+    try:
+        extractor = AutoFeatureExtractor.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=model.trust_remote_code
+        )
+        rate = extractor.sampling_rate
+        if wanted not in (None, rate):
+            raise ValueError(f"it hears {rate} samples per second; set task.audio.sampling_rate to null or {rate}")
+    except Exception as error:  # hub, file format and class errors alike are about this one setting
+        raise pretrained_error("model.name_or_path", source, error) from error
+    return _fitted(extractor, options.audio)
+
+
+def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
+    """Makes the feature extractor that a new model needs: log-mel frames or the waveform, by its kind."""
+    from transformers import ASTFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
+
+    rate = options.audio.sampling_rate or DEFAULT_RATE
+    if config.model_type == "whisper":
+        return _fitted(WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
+    if config.model_type == "audio-spectrogram-transformer":
+        return ASTFeatureExtractor(sampling_rate=rate, num_mel_bins=config.num_mel_bins, max_length=config.max_length)
+    if config.model_type in PICTURE_MODELS:
+        return ASTFeatureExtractor(
+            sampling_rate=rate,
+            num_mel_bins=options.audio.num_mel_bins,
+            max_length=_num_frames(options.audio, rate),
+            model_input_names=["pixel_values"],
+        )
+    # Group normalisation was trained without a mask (wav2vec 2.0 base), layer normalisation with one.
+    return Wav2Vec2FeatureExtractor(
+        sampling_rate=rate, return_attention_mask=getattr(config, "feat_extract_norm", "layer") == "layer"
+    )
+
+
+def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
+    """Makes Whisper's extractor pad to the clips' length, in whole seconds since it stores those, instead of 30 s."""
+    if hasattr(extractor, "nb_max_frames"):
+        extractor.chunk_length = math.ceil(options.max_seconds)
+        extractor.n_samples = extractor.chunk_length * extractor.sampling_rate
+        extractor.nb_max_frames = extractor.n_samples // extractor.hop_length
+    return extractor
+
+
+def _num_frames(options: AudioOptions, rate: int) -> int:
+    return (round(options.max_seconds * rate) - FRAME) // HOP + 1
+
+
+def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
+    """Cuts Whisper's positions to the clips' length.
+
+    They are sinusoids, which the model makes anew for any length, so those of a pretrained one stay as they were.
+    """
+    if config.model_type == "whisper":
+        config.max_source_positions = extractor.nb_max_frames // 2  # its second convolution has stride 2
+
+
+def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns what is wrong between a model and the task's recordings, as full messages."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
+    kind, audio = config.model_type, options.audio
+    rate = audio.sampling_rate or DEFAULT_RATE
+    if kind in OTHER_FEATURES or kind not in (*KNOWN, *PICTURE_MODELS):
+        fit = [name for name in (*KNOWN, *PICTURE_MODELS) if name not in OTHER_FEATURES]
+        return [f"task.modality: received 'audio', but the model is {kind}; expected one of {', '.join(fit)}"]
+    if audio.min_seconds > audio.max_seconds:
+        return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
+    seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
+    if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
+        return [f"{seconds}, but this model hears at most {config.max_source_positions // 50} s"]
+    if kind in PICTURE_MODELS and config.num_channels != 1:
+        return [f"model: {kind} has num_channels {config.num_channels}; a log-mel picture has 1"]
+    if kind == "audio-spectrogram-transformer" and _num_frames(audio, rate) > config.max_length:
+        longest = ((config.max_length - 1) * HOP + FRAME) / rate
+        return [f"{seconds}, but this model hears at most {longest:g} s (its max_length: {config.max_length} frames)"]
+    return _too_short_to_mask(config, audio, rate)
+
+
+def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
+    """SpecAugment of wav2vec 2.0 and its kin refuses batches that are shorter than what it masks."""
+    masks = getattr(config, "apply_spec_augment", False) and getattr(config, "mask_time_prob", 0) > 0
+    ratio = getattr(config, "inputs_to_logits_ratio", None)
+    if not masks or ratio is None or options.min_seconds * rate >= (config.mask_time_length + 1) * ratio:
+        return []
+    least = (config.mask_time_length + 1) * ratio / rate
+    return [
+        f"task.audio.min_seconds: received {options.min_seconds:g}, but SpecAugment masks {config.mask_time_length} "
+        f"frames; ask for at least {least:g} s, or set model.config_overrides.mask_time_prob to 0"
+    ]
+
+
+def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
+    """Passes references on: recordings are decoded in the loader's workers; `length` is in samples of the model's."""
+    seconds = [min(file["frames"] / file["rate"], options.audio.max_seconds) for file in files]
+    return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
+
+
+def collate(
+    features: Sequence[dict[str, Any]], extractor: Processor, options: Any, random: RowRandom
+) -> dict[str, torch.Tensor]:
+    """Decodes recordings and returns what the model takes, float32.
+
+    `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and its kin), `input_values`
+    `[B, frames, mels]` (AST), `input_features` `[B, mels, frames]` (Whisper), or `pixel_values` `[B, 1, mels, frames]`.
+    """
+    name, rate = extractor.model_input_names[0], extractor.sampling_rate
+    length = round(options.audio.max_seconds * rate) if name == "pixel_values" else None
+    clips = [
+        read(row["file"], rate, options.audio, random.generator(row["row_id"]) if random.training else None, length)
+        for row in features
+    ]
+    if name == "input_values" and not hasattr(extractor, "num_mel_bins"):
+        return dict(extractor(clips, sampling_rate=rate, padding=True, return_tensors="pt"))
+    # One by one: batched transforms round differently, and a row must not depend on those beside it.
+    frames = [extractor(clip, sampling_rate=rate, return_tensors="pt") for clip in clips]
+    if name == "pixel_values":
+        pictures = torch.cat([part["input_values"] for part in frames])
+        # Loudness is no matter, and silence is silence: 0 at the loudest point, -1 from some 40 dB below it on.
+        pictures = (pictures - pictures.amax(dim=(1, 2), keepdim=True)).clamp(min=-1.0)
+        return {name: pictures.transpose(1, 2).unsqueeze(1).contiguous()}
+    return {name: torch.cat([part[name] for part in frames])}
+
+
+def shown(file: Mapping[str, Any]) -> str:
+    """Returns what stands for a recording in messages and predictions: its name."""
+    return str(file["name"])

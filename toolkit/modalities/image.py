@@ -1,0 +1,225 @@
+"""Pictures: decoding, random variation, image processors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from toolkit.config.sections import ModelConfig
+from toolkit.data.files import open_file
+from toolkit.data.order import RowRandom
+from toolkit.errors import DataError
+from toolkit.modalities.options import ImageOptions
+from toolkit.model import pretrained_error
+from toolkit.task import BadRow, Processor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PreTrainedConfig
+
+AUTO_PROCESSOR = "AutoImageProcessor"
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+"""What is decoded; other decoders of Pillow start programs of their own or are seldom looked after."""
+ASPECT = (3 / 4, 4 / 3)
+ERASED = (0.02, 0.33)
+DEFAULT_SIZE = 224
+
+
+def auto_model(config: PreTrainedConfig) -> str:
+    """Returns the name of the auto class that classifies."""
+    return "AutoModelForImageClassification"
+
+
+def feature() -> Any:
+    """Returns the Arrow type of a checked value."""
+    from datasets import Value
+
+    return {"path": Value("string"), "bytes": Value("binary"), "name": Value("string")}
+
+
+def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
+    """Decodes a picture once, so that a broken file is known before training.
+
+    Raises:
+        BadRow: with the file's name and why it cannot be used.
+    """
+    decode(file, options.image.max_pixels)
+    return file
+
+
+def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
+    """Reads a picture, of an animation the first, upright whichever way the camera was held.
+
+    Raises:
+        BadRow: if it is no picture, broken, or of more than `max_pixels`; the latter is known without decoding it.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings(), open_file(file) as opened:
+            # Pillow warns of size by a limit of its own, and of metadata that is not needed here.
+            warnings.simplefilter("ignore")
+            picture = Image.open(opened, formats=FORMATS)
+            width, height = picture.size
+            if width * height > max_pixels:
+                raise BadRow(
+                    f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,} in all"
+                )
+            picture.load()
+            return ImageOps.exif_transpose(picture)
+    except BadRow:
+        raise
+    except Exception as error:  # each format's decoder has exceptions of its own
+        raise BadRow(f"{file['name']}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    from PIL import Image, UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return f"not a picture in one of the formats {', '.join(FORMATS)}"
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{error}; task.image.max_pixels cannot be set so high"
+    return f"cannot be decoded: {error or type(error).__name__}"
+
+
+def as_channels(picture: Image, channels: int) -> Image:
+    """Converts a picture to grey (1 channel) or RGB (3)."""
+    from PIL import Image
+
+    if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
+        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 256).astype(np.uint8))
+    return picture.convert("L" if channels == 1 else "RGB")
+
+
+def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
+    """Loads the image processor of a pretrained model, a run or a checkpoint, without torchvision.
+
+    Args:
+        source: hub id or folder.
+        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        options: the task's options; `image.size` replaces the processor's own size.
+
+    Raises:
+        InputError: if there is none.
+    """
+    from transformers import AutoImageProcessor
+
+    revision = model.revision if source == model.name_or_path else None
+    try:
+        # The same backend everywhere: torchvision's resampling gives other numbers.
+        processor = AutoImageProcessor.from_pretrained(
+            source, revision=revision or "main", trust_remote_code=model.trust_remote_code, backend="pil"
+        )
+    except Exception as error:  # hub, file format and class errors alike are about this one setting
+        raise pretrained_error("model.name_or_path", source, error) from error
+    if options.image.size is not None:
+        for name in ("size", "crop_size"):
+            if sides := getattr(processor, name, None):
+                setattr(processor, name, {side: options.image.size for side, value in dict(sides).items() if value})
+    return processor
+
+
+def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
+    """Makes a processor that scales pictures to the new model's size and their values to -1 to 1."""
+    from transformers import ViTImageProcessorPil
+
+    height, width = _sides(config, options.image)
+    half = [0.5] * config.num_channels
+    return ViTImageProcessorPil(size={"height": height, "width": width}, image_mean=half, image_std=half)
+
+
+def _sides(config: PreTrainedConfig, options: ImageOptions) -> tuple[int, int]:
+    size = options.size or getattr(config, "image_size", None) or DEFAULT_SIZE
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None:
+    """The processor is made for the model, so nothing is left to be said."""
+
+
+def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns what is wrong between a model and the task's pictures, as full messages."""
+    channels = getattr(config, "num_channels", None)
+    if channels is None:
+        return [f"task.modality: received 'image', but {config.model_type} is not a model of pictures"]
+    if channels not in (1, 3):
+        return [f"model: {config.model_type} has num_channels {channels}; pictures have 1 (grey) or 3 (RGB)"]
+    size, own = options.image.size, getattr(config, "image_size", None)
+    if size is None or own is None or own in (size, [size, size], (size, size)):
+        return []
+    where = (
+        f"this {config.model_type} has image_size {own}; set that instead (in model.from_config or config_overrides)"
+    )
+    return [f"task.image.size: received {size}, but {where}"]
+
+
+def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
+    """Passes references on: pictures are decoded in the loader's workers, and never stored as pixels."""
+    return {"file": list(files), "length": [1] * len(files)}
+
+
+def collate(
+    features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
+) -> dict[str, torch.Tensor]:
+    """Decodes pictures, varies those of training rows, and returns `pixel_values` `[B, C, H, W]`, float32."""
+    pictures = [_read(row, len(processor.image_mean), options.image, random) for row in features]
+    pixels = processor(images=pictures, return_tensors="pt")["pixel_values"]
+    if random.training and options.image.random_erasing:
+        for row, picture in zip(features, pixels, strict=True):
+            # After the geometry's numbers, so that both can be switched independently.
+            _erase(picture, random.generator(row["row_id"]).spawn(1)[0], options.image.random_erasing)
+    return {"pixel_values": pixels}
+
+
+def _read(row: Mapping[str, Any], channels: int, options: ImageOptions, random: RowRandom) -> Image:
+    try:
+        picture = as_channels(decode(row["file"], options.max_pixels), channels)
+    except BadRow as error:
+        raise DataError(f"{error}. It was whole when the rows were checked; start again to have it checked.") from error
+    return vary(picture, options, random.generator(row["row_id"])) if random.training else picture
+
+
+def vary(picture: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
+    """Crops, mirrors and recolours a picture at random."""
+    from PIL import Image, ImageEnhance
+
+    # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
+    area, ratio, left, top, flip, *factors = generator.random(8)
+    if options.random_crop < 1:
+        part = options.random_crop + area * (1 - options.random_crop)
+        aspect = math.sqrt(math.exp(math.log(ASPECT[0]) + ratio * (math.log(ASPECT[1]) - math.log(ASPECT[0]))))
+        width = max(1, round(picture.width * min(1.0, math.sqrt(part) * aspect)))
+        height = max(1, round(picture.height * min(1.0, math.sqrt(part) / aspect)))
+        x, y = round(left * (picture.width - width)), round(top * (picture.height - height))
+        picture = picture.crop((x, y, x + width, y + height))
+    if flip < options.horizontal_flip:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if options.color_jitter:
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for enhancer, factor in zip(enhancers, factors, strict=True):
+            picture = enhancer(picture).enhance(1 + options.color_jitter * (2 * factor - 1))
+    return picture
+
+
+def _erase(picture: torch.Tensor, generator: np.random.Generator, probability: float) -> None:
+    chance, area, ratio, left, top = generator.random(5)
+    if chance >= probability:
+        return
+    full_height, full_width = picture.shape[-2:]
+    part = ERASED[0] + area * (ERASED[1] - ERASED[0])
+    aspect = 0.3 ** (1 - 2 * ratio)  # sides of 0.3:1 to 1:0.3, as in the paper
+    height = min(full_height, max(1, round(full_height * math.sqrt(part * aspect))))
+    width = min(full_width, max(1, round(full_width * math.sqrt(part / aspect))))
+    y, x = round(top * (full_height - height)), round(left * (full_width - width))
+    picture[:, y : y + height, x : x + width] = 0.0  # the mean, after normalisation
+
+
+def shown(file: Mapping[str, Any]) -> str:
+    """Returns what stands for a picture in messages and predictions: its name."""
+    return str(file["name"])
