@@ -12,7 +12,7 @@ from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
 from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
-from toolkit.engine import ENGINES
+from toolkit.engine import ENGINES, check_engine
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.errors import ConfigError
 from toolkit.model import (
@@ -53,6 +53,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     best_metric(cfg, task)
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
+    check_engine(cfg)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     quiet_libraries()

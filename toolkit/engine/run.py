@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
@@ -90,6 +90,18 @@ class TrainState:
     """Items since the last training line, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
+    ended: bool = False
+    """Whether something has ended training before the last planned step."""
+    skipped_steps: int = 0
+    """Steps whose update the scaler of fp16 left out; the schedule did not count them."""
+
+
+class Due(NamedTuple):
+    """What happens after a step."""
+
+    log: bool
+    evaluate: bool
+    save: bool
 
 
 @dataclass(frozen=True)
@@ -116,9 +128,10 @@ class Plan:
             log_every=cfg.tracking.logging_steps,
         )
 
-    def due(self, every: int | None, step: int) -> bool:
-        """Whether something that happens every so many steps happens after `step`."""
-        return every is not None and step % every == 0
+    def after(self, step: int) -> Due:
+        """Returns what happens after a step."""
+        evaluate, save = (every is not None and step % every == 0 for every in (self.eval_every, self.save_every))
+        return Due(step % self.log_every == 0 or step == self.total_steps, evaluate, save)
 
 
 def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int | None:
