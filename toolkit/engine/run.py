@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
 from toolkit.errors import ConfigError
-from toolkit.task import Prepared, Processor, Task
+from toolkit.task import Batch, Prepared, Processor, Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch import nn
     from transformers import PreTrainedModel
 
     from toolkit.checkpoint import Checkpoint
     from toolkit.evaluation import Evaluation
+
+
+class Observer(Protocol):
+    """Looks at a run from outside, as certificates do; it must change nothing."""
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Called before each update with the step, from 1, and the bare model, its gradient exchanged and clipped."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Called after each update, with this rank's micro-batches and the step's figures."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ class Run:
         output_dir: the run's folder, locked and writable.
         resume: the checkpoint to go on from, or None.
         identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
+        observer: looks on, or None.
     """
 
     cfg: Config
@@ -46,6 +58,7 @@ class Run:
     output_dir: Path
     resume: Checkpoint | None
     identity: Mapping[str, Any]
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class Session:
         self._saved_step = -1
         self._evaluated: tuple[int, Evaluation] | None = None
         self._window_items = self._beat = 0.0
+        self._window: Sequence[Batch] = ()
         self._last: dict[str, float] = {}
 
     def restore(self) -> None:
@@ -110,12 +111,14 @@ class Session:
         self.stop.beat()
         if stop:
             self._interrupt()
-        self._window_items = items
+        self._window, self._window_items = batches, items
         return items
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
         """Refuses a non-finite update; see `toolkit.engine.guard.refuse_non_finite`."""
         refuse_non_finite(self.run, self.state.step + 1, grad_norm, batches)
+        if self.run.observer is not None:
+            self.run.observer.gradient(self.state.step + 1, self.bare_model)
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
         """Ends a step.
@@ -133,6 +136,9 @@ class Session:
         self._pending_loss += loss_sum.detach()
         self._train_seconds += time.perf_counter() - self._beat
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
+        if self.run.observer is not None:
+            figures = self._last | {"loss_sum": float(loss_sum), "num_items": self._window_items}
+            self.run.observer.step(state.step, self._window, figures)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""
