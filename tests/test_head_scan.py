@@ -22,9 +22,11 @@ def cells(line: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results():
+    from accelerate.state import AcceleratorState
     from head_scan import scan
 
-    return list(scan())
+    yield list(scan())
+    AcceleratorState._reset_state(reset_partial_state=True)  # it is one for the whole process, and on the CPU here
 
 
 def test_the_page_has_a_line_for_each_case() -> None:
