@@ -17,6 +17,7 @@ COMMANDS = {
     "validate": "check a configuration, and name everything that is wrong with it",
     "explain": "show every setting, its value and where it comes from",
     "schema": "print the JSON Schema of a recipe's YAML, for editors",
+    "certify": "prove on your own model and rows that the numbers are right",
     "predict": "predict new rows with a finished run",
     "evaluate": "score a finished run on another labelled file",
 }

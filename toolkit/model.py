@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from toolkit.config.sections import ModelConfig
 from toolkit.errors import ConfigError, InputError
@@ -189,13 +190,13 @@ def refuse_unused_parameters(config: PreTrainedConfig) -> None:
         ])  # fmt: skip
 
 
-def batch_dependence(model: PreTrainedModel) -> list[str]:
+def batch_dependence(model: nn.Module) -> list[str]:
     """Returns why a row's result depends on the rows beside it, which no engine can make equal over splits."""
-    reasons = []
-    if any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    reasons, config = [], getattr(model, "config", None)
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
         reasons.append("batch normalisation takes its statistics from each micro-batch")
-    if getattr(model.config, "feat_extract_norm", None) == "group":
+    if getattr(config, "feat_extract_norm", None) == "group":
         reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
-    if getattr(model.config, "summary_type", None) == "last":
+    if getattr(config, "summary_type", None) == "last":
         reasons.append("the summary is taken from the last position, which is padding in all but the longest rows")
     return reasons

@@ -50,6 +50,15 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
+    with prepared_run(cfg, task, recipe, observer) as job:
+        result = ENGINES[cfg.engine]()(job)
+        on_main(job.accelerator, write_results, job, result)
+    return result
+
+
+@contextmanager
+def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
+    """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
     best_metric(cfg, task)
     check_optim_args(cfg.train)
@@ -80,10 +89,7 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
             model = build_model(cfg.model, config, auto_model, cfg.seed)
         for reason in batch_dependence(model):
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
-        job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)
-        result = ENGINES[cfg.engine]()(job)
-        on_main(accelerator, write_results, job, result)
-    return result
+        yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)
 
 
 @contextmanager

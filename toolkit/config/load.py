@@ -164,8 +164,7 @@ def flatten(config: Config) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal one."""
     document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
-    for name in section_types(type(config.task)):
-        document[name] = dataclasses.asdict(getattr(config, name))
+    document |= {name: dataclasses.asdict(getattr(config, name)) for name in section_types(type(config.task))}
     return to_yaml(document, flow=False)
 
 

@@ -137,8 +137,8 @@ class Session:
         self._train_seconds += time.perf_counter() - self._beat
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         if self.run.observer is not None:
-            figures = self._last | {"loss_sum": float(loss_sum), "num_items": self._window_items}
-            self.run.observer.step(state.step, self._window, figures)
+            figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
+            self.run.observer.step(state.step, self._window, figures | self._last)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""

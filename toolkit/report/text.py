@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolkit.certificates.text import state_of as certificate_state
 from toolkit.config import dump_config
 from toolkit.console import format_value
 from toolkit.engine.run import Run
@@ -72,6 +73,7 @@ def report(
         "engine": facts["engine"],
         "device": ", ".join(facts["hardware"]["gpus"]) or f"{facts['hardware']['cpus']} CPUs",
         "seed": facts["seed"],
+        "certificate": certificate_state(run.cfg),
         **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
         # How a task computes its scores, where that has a name.
         **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},

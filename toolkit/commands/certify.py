@@ -1,0 +1,76 @@
+"""Prove the promises on your own model and rows.
+
+`toolkit certify recipes/<task>.py --config FILE [--only NAME ...] [section.key=value ...]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from toolkit.commands import _recipe_config
+from toolkit.errors import InputError
+
+NAMES = ("loss-scale", "engines", "resume", "ranks")
+ROWS = 37
+"""Of these make windows of 8 five steps an epoch, the last one short."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, which certificates, and on what."""
+    _recipe_config.add_arguments(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true", help="all certificates (what happens without --only, too)")
+    which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"some of {', '.join(NAMES)}")
+    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"training rows to use ({ROWS})")
+    parser.add_argument("--kill-at", type=int, metavar="STEP", help="resume: kill at this step, not at a random one")
+    parser.add_argument("--output-dir", metavar="DIR", help="where certificate.json and .md go")
+    parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Runs what the certificates need, judges it, and ends with exit code 1 if a promise is broken."""
+    if arguments.rows < 9:
+        raise InputError(f"--rows: received {arguments.rows}; at least 9 are needed for more than one window of 8")
+    if arguments.kill_at is not None and arguments.kill_at < 1:
+        raise InputError(f"--kill-at: received {arguments.kill_at}; steps count from 1")
+    _, loaded = _recipe_config.load(arguments)
+    from toolkit.certificates import FAILED, promises, text
+    from toolkit.certificates.jobs import Cut, run_jobs
+    from toolkit.console import say
+
+    cut = Cut(
+        recipe=str(Path(arguments.recipe).absolute()),
+        config=str(Path(arguments.config).absolute()),
+        overrides=arguments.overrides,
+        cfg=loaded.config,
+        rows=arguments.rows,
+        kill_at=arguments.kill_at,
+        kill_after=random.uniform(1.2, 1.9),  # in the second epoch, whose order is another
+    )
+    chosen = {name: promise for name, promise in promises().items() if name in (arguments.only or NAMES)}
+    output = Path(arguments.output_dir) if arguments.output_dir else text.folder_of(loaded.config)
+    output.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    runs = output / "runs" if arguments.keep else Path(tempfile.mkdtemp(prefix="certify-"))
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir()
+    try:
+        run_jobs([job for promise in chosen.values() for job in promise.jobs(cut)], cut, runs)
+        found = [promise.judge(runs, cut) for promise in chosen.values()]
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(runs, ignore_errors=True)
+    for certificate in found:
+        say("\n".join(text.lines(certificate)))
+    facts = {"recipe": arguments.recipe, "config": arguments.config, "overrides": arguments.overrides,
+             "rows": arguments.rows, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    text.write(found, loaded.config, facts, output)
+    say(f"\n{facts['seconds']:.0f} s; written to {output}/certificate.md and .json")
+    if any(certificate.verdict == FAILED for certificate in found):
+        sys.exit(1)
