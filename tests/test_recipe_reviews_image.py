@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,50 +40,7 @@ def encoded(picture: Image.Image, form: str = "PNG", **arguments) -> bytes:
     return buffer.getvalue()
 
 
-def huge_png() -> bytes:
-    """A PNG that says it has 20,000 x 20,000 pixels; there is no need to hold them."""
-    content = bytearray(encoded(noise(2, 2)))
-    content[16:24] = (20_000).to_bytes(4, "big") * 2
-    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
-    return bytes(content)
-
-
 WIDE = encoded(noise(100, 200))
-BAD = {
-    "truncated.jpg": (encoded(noise(64, 64, 3), "JPEG")[:900], "cannot be decoded: image file is truncated"),
-    "empty.png": (b"", "not a picture in one of the formats"),
-    "huge.png": (huge_png(), "task.image.max_pixels"),
-    "text.png": (b"just words", "not a picture in one of the formats"),
-}
-
-
-@pytest.fixture(scope="module")
-def bad_set(tmp_path_factory):
-    """Two classes of good files with one bad file of each kind among them."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for label in ("a", "b"):
-        (folder / label).mkdir()
-        for number in range(6):
-            (folder / label / f"{number}.png").write_bytes(encoded(noise(20, 24, 3, seed=number)))
-    for name, (content, _) in BAD.items():
-        (folder / "a" / name).write_bytes(content)
-    return folder
-
-
-def test_bad_files_are_named_with_their_reasons_or_left_out_and_counted(bad_set, tmp_path):
-    files = (f"data.train_file={bad_set}", "data.validation_file=null", "data.validation_split=0.25")
-    with pytest.raises(DataError) as refused:
-        train("reviews/smoke_image", tmp_path / "error", *files, *FEW)
-    message = str(refused.value)
-    assert "4 of 16 rows" in message
-    for name, (_, reason) in BAD.items():
-        assert any(f"a/{name}: " in line and reason in line for line in message.splitlines()), name
-    train("reviews/smoke_image", tmp_path / "skip", *files, *FEW, "data.bad_rows=skip")
-    left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
-    assert {row["values"]["image"] for row in left_out} == {f"a/{name}" for name in BAD}
-    facts = json.loads((tmp_path / "skip" / "run.json").read_text())
-    assert facts["bad_rows"] == {"train": 4}
-    assert facts["num_rows"] == {"train": 9, "validation": 3}
 
 
 def test_the_pixel_limit_is_known_without_decoding(monkeypatch):
@@ -103,6 +59,40 @@ def test_pictures_are_upright_and_in_the_model_s_channels():
     for mode in ("1", "L", "P", "RGBA", "CMYK"):
         picture = noise(8, 8, 3).convert(mode)
         assert [image.as_channels(picture, channels).mode for channels in (1, 3)] == ["L", "RGB"]
+
+
+def test_transparent_and_animated_pictures_are_seen_without_a_warning():
+    palette = noise(8, 8, 3).convert("P")
+    for channels in (1, 3):
+        for transparency in (3, bytes(range(256))):
+            seen = image.decode(reference(encoded(palette, transparency=transparency)), 10**6)
+            np.testing.assert_array_equal(
+                image.as_channels(seen, channels), image.as_channels(palette.convert("RGB"), channels)
+            )
+    first = noise(8, 8)
+    moving = encoded(first, "GIF", save_all=True, append_images=[noise(8, 8, seed=1)])
+    np.testing.assert_array_equal(image.as_channels(image.decode(reference(moving), 10**6), 1), first)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        Image.fromarray(np.full((4, 4), 0.5, np.float32)),
+        Image.fromarray(np.full((4, 4), 70_000, np.int32)),
+        noise(4, 4, 3).convert("LAB"),
+    ],
+)
+def test_pixels_of_which_nobody_says_what_white_is_are_refused(picture):
+    with pytest.raises(BadRow, match=r"x\.tif: pixels of the kind '(F|I|LAB)'"):
+        image.decode(reference(encoded(picture, "TIFF"), "x.tif"), 10**6)
+
+
+def test_a_processor_that_does_not_normalise_gets_rgb():
+    from transformers import MobileViTImageProcessorPil
+
+    processor = MobileViTImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    features = [{"file": reference(WIDE), "row_id": 0}]
+    assert image.collate(features, processor, options(), RowRandom(0, 0))["pixel_values"].shape == (1, 3, 32, 32)
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_row_only():
@@ -218,6 +208,16 @@ def test_workers_change_nothing(finished, tmp_path):
     train("reviews/smoke_image", tmp_path / "run", "train.max_steps=3", "eval.eval_steps=2")
     assert_same_weights(tmp_path / "run", finished)
     assert predictions(tmp_path / "run") == predictions(finished)
+
+
+WARNING = "other splits of a window, and other numbers of processes, give other numbers: batch normalisation"
+
+
+@pytest.mark.parametrize("kind", ["resnet", "convnext"])
+def test_a_model_that_depends_on_the_batch_is_warned_of_at_the_start(kind, tmp_path, capsys):
+    fields = json.dumps(small(kind).from_config)
+    train("reviews/smoke_image", tmp_path / "run", "train.max_steps=1", f"model.from_config={fields}")
+    assert (WARNING in capsys.readouterr().out) == (kind == "resnet")
 
 
 def test_a_report_shows_classes_and_confusion(finished):
