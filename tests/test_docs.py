@@ -159,6 +159,19 @@ def test_a_shipped_configuration_is_valid_and_explained(path: Path, monkeypatch)
     assert f"## {path.name}\n" in page
 
 
+def test_the_usual_models_of_every_task_are_shipped() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    names = {yaml.load(path)["model"].get("name_or_path") for path in SHIPPED}
+    assert names >= {
+        "distilbert/distilbert-base-uncased",
+        "facebook/wav2vec2-base",
+        "google-t5/t5-small",
+        "google/vit-base-patch16-224-in21k",
+        "openai-community/gpt2",
+        "openai/whisper-tiny",
+    }
+
+
 @pytest.mark.parametrize("name", whole_configs())
 def test_a_whole_configuration_of_the_pages_is_valid(name: str, reader) -> None:
     recipe, _ = whole_configs()[name]
