@@ -242,6 +242,24 @@ def test_group_normalisation_over_time_is_warned_of_at_the_start(norm, tmp_path,
     assert ("give other numbers: group normalisation over time" in capsys.readouterr().out) == (norm == "group")
 
 
+@pytest.mark.parametrize("kind", ["wav2vec2", "whisper"])
+def test_a_pretrained_model_is_loaded_and_trained(kind, tmp_path):
+    from transformers import AutoModelForAudioClassification
+
+    config = load_model_config(small(kind))
+    config.num_labels = 7
+    model = AutoModelForAudioClassification.from_config(config)
+    model.save_pretrained(tmp_path / "hub")
+    audio.new_processor(iter(()), config, options(max_seconds=30.0)).save_pretrained(tmp_path / "hub")
+    train("reviews/smoke_audio", tmp_path / "run", f"model.name_or_path={tmp_path / 'hub'}", "model.from_config=null",
+          *SPEECH_RUN[1:], "task.audio.max_seconds=1", "train.learning_rate=1e-9", *FEW)  # fmt: skip
+    before, after = model.state_dict(), weights(tmp_path / "run")
+    assert after["classifier.weight"].shape == (4, 8)
+    same = [name for name in after if not name.startswith("classifier") and "embed_positions" not in name]
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in same)
+    assert (after.get("encoder.embed_positions.weight", torch.zeros(50)).shape[0]) == 50
+
+
 def test_workers_change_nothing(tmp_path):
     few = ("train.max_steps=3", "eval.eval_steps=2")
     train("reviews/smoke_audio", tmp_path / "none", *few)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import ROOT, assert_same_weights, lines, predictions, train
+from runs import ROOT, SGD, assert_close, assert_same_weights, lines, predictions, train, weights
+from safetensors.torch import load_file
 
 from toolkit.cli import main as toolkit_command
 from toolkit.config.sections import ModelConfig
@@ -161,6 +162,50 @@ def test_new_models_see_grey_and_coloured_pictures_and_use_all_their_weights(kin
     model = build_model(small(kind, channels), config, image.auto_model(config), 0)
     model(**inputs).logits.sum().backward()
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("kind", ["convnext", "resnet", "vit"])
+def test_a_pretrained_model_keeps_its_weights_and_its_processor_but_gets_a_head_of_its_own(kind, tmp_path):
+    from transformers import (
+        AutoConfig,
+        AutoModelForImageClassification,
+        ConvNextImageProcessorPil,
+        ViTImageProcessorPil,
+    )
+
+    fields = small(kind).from_config
+    config = AutoConfig.for_model(fields["model_type"], **{k: v for k, v in fields.items() if k != "model_type"})
+    config.num_labels = 7
+    torch.manual_seed(3)
+    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "hub")
+    made = ViTImageProcessorPil if kind == "vit" else ConvNextImageProcessorPil
+    size = {"height": 32, "width": 32} if kind == "vit" else {"shortest_edge": 48}
+    made(size=size, image_mean=[0.4] * 3).save_pretrained(tmp_path / "hub")
+    train("reviews/smoke_image", tmp_path / "run", f"model.name_or_path={tmp_path / 'hub'}", "model.from_config=null",
+          "train.max_steps=1", "train.learning_rate=1e-9", *(() if kind == "vit" else ("task.image.size=32",)),
+          "train.weight_decay=0")  # fmt: skip
+    before, after = load_file(tmp_path / "hub" / "model.safetensors"), weights(tmp_path / "run")
+    head = {name for name in after if name.startswith("classifier")}
+    assert head
+    assert all(before[name].shape != after[name].shape for name in head)
+    trained = [name for name in after.keys() - head if "running" not in name and "num_batches" not in name]
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in trained)
+    processor = json.loads((tmp_path / "run" / "model" / "preprocessor_config.json").read_text())
+    assert processor["image_mean"] == [0.4] * 3
+    assert processor["size"] == (size if kind == "vit" else {"shortest_edge": 32})
+
+
+@pytest.mark.parametrize("kind", ["convnext", "vit"])
+def test_every_split_of_a_window_trains_a_vision_model_alike(kind, tmp_path):
+    fields = small(kind).from_config | ({"hidden_dropout_prob": 0.0} if kind == "vit" else {})
+    common = (f"model.from_config={json.dumps(fields)}", *SGD, "train.learning_rate=0.05", "train.num_train_epochs=1",
+              "data.max_train_samples=13", "eval.eval_steps=null", "data.max_eval_samples=3")  # fmt: skip
+    for batch, accumulation in ((8, 1), (2, 4)):
+        split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
+        train("reviews/smoke_image", tmp_path / str(batch), *common, *split, double=True)
+    one, other = tmp_path / "8", tmp_path / "2"
+    assert_close(lines(one, "loss"), lines(other, "loss"), 1e-9)
+    assert_close(*({k: v.tolist() for k, v in weights(run).items()} for run in (one, other)), 1e-9)
 
 
 @pytest.mark.parametrize(
