@@ -34,6 +34,8 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
         return [f"task.modality: received 'audio', but the model is {kind}; expected one of {', '.join(fit)}"]
     if audio.min_seconds > audio.max_seconds:
         return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
+    if kind not in PICTURE_MODELS and audio.num_mel_bins != AudioOptions().num_mel_bins:
+        return [f"task.audio.num_mel_bins: has no effect with a model of type {kind}; remove it"]
     seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
     if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
         return [f"{seconds}, but this model hears at most {config.max_source_positions // 50} s"]
