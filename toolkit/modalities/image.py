@@ -180,18 +180,13 @@ def collate(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
     """Decodes pictures, varies those of training rows, and returns `pixel_values` `[B, C, H, W]`, float32."""
-    pictures = [_read(row, _channels(processor), options.image, random) for row in features]
+    pictures = [_read(row, len(processor.image_mean), options.image, random) for row in features]
     pixels = processor(images=pictures, return_tensors="pt")["pixel_values"]
     if random.training and options.image.random_erasing:
         for row, picture in zip(features, pixels, strict=True):
             # After the geometry's numbers, so that both can be switched independently.
             _erase(picture, random.generator(row["row_id"]).spawn(1)[0], options.image.random_erasing)
     return {"pixel_values": pixels}
-
-
-def _channels(processor: Processor) -> int:
-    """As many as it has means for; a few processors (MobileViT's) do not normalise, and take RGB."""
-    return len(getattr(processor, "image_mean", None) or "RGB")
 
 
 def _read(row: Mapping[str, Any], channels: int, options: ImageOptions, random: RowRandom) -> Image:
