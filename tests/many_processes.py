@@ -19,6 +19,8 @@ C1_RUN = (
     "eval.eval_steps=null",
     "checkpoint.save_steps=null",
 )
+C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
+"""The split of two processes that goes through both engines."""
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
@@ -31,6 +33,8 @@ def main(output: Path, world: int) -> None:
         for batch, accumulation in C1_SPLITS[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
             train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *split, double=True)
+        if world == 2:
+            train(task, output / f"trainer-{task}-2", *C1_RUN, *C2_SPLIT, "engine=trainer", double=True)
         for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
             # One step of the same window whatever the number of processes, then the evaluation that is compared.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")

@@ -58,9 +58,10 @@ def test_wrong_input_is_said_once_and_first_under_the_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path):
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, engine):
     log = tmp_path / "log"
-    launcher = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", processes=2)
+    launcher = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}", processes=2)
     wait_for_step(launcher, tmp_path / "run", 5, log)
     workers(launcher)[-1].send_signal(signal.SIGTERM)
     launcher.wait(60)

@@ -8,7 +8,7 @@ import many_processes
 import pytest
 import torch
 from launching import launch
-from runs import SGD, assert_close, lines, predictions, train, weights
+from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
 
 DOUBLE = 1e-9
 """What equal mathematics agrees to in float64."""
@@ -41,6 +41,12 @@ def test_every_split_of_a_window_gives_the_same_training(runs, task):
     assert steps[-1]["num_items"] < steps[0]["num_items"]
     for split in splits:
         assert_same_run(reference, split, DOUBLE)
+
+
+@pytest.mark.parametrize("task", many_processes.TASKS)
+def test_both_engines_do_the_same_on_two_processes(runs, task):
+    assert_same_weights(runs / f"c1-{task}-2x2x2", runs / f"trainer-{task}-2")
+    assert lines(runs / f"c1-{task}-2x2x2") == lines(runs / f"trainer-{task}-2")
 
 
 def test_a_process_without_rows_changes_nothing(runs, tmp_path):

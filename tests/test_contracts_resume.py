@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from launching import kill_tree, launch_command
 from runs import ROOT, TINY, assert_same_weights, lines, predictions, train
+from stopping import StoppedError, stopper
 
-from toolkit.engine.session import Session
 from toolkit.errors import CheckpointError, ConfigError, Interrupted
 from toolkit.outputs import OutputLock
 
@@ -47,27 +47,10 @@ RANDOM = {
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")
 
 
-class StoppedError(Exception):
-    """Stands for whatever ended a run."""
-
-
 @pytest.fixture
 def stop_before(monkeypatch):
     """Makes runs of this process end, as if killed, before they train a given step."""
-
-    def arm(step: int | None) -> None:
-        begin = Session.begin_window
-
-        def begin_or_stop(self, batches):
-            if self.state.step + 1 == step:
-                raise StoppedError
-            return begin(self, batches)
-
-        monkeypatch.undo()
-        if step is not None:
-            monkeypatch.setattr(Session, "begin_window", begin_or_stop)
-
-    return arm
+    return stopper(monkeypatch)
 
 
 @pytest.mark.parametrize("task", RANDOM)
@@ -188,19 +171,23 @@ LONG = ("data.max_train_samples=200", "train.num_train_epochs=4", "train.per_dev
 
 
 def kill_three_times(tmp_path: Path, processes: int) -> None:
-    """Kills a run with SIGKILL at three random steps and compares its end with that of an uninterrupted run."""
+    """Kills a run with SIGKILL at three random steps and compares its end with that of an uninterrupted run.
+
+    Each time the other engine goes on.
+    """
     whole = start(tmp_path / "whole", tmp_path / "whole.log", *LONG, processes=processes)
     assert whole.wait(200) == 0, (tmp_path / "whole.log").read_text()
     seed = random.randrange(10**6)
     print(f"random steps of seed {seed}")
     steps = sorted(random.Random(seed).sample(range(7, 45), 3))
     log = tmp_path / "parts.log"
-    for step in steps:
-        run = start(tmp_path / "parts", log, *LONG, "checkpoint.resume=auto", processes=processes)
+    for step, engine in zip(steps, ("loop", "trainer", "loop"), strict=True):
+        going = (*LONG, f"engine={engine}", "checkpoint.resume=auto")
+        run = start(tmp_path / "parts", log, *going, processes=processes)
         wait_for_step(run, tmp_path / "parts", step, log)
         kill_tree(run.pid)
         run.wait(60)
-    run = start(tmp_path / "parts", log, *LONG, "checkpoint.resume=auto", processes=processes)
+    run = start(tmp_path / "parts", log, *LONG, "engine=trainer", "checkpoint.resume=auto", processes=processes)
     assert run.wait(200) == 0, log.read_text()
     assert log.read_text().count("resuming from ") == len(steps), log.read_text()
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
@@ -217,9 +204,10 @@ def test_kill_9_three_times_on_two_processes(tmp_path):
     kill_three_times(tmp_path, processes=2)
 
 
-def test_sigterm_saves_the_step_and_exits_143(tmp_path):
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_sigterm_saves_the_step_and_exits_143(tmp_path, engine):
     log = tmp_path / "log"
-    run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null")
+    run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}")
     wait_for_step(run, tmp_path / "run", 5, log)
     run.send_signal(signal.SIGTERM)
     assert run.wait(30) == 143

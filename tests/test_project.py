@@ -174,9 +174,10 @@ def test_the_commands_of_the_readme_exist() -> None:
 def test_dependencies_are_what_the_code_imports() -> None:
     distributions = importlib.metadata.packages_distributions()
     top_level = {name.split(".")[0] for path in SOURCES for name in imports(path)}
+    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*.py"))}
     imported = {
         canonicalize_name(distribution)
-        for name in top_level - sys.stdlib_module_names - {"toolkit", "recipes", "__future__"}
+        for name in top_level - sys.stdlib_module_names - ours - {"__future__"}
         for distribution in distributions.get(name, [name])
     }
     declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.config.messages import show
-from toolkit.config.sections import Config, TrackingConfig, TrainConfig
+from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
 _OWN_KEYS = {
@@ -192,6 +192,12 @@ RULES = (
         on_cpu=True,
     ),
     Rule(
+        lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
+        ("engine", "trainer"),
+        "only the Trainer has callbacks and arguments of its own",
+        "set engine to trainer, or remove the section trainer",
+    ),
+    Rule(
         lambda c: c.tracking.run_name is not None and not c.tracking.report_to,
         ("tracking.run_name", "tracking.report_to"),
         "no tracker would get the name",
@@ -230,6 +236,7 @@ def conflicts(config: Config, environ: Mapping[str, str], broken: frozenset[str]
 
 
 def _value(config: Config, key: str) -> Any:
-    section, name, *inner = key.split(".")
-    value = getattr(getattr(config, section), name)
-    return value[inner[0]] if inner else value
+    value: Any = config
+    for name in key.split("."):
+        value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 
 from toolkit.config.sections import Config
@@ -108,6 +110,14 @@ def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
         return list(values)
     tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
     return accelerator.reduce(tensor, reduction="sum").tolist()
+
+
+def seed_all(*key: int) -> None:
+    """Seeds the global random numbers of torch, numpy and Python with a function of a few numbers."""
+    words = np.random.SeedSequence(key).generate_state(3)
+    torch.manual_seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    random.seed(int(words[2]))
 
 
 class StopSignal:

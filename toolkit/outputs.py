@@ -26,6 +26,7 @@ BEGUN = frozenset({"config.yaml", "run.json", "processor", "bad_rows.jsonl"})
 FREE = (
     "output_dir",
     "engine",
+    "trainer.callbacks",
     "train.max_steps",
     "train.num_train_epochs",
     "train.dataloader_*",

@@ -12,8 +12,8 @@ from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
 from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
-from toolkit.engine import ENGINES
-from toolkit.engine.run import FitResult, Run, best_metric
+from toolkit.engine import ENGINES, check_engine
+from toolkit.engine.run import FitResult, Observer, Run, best_metric
 from toolkit.errors import ConfigError
 from toolkit.model import (
     batch_dependence,
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
     from toolkit.checkpoint import Checkpoint
 
 
-def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
+def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> FitResult:
     """Trains, evaluates and reports.
 
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
         recipe: the recipe's file, written down so that `toolkit predict` finds it again.
+        observer: looks on, or None.
 
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
@@ -53,6 +54,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
     best_metric(cfg, task)
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
+    check_engine(cfg)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     quiet_libraries()
@@ -78,7 +80,7 @@ def run(cfg: Config, task: Task, recipe: Path) -> FitResult:
             model = build_model(cfg.model, config, auto_model, cfg.seed)
         for reason in batch_dependence(model):
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
-        job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts)
+        job = Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)
         result = ENGINES[cfg.engine]()(job)
         on_main(accelerator, write_results, job, result)
     return result

@@ -28,6 +28,7 @@ from toolkit.config.sections import (
     TopLevel,
     TrackingConfig,
     TrainConfig,
+    TrainerConfig,
 )
 from toolkit.config.source import Origin, Settings, Source, read_file
 from toolkit.errors import ConfigError
@@ -130,6 +131,7 @@ def section_types(options: type) -> dict[str, type]:
         "eval": EvalConfig,
         "checkpoint": CheckpointConfig,
         "tracking": TrackingConfig,
+        "trainer": TrainerConfig,
     }
 
 

@@ -169,6 +169,19 @@ class TrackingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """What `engine: trainer` gives to `transformers.Trainer` besides."""
+
+    __pydantic_config__ = STRICT
+
+    callbacks: list[str] = field(default_factory=list)
+    """Importable callbacks, `package.module.Name` each: a `TrainerCallback`, its class, or a function that returns
+    one."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """Fields of `TrainingArguments` that no other setting stands for, for instance `neftune_noise_alpha: 5.0`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run. `task` is the recipe's own section, `Task.Options`."""
 
@@ -179,8 +192,9 @@ class Config:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     tracking: TrackingConfig
+    trainer: TrainerConfig
     output_dir: str
-    engine: Literal["loop"] = "loop"
+    engine: Literal["loop", "trainer"] = "loop"
     seed: int = 42
 
 
@@ -192,7 +206,7 @@ class TopLevel:
 
     output_dir: str
     """Folder for everything the run writes."""
-    engine: Literal["loop"] = "loop"
-    """Who runs the training loop."""
+    engine: Literal["loop", "trainer"] = "loop"
+    """Who runs the training loop: the toolkit, on accelerate, or `transformers.Trainer`. The numbers are the same."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     """Seed of everything random: new weights, row order, dropout, augmentation."""

@@ -43,7 +43,7 @@ def fit(run: Run) -> FitResult:
         session.restore()
         model.train()
         with progress(plan.total_steps, "train", initial=session.state.step) as bar:
-            while session.state.step < plan.total_steps:
+            while not session.over:
                 sampler.seek(*divmod(session.state.step, plan.steps_per_epoch))
                 for window in islice(windows(loader, accumulation), plan.total_steps - session.state.step):
                     learning_rate = float(schedule.get_last_lr()[0])
@@ -52,9 +52,11 @@ def fit(run: Run) -> FitResult:
                     grad_norm = clip(accelerator, model, train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     optimizer.step()
+                    if not accelerator.optimizer_step_was_skipped:
+                        schedule.step()
                     optimizer.zero_grad()
-                    schedule.step()
-                    session.end_step(loss_sum, grad_norm, learning_rate)
+                    session.count_step(loss_sum, grad_norm, learning_rate)
+                    session.after_step(plan.after(session.state.step))
                     bar.set_postfix(tracker.shown, refresh=False)
                     bar.update()
         return session.finish()
@@ -88,19 +90,33 @@ def accumulate(
     Returns:
         This rank's summed loss, a detached scalar.
     """
-    # Gradients are averaged over ranks when they are exchanged, hence the factor of the number of processes.
-    scale = accelerator.num_processes / items if items else 0.0
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
-    for number, micro_batch in enumerate(window, start=1):
-        batch = send_to_device(micro_batch, accelerator.device, non_blocking=True)
-        empty = bool((micro_batch["row_ids"] < 0).all())
+    for number, batch in enumerate(window, start=1):
         exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
-        with exchange, kept_buffers(model) if empty else nullcontext():
-            loss = task.loss_sum(model(**batch["inputs"]), batch)
-            accelerator.backward(loss * scale)
-        total += loss.detach()
+        with exchange:
+            total += micro_batch(accelerator, task, model, batch, items)
         beat()
     return total
+
+
+def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, items: float) -> torch.Tensor:
+    """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
+
+    Args:
+        accelerator: the run's Accelerator.
+        task: gives the summed loss.
+        model: the prepared model.
+        batch: the micro-batch, on the CPU.
+        items: items of the window over all ranks.
+    """
+    # Gradients are averaged over ranks when they are exchanged, hence the factor of the number of processes.
+    scale = accelerator.num_processes / items if items else 0.0
+    empty = bool((batch["row_ids"] < 0).all())
+    batch = send_to_device(batch, accelerator.device, non_blocking=True)
+    with kept_buffers(model) if empty else nullcontext():
+        loss = task.loss_sum(model(**batch["inputs"]), batch)
+        accelerator.backward(loss * scale)
+    return loss.detach()
 
 
 def clip(accelerator: Accelerator, model: nn.Module, max_grad_norm: float) -> float:

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
 from toolkit.errors import ConfigError
-from toolkit.task import Prepared, Processor, Task
+from toolkit.task import Batch, Prepared, Processor, Task
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch import nn
     from transformers import PreTrainedModel
 
     from toolkit.checkpoint import Checkpoint
     from toolkit.evaluation import Evaluation
+
+
+class Observer(Protocol):
+    """Looks at a run from outside, as certificates do; it must change nothing."""
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Called before each update with the step, from 1, and the bare model, its gradient exchanged and clipped."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Called after each update, with this rank's micro-batches and the step's figures."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +46,7 @@ class Run:
         output_dir: the run's folder, locked and writable.
         resume: the checkpoint to go on from, or None.
         identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
+        observer: looks on, or None.
     """
 
     cfg: Config
@@ -46,6 +58,7 @@ class Run:
     output_dir: Path
     resume: Checkpoint | None
     identity: Mapping[str, Any]
+    observer: Observer | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,18 @@ class TrainState:
     """Items since the last training line, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
+    ended: bool = False
+    """Whether something has ended training before the last planned step."""
+    skipped_steps: int = 0
+    """Steps whose update the scaler of fp16 left out; the schedule did not count them."""
+
+
+class Due(NamedTuple):
+    """What happens after a step."""
+
+    log: bool
+    evaluate: bool
+    save: bool
 
 
 @dataclass(frozen=True)
@@ -116,9 +141,10 @@ class Plan:
             log_every=cfg.tracking.logging_steps,
         )
 
-    def due(self, every: int | None, step: int) -> bool:
-        """Whether something that happens every so many steps happens after `step`."""
-        return every is not None and step % every == 0
+    def after(self, step: int) -> Due:
+        """Returns what happens after a step."""
+        evaluate, save = (every is not None and step % every == 0 for every in (self.eval_every, self.save_every))
+        return Due(step % self.log_every == 0 or step == self.total_steps, evaluate, save)
 
 
 def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int | None:

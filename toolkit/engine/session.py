@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -19,16 +17,14 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit import checkpoint
 from toolkit.console import say
-from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, sum_dtype
-from toolkit.engine.run import FitResult, Plan, Run, TrainState, best_metric
-from toolkit.errors import ConfigError, Interrupted, RunError
+from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
+from toolkit.engine.guard import refuse_non_finite
+from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
+from toolkit.errors import ConfigError, Interrupted
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
 from toolkit.task import Batch
 from toolkit.tracking import Tracker
-
-SHOWN_ROWS = 20
-"""Rows named in the message about a non-finite update."""
 
 
 class Session:
@@ -42,6 +38,7 @@ class Session:
         plan: when things happen.
         tracker: where numbers are written.
         stop: the flag that SIGTERM sets.
+        engine_state: what the engine itself wants kept in checkpoints, JSON-able, by name.
     """
 
     def __init__(
@@ -53,9 +50,11 @@ class Session:
         plan: Plan,
         tracker: Tracker,
         stop: StopSignal,
+        engine_state: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.run, self.model, self.optimizer, self.schedule = run, model, optimizer, schedule
         self.plan, self.tracker, self.stop = plan, tracker, stop
+        self.engine_state = engine_state
         self.state = TrainState()
         self.bare_model: nn.Module = run.accelerator.unwrap_model(model)
         self._pending_loss = torch.zeros((), dtype=sum_dtype(run.accelerator.device), device=run.accelerator.device)
@@ -63,6 +62,8 @@ class Session:
         self._saved_step = -1
         self._evaluated: tuple[int, Evaluation] | None = None
         self._window_items = self._beat = 0.0
+        self._window: Sequence[Batch] = ()
+        self._last: dict[str, float] = {}
 
     def restore(self) -> None:
         """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
@@ -70,7 +71,7 @@ class Session:
             checkpoint.load_model_into(self.run.resume, self.bare_model)
             checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
             self._restore_state(self.run.resume.state)
-        self._beat = time.perf_counter()
+        self.start_clock()
 
     def _restore_state(self, saved: Mapping[str, Any]) -> None:
         self.state = TrainState(**saved["train"])
@@ -79,7 +80,7 @@ class Session:
                 f"the checkpoint is already at step {self.state.step}, and this would end at {self.plan.total_steps}"
             )
             raise ConfigError([f"train.max_steps, train.num_train_epochs: {already}"])
-        schedules.seek(self.schedule, self.state.step)
+        schedules.seek(self.schedule, self.state.step - self.state.skipped_steps)
         if self.run.accelerator.scaler is not None and "scaler" in saved:
             self.run.accelerator.scaler.load_state_dict(saved["scaler"])
         self._saved_step = self.state.step
@@ -104,75 +105,65 @@ class Session:
             Interrupted: on every rank, after saving, when one of them received SIGTERM.
         """
         # Dropout of a step depends on (seed, step, rank) only: nothing random has to be stored to resume exactly.
-        seed = np.random.SeedSequence([self.run.cfg.seed, self.state.step, self.run.accelerator.process_index])
-        torch_seed, numpy_seed, python_seed = (int(word) for word in seed.generate_state(3))
-        torch.manual_seed(torch_seed)
-        np.random.seed(numpy_seed)
-        random.seed(python_seed)
+        seed_all(self.run.cfg.seed, self.state.step, self.run.accelerator.process_index)
         items = sum(float(self.run.task.count_items(batch)) for batch in batches)
         items, stop = all_sum(self.run.accelerator, items, float(self.stop.requested))
         self.stop.beat()
         if stop:
             self._interrupt()
-        self._window_items = items
+        self._window, self._window_items = batches, items
         return items
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update. The norm is that of the exchanged gradient, so all ranks decide alike.
+        """Refuses a non-finite update; see `toolkit.engine.guard.refuse_non_finite`."""
+        refuse_non_finite(self.run, self.state.step + 1, grad_norm, batches)
+        if self.run.observer is not None:
+            self.run.observer.gradient(self.state.step + 1, self.bare_model)
 
-        Raises:
-            RunError: naming the step and the rows of its window; no parameter has been touched.
-        """
-        scaler = self.run.accelerator.scaler
-        if math.isfinite(grad_norm) or (scaler is not None and scaler.get_scale() > 1):
-            return  # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot
-        mine = [int(row) for batch in batches for row in batch["row_ids"] if row >= 0]
-        rows: list[list[int]] = [mine]
-        if self.run.accelerator.num_processes > 1:
-            from accelerate.utils import gather_object
-
-            rows = gather_object([mine])
-        numbers = sorted({self.run.data.train[row]["number"] for part in rows for row in part})
-        shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")
-        raise RunError(
-            f"step {self.state.step + 1}: the gradient's norm is {grad_norm}; training stopped before this update.\n"
-            f"  Rows of this step in the training file: {shown}\n"
-            "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help, in a "
-            "new run with another output_dir."
-        )
-
-    def end_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
-        """Ends a step: counts it, then logs, evaluates and saves where the plan says so.
+    def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
+        """Ends a step.
 
         Args:
             loss_sum: this rank's summed loss over the window, a scalar tensor.
             grad_norm: norm of the gradient before clipping.
             learning_rate: the rate that this step used.
         """
-        state, plan = self.state, self.plan
+        state = self.state
         state.step += 1
+        state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
         state.num_items += self._window_items
         self._session_items += self._window_items
         self._pending_loss += loss_sum.detach()
         self._train_seconds += time.perf_counter() - self._beat
-        if plan.due(plan.log_every, state.step) or state.step == plan.total_steps:
-            self._log(grad_norm, learning_rate)
-        if plan.due(plan.eval_every, state.step):
-            self.evaluate()
-        if plan.due(plan.save_every, state.step) and self._saved_step != state.step:
-            self.save()
-        self._beat = time.perf_counter()  # what comes next, fetching rows included, is the next step's time
+        self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
+        if self.run.observer is not None:
+            figures = self._last | {"loss_sum": float(loss_sum), "num_items": self._window_items}
+            self.run.observer.step(state.step, self._window, figures)
 
-    def evaluate(self) -> None:
-        """Evaluates on the validation rows, if there are any, and remembers the best step."""
+    def after_step(self, due: Due) -> None:
+        """Logs, evaluates and saves, in this order."""
+        if due.log:
+            self.log()
+        if due.evaluate:
+            self.evaluate()
+        if due.save:
+            self.save()
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Says that what comes next, fetching rows included, is the next step's time."""
+        self._beat = time.perf_counter()
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluates on the validation rows, if there are any, and remembers the best step; returns the metrics."""
         result = self._evaluation("validation")
         if result is None:
-            return
+            return {}
         run, state = self.run, self.state
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
         self.tracker.log({"step": state.step, "epoch": self.epoch, **metrics})
         if state.evaluated_step == state.step:  # resumed right after this evaluation: it is counted already
-            return
+            return metrics
         state.evaluated_step = state.step
         name, greater = best_metric(run.cfg, run.task)
         value = metrics[name]
@@ -183,9 +174,12 @@ class Session:
                 self.save()
         else:
             state.evaluations_since_best += 1
+        return metrics
 
     def save(self) -> None:
-        """Writes a checkpoint on the main process and then removes those that are too many."""
+        """Writes a checkpoint of this step, if there is none yet, and then removes those that are too many."""
+        if self._saved_step == self.state.step:
+            return
         self._reduce_loss()
         self.tracker.flush()
         with self.stop.unhurried():
@@ -195,7 +189,9 @@ class Session:
     def finish(self) -> FitResult:
         """Saves and evaluates the last step, and puts the best parameters back where that was asked for."""
         run, state = self.run, self.state
-        if self.plan.save_every is not None and self._saved_step != state.step:
+        if state.num_items and self._last:  # the run ended before its plan did
+            self.log()
+        if self.plan.save_every is not None:
             self.save()
         self.evaluate()
         (stop,) = all_sum(run.accelerator, float(self.stop.requested))
@@ -242,26 +238,37 @@ class Session:
             self._evaluated = (self.state.step, result)
         return result
 
+    def end(self) -> None:
+        """Ends training before the last planned step; the checkpoint of this step is written anew, to know it."""
+        self.state.ended = True
+        self._saved_step = -1
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left."""
+        return self.state.ended or self.state.step >= self.plan.total_steps
+
     @property
     def epoch(self) -> float:
         """Passes over the training rows so far."""
         return round(self.state.step / self.plan.steps_per_epoch, 6)
 
-    def _log(self, grad_norm: float, learning_rate: float) -> None:
+    def log(self) -> dict[str, Any]:
+        """Writes a line about the steps since the last one, and returns it."""
         self._reduce_loss()
         state = self.state
         line: dict[str, Any] = {
             "step": state.step,
             "epoch": self.epoch,
             "loss": state.loss_sum / state.num_items if state.num_items else float("nan"),
-            "grad_norm": grad_norm,
-            "learning_rate": learning_rate,
+            **self._last,
             "num_items": state.num_items,
             "train_items_per_second": self._session_items / self._train_seconds,
             "peak_memory_bytes": peak_memory_bytes(self.run.accelerator.device),
         }
         self.tracker.log(line)
         state.loss_sum = state.num_items = 0.0
+        return line
 
     def _reduce_loss(self) -> None:
         (loss,) = all_sum(self.run.accelerator, float(self._pending_loss))
@@ -271,7 +278,8 @@ class Session:
 
     def _write_checkpoint(self) -> None:
         run, root = self.run, self.run.output_dir / "checkpoints"
-        state = {"train": asdict(self.state), "task": run.task.state, "identity": dict(run.identity)}
+        state: dict[str, Any] = {"train": asdict(self.state), "task": run.task.state, "identity": dict(run.identity)}
+        state |= self.engine_state()
         if run.accelerator.scaler is not None:
             state["scaler"] = run.accelerator.scaler.state_dict()
         checkpoint.save(root, self.state.step, self.bare_model, self.optimizer, state, self._write_processor)
@@ -283,7 +291,7 @@ class Session:
 
     def _interrupt(self) -> None:
         self.stop.disarm()
-        if self._saved_step != self.state.step and self.state.step > 0:
+        if self.state.step > 0:
             self.save()
         raise Interrupted(
             f"SIGTERM: stopped after step {self.state.step} of {self.plan.total_steps}. "

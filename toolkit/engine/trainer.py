@@ -1,0 +1,209 @@
+"""The Trainer path: the same windows and beats inside `transformers.Trainer`, with its callbacks around them.
+
+The Trainer keeps what it does well: its loop over epochs and micro-batches, gradient exchange, clipping, callbacks.
+Order, loss, optimizer, schedule, evaluation and checkpoints are the toolkit's, handed to it through its hooks, so a
+run ends with the same parameters, bit for bit, as under `engine: loop`, and either goes on from the other's
+checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from toolkit.console import progress
+from toolkit.data.batches import training_loader
+from toolkit.data.order import WindowSampler
+from toolkit.distributed import StopSignal, sum_dtype
+from toolkit.engine.arguments import callbacks, training_arguments
+from toolkit.engine.loop import micro_batch
+from toolkit.engine.run import FitResult, Plan, Run
+from toolkit.engine.session import Session
+from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.schedules import build_schedule
+from toolkit.task import Batch
+from toolkit.tracking import Tracker
+
+CALLBACK_STATES = "trainer_callbacks"
+"""Name of the callbacks' states in a checkpoint: by the callback's name in the YAML."""
+
+
+def fit(run: Run) -> FitResult:
+    """Trains a run to its end.
+
+    Raises:
+        ConfigError: for arguments that the Trainer refuses.
+        RunError: before a non-finite update.
+        Interrupted: after SIGTERM, once a checkpoint is written.
+    """
+    place = {"rank": run.accelerator.process_index, "world_size": run.accelerator.num_processes}
+    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
+    plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
+    with StopSignal(run.accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+        trainer = WindowTrainer(run, plan, loader, sampler, tracker, stop)
+        with progress(plan.total_steps, "train", initial=run.resume.step if run.resume else 0) as trainer.bar:
+            trainer.train()
+        if not trainer.session.over:
+            trainer.session.end()
+        return trainer.session.finish()
+
+
+class WindowTrainer(Trainer):
+    """A Trainer whose optimizer steps are the toolkit's windows.
+
+    Args:
+        run: what is trained.
+        plan: when things happen.
+        loader: this rank's micro-batches.
+        sampler: says where the loader starts.
+        tracker: where numbers are written.
+        stop: the flag that SIGTERM sets.
+    """
+
+    def __init__(
+        self, run: Run, plan: Plan, loader: DataLoader, sampler: WindowSampler, tracker: Tracker, stop: StopSignal
+    ) -> None:
+        self.run, self.plan, self.loader, self.sampler, self.tracker, self.stop = (
+            run, plan, loader, sampler, tracker, stop,
+        )  # fmt: skip
+        self.session: Session
+        self.bar: Any
+        self.schedule: LambdaLR
+        self.window: list[Batch] = []
+        self.items = self.grad_norm = 0.0
+        self.loss_sum = torch.zeros((), dtype=sum_dtype(run.accelerator.device), device=run.accelerator.device)
+        validation = run.data.evals.get("validation")
+        own = callbacks(run.cfg.trainer)
+        self.exportable = {name: callback for name, callback in own.items() if isinstance(callback, ExportableState)}
+        super().__init__(
+            model=run.model,
+            args=training_arguments(run, plan),
+            eval_dataset=validation.features if validation else None,
+            callbacks=[_Beats(self), *own.values()],
+        )
+        self.remove_callback(PrinterCallback)
+        self.callback_handler.processing_class = run.processor  # given above, the Trainer would change its tokens
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Takes the run's Accelerator: its scaler and its way of exchanging gradients are part of the numbers."""
+        super().create_accelerator_and_postprocess()
+        self.accelerator = self.run.accelerator
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Returns the toolkit's loader, which accelerate must not deal to the ranks once more."""
+        return self.loader
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """Builds the YAML's optimizer, and its schedule, which needs it as it is before it is prepared."""
+        optimizer = build_optimizer(self.run.model, self.run.cfg.train)
+        self.schedule = build_schedule(optimizer, self.run.cfg.train, self.plan.total_steps)
+        self.optimizer = optimizer
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
+        """Returns the YAML's schedule."""
+        self.lr_scheduler = self.schedule
+        return self.schedule
+
+    def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
+        """Says at which epoch training starts; the sampler knows the window, so nothing is skipped by reading it."""
+        first = super()._init_training_state(*arguments)
+        if self.run.resume is None:
+            return first
+        self.state.global_step = self.run.resume.step
+        for name, state in self.run.resume.state.get(CALLBACK_STATES, {}).items():
+            for attribute, value in state.items() if name in self.exportable else ():
+                setattr(self.exportable[name], attribute, value)
+        return self.run.resume.step // self.plan.steps_per_epoch, 0
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
+    ) -> tuple[list[Batch], None]:
+        """Fetches a window and counts its items; none is left when the run, or its epoch, is over."""
+        self.window = [] if self.session.over else list(islice(epoch_iterator, num_batches))
+        if self.window:
+            self.items = self.session.begin_window(self.window)
+            self.loss_sum.zero_()
+        return self.window, None
+
+    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Adds a micro-batch's part of the window's gradient, and returns that of its loss."""
+        loss_sum = micro_batch(self.accelerator, self.run.task, model, inputs, self.items)
+        self.loss_sum += loss_sum
+        self.stop.beat()
+        return loss_sum / (self.items or 1.0)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
+        """Returns the norm before clipping, and stops the run before an update that is not finite."""
+        self.grad_norm = float(super()._get_grad_norm(model, grad_norm))
+        self.session.check_update(self.grad_norm, self.window)
+        return self.grad_norm
+
+    def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> None:
+        """Does what the plan, or a callback, has asked for."""
+        if self.control.should_log:
+            self.log(self.session.log())
+        if self.control.should_evaluate:
+            self.evaluate()
+        if self.control.should_save:
+            self.session.save()
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self.session.start_clock()
+
+    def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
+        """Evaluates on the validation rows as every engine does, and tells the callbacks."""
+        metrics = self.session.evaluate()
+        self.log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        self.state.best_metric = self.session.state.best_metric
+        self.state.best_global_step = self.session.state.best_step
+        return metrics
+
+    def floating_point_ops(self, inputs: Batch) -> int:
+        """Estimates the operations of a micro-batch from the model's part of it."""
+        return super().floating_point_ops(inputs["inputs"])
+
+    def callback_states(self) -> dict[str, Any]:
+        """Returns what callbacks want kept in a checkpoint."""
+        return {CALLBACK_STATES: {name: callback.state()["attributes"] for name, callback in self.exportable.items()}}
+
+
+class _Beats(TrainerCallback):
+    """What surrounds a step, at the Trainer's own events."""
+
+    def __init__(self, trainer: WindowTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        t, optimizer = self.trainer, cast(Optimizer, self.trainer.optimizer)
+        # Everything is prepared and nothing was fetched: what a checkpoint holds goes in here.
+        t.session = Session(t.run, t.model_wrapped, optimizer, t.schedule, t.plan, t.tracker, t.stop, t.callback_states)
+        t.session.restore()
+        t.model_wrapped.train()
+        state.best_metric, state.best_global_step = t.session.state.best_metric, t.session.state.best_step
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.trainer.sampler.seek(*divmod(self.trainer.session.state.step, self.trainer.plan.steps_per_epoch))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        self.learning_rate = float(self.trainer.schedule.get_last_lr()[0])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        t = self.trainer
+        t.session.count_step(t.loss_sum, t.grad_norm, self.learning_rate)
+        state.epoch = t.session.epoch
+        due = t.plan.after(t.session.state.step)
+        control.should_log |= due.log
+        control.should_evaluate |= due.evaluate
+        control.should_save |= due.save
+        t.bar.set_postfix(t.tracker.shown, refresh=False)
+        t.bar.update()
