@@ -114,3 +114,15 @@ def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> Non
         assert abs(one - other) <= tolerance * max(1.0, abs(one)), f"{where}: {one} and {other}"
     else:
         assert one == other, where
+
+
+def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
+    """Asserts that windows of 8 rows train alike, in float64, whether they are one batch (`8x1`) or four (`2x4`)."""
+    one, other = folder / "8x1", folder / "2x4"
+    for run in (one, other):
+        batch, accumulation = run.name.split("x")
+        split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
+        train(config, run, *overrides, *split, double=True)
+    assert_close(lines(one, "loss"), lines(other, "loss"), 1e-9)
+    left, right = weights(one), weights(other)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,34 @@ def test_a_folder_of_classes_is_read_in_the_order_of_names(tmp_path):
         "5.png lies in no folder of a class", "a/notes.txt is neither a picture nor a recording by its ending",
     ]  # fmt: skip
     assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6]
+
+
+def test_links_to_files_and_folders_are_followed_but_not_round_and_round(tmp_path):
+    write(tmp_path / "elsewhere" / "sunny days" / "größe 1.png")
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    (tmp_path / "set" / "b").symlink_to(tmp_path / "elsewhere" / "sunny days")
+    (tmp_path / "set" / "a" / "1.png").symlink_to(tmp_path / "elsewhere" / "sunny days" / "größe 1.png")
+    (tmp_path / "set" / "a" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "set" / "a" / "back").symlink_to(tmp_path / "set")
+    table = load_table(tmp_path / "set", Pictures(), {}, True, tmp_path / "cache")
+    assert [(row["image"]["name"], row["label"]) for row in table.rows] == [("a/1.png", "a"), ("b/größe 1.png", "b")]
+    (bad,) = table.bad
+    assert bad.reason.startswith("there is no file a/gone.png")
+
+
+def test_a_class_that_cannot_be_opened_is_not_left_out_in_silence(tmp_path, monkeypatch):
+    write(tmp_path / "a" / "1.png")
+    write(tmp_path / "b" / "1.png")
+    scandir = os.scandir
+
+    def closed(path):
+        if Path(path).name == "b":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(DataError, match=r"b cannot be opened: Permission denied"):
+        list(read_rows(tmp_path))
 
 
 def test_a_folder_without_classes_is_refused(tmp_path):

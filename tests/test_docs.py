@@ -15,10 +15,12 @@ import pytest
 from launching import ROOT
 from ruamel.yaml import YAML
 
+from toolkit import modalities
 from toolkit.cli import main as toolkit_command
 from toolkit.config import load_config
 from toolkit.config.load import field_types, section_types
 from toolkit.errors import ConfigError
+from toolkit.model import check_head, load_model_config
 from toolkit.recipe import load_task_type
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
@@ -157,6 +159,30 @@ def test_a_shipped_configuration_is_valid_and_explained(path: Path, monkeypatch)
     assert problems(str(ROOT / "recipes" / f"{path.parent.name}.py"), path, []) == []
     page = (path.parent / "README.md").read_text(encoding="utf-8")
     assert f"## {path.name}\n" in page
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=named)
+def test_a_shipped_new_model_fits_its_task(path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    task_type = load_task_type(ROOT / "recipes" / f"{path.parent.name}.py")
+    cfg = load_config(task_type.Options, path, [], environ={}, columns=task_type.columns, check_files=False).config
+    if cfg.model.from_config is not None:
+        task, config = task_type(cfg), load_model_config(cfg.model)
+        assert modalities.load(task.modality).check_model(config, cfg.task) == []
+        assert check_head(cfg.model, config, task.auto_model(config)) == []
+
+
+def test_the_usual_models_of_every_task_are_shipped() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    names = {yaml.load(path)["model"].get("name_or_path") for path in SHIPPED}
+    assert names >= {
+        "distilbert/distilbert-base-uncased",
+        "facebook/wav2vec2-base",
+        "google-t5/t5-small",
+        "google/vit-base-patch16-224-in21k",
+        "openai-community/gpt2",
+        "openai/whisper-tiny",
+    }
 
 
 @pytest.mark.parametrize("name", whole_configs())

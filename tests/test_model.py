@@ -10,6 +10,7 @@ from transformers import (
     AutoConfig,
     AutoModelForAudioClassification,
     AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
 )
@@ -99,4 +100,26 @@ def test_models_whose_rows_depend_on_each_other_are_known():
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     group = AutoConfig.for_model("wav2vec2", **sizes, **convolution, num_conv_pos_embedding_groups=2)
     assert "group normalisation" in batch_dependence(AutoModelForAudioClassification.from_config(group))[0]
-    assert batch_dependence(BertForSequenceClassification(BertConfig(**SIZES))) == []
+    xlnet = AutoConfig.for_model("xlnet", vocab_size=30, d_model=8, n_layer=1, n_head=2, d_inner=8)
+    assert "last position" in batch_dependence(AutoModelForSequenceClassification.from_config(xlnet))[0]
+
+
+WIDTH = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto_class", "sizes"),
+    [
+        ("bert", AutoModelForSequenceClassification, SIZES),
+        ("vit", AutoModelForImageClassification, {"image_size": 8, "patch_size": 4, **WIDTH}),
+        ("convnext", AutoModelForImageClassification, {"hidden_sizes": [4, 4], "depths": [1, 1], "num_stages": 2}),
+        ("wav2vec2", AutoModelForAudioClassification,
+         {"feat_extract_norm": "layer", "conv_dim": [8], "conv_stride": [5], "conv_kernel": [10],
+          "num_feat_extract_layers": 1, "num_conv_pos_embedding_groups": 2, **WIDTH}),
+        ("audio-spectrogram-transformer", AutoModelForAudioClassification, {"max_length": 32, **WIDTH}),
+        ("whisper", AutoModelForAudioClassification,
+         {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 1}),
+    ],
+)  # fmt: skip
+def test_models_whose_rows_stand_alone_are_not_warned_of(kind, auto_class, sizes):
+    assert batch_dependence(auto_class.from_config(AutoConfig.for_model(kind, **sizes))) == []

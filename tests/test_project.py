@@ -104,10 +104,35 @@ def words(node: ast.AST) -> Iterator[str]:
                 yield from re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", value).lower())
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("toolkit/engine/*.py")), ids=named)
+ENGINE_FILES = [*sorted(ROOT.glob("toolkit/engine/*.py")), ROOT / "toolkit/evaluation.py"]
+
+
+@pytest.mark.parametrize("path", ENGINE_FILES, ids=named)
 def test_engines_know_no_task_and_no_modality(path: Path) -> None:
     assert TASK_WORDS.isdisjoint(words(tree(path)))
     assert [name for name in imports(path) if within(name, {"recipes", "toolkit.modalities"})] == []
+
+
+MOST_SHARED_LINES = 5
+
+
+def logic(path: Path) -> Iterator[str]:
+    """The lines of a file's functions, without their heads, docstrings and imports, however they are wrapped."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[ast.get_docstring(node) is not None :]
+            statements = [part for part in body if not isinstance(part, ast.Import | ast.ImportFrom)]
+            yield from (line.strip() for part in statements for line in ast.unparse(part).splitlines())
+
+
+def test_no_two_recipes_share_their_logic() -> None:
+    size, found = MOST_SHARED_LINES + 1, {}
+    for path in sorted(ROOT.glob("recipes/*.py")):
+        lines = list(logic(path))
+        assert len(lines) > size, named(path)
+        found[named(path)] = {tuple(lines[i : i + size]) for i in range(len(lines) - size + 1)}
+    shared = {(a, b): found[a] & found[b] for a in found for b in found if a < b}
+    assert {pair: runs for pair, runs in shared.items() if runs} == {}
 
 
 @pytest.mark.parametrize("path", LAUNCHER_FILES, ids=named)
@@ -177,7 +202,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     found = [
         f"{named(path)}: {match.group()}"
         for path in paths
-        if path.is_file() and path.suffix in suffixes
+        if path.is_file() and path.suffix in suffixes and path.name != ".git"  # a file in a git worktree
         for match in machine_path.finditer(path.read_text(encoding="utf-8"))
     ]
     assert found == []

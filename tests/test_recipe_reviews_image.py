@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import zlib
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from runs import ROOT, assert_same_weights, lines, predictions, train
+from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, lines, predictions, train, weights
+from safetensors.torch import load_file
 
 from toolkit.cli import main as toolkit_command
 from toolkit.config.sections import ModelConfig
@@ -41,50 +41,7 @@ def encoded(picture: Image.Image, form: str = "PNG", **arguments) -> bytes:
     return buffer.getvalue()
 
 
-def huge_png() -> bytes:
-    """A PNG that says it has 20,000 x 20,000 pixels; there is no need to hold them."""
-    content = bytearray(encoded(noise(2, 2)))
-    content[16:24] = (20_000).to_bytes(4, "big") * 2
-    content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
-    return bytes(content)
-
-
 WIDE = encoded(noise(100, 200))
-BAD = {
-    "truncated.jpg": (encoded(noise(64, 64, 3), "JPEG")[:900], "cannot be decoded: image file is truncated"),
-    "empty.png": (b"", "not a picture in one of the formats"),
-    "huge.png": (huge_png(), "task.image.max_pixels"),
-    "text.png": (b"just words", "not a picture in one of the formats"),
-}
-
-
-@pytest.fixture(scope="module")
-def bad_set(tmp_path_factory):
-    """Two classes of good files with one bad file of each kind among them."""
-    folder = tmp_path_factory.mktemp("pictures")
-    for label in ("a", "b"):
-        (folder / label).mkdir()
-        for number in range(6):
-            (folder / label / f"{number}.png").write_bytes(encoded(noise(20, 24, 3, seed=number)))
-    for name, (content, _) in BAD.items():
-        (folder / "a" / name).write_bytes(content)
-    return folder
-
-
-def test_bad_files_are_named_with_their_reasons_or_left_out_and_counted(bad_set, tmp_path):
-    files = (f"data.train_file={bad_set}", "data.validation_file=null", "data.validation_split=0.25")
-    with pytest.raises(DataError) as refused:
-        train("reviews/smoke_image", tmp_path / "error", *files, *FEW)
-    message = str(refused.value)
-    assert "4 of 16 rows" in message
-    for name, (_, reason) in BAD.items():
-        assert any(f"a/{name}: " in line and reason in line for line in message.splitlines()), name
-    train("reviews/smoke_image", tmp_path / "skip", *files, *FEW, "data.bad_rows=skip")
-    left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
-    assert {row["values"]["image"] for row in left_out} == {f"a/{name}" for name in BAD}
-    facts = json.loads((tmp_path / "skip" / "run.json").read_text())
-    assert facts["bad_rows"] == {"train": 4}
-    assert facts["num_rows"] == {"train": 9, "validation": 3}
 
 
 def test_the_pixel_limit_is_known_without_decoding(monkeypatch):
@@ -103,6 +60,32 @@ def test_pictures_are_upright_and_in_the_model_s_channels():
     for mode in ("1", "L", "P", "RGBA", "CMYK"):
         picture = noise(8, 8, 3).convert(mode)
         assert [image.as_channels(picture, channels).mode for channels in (1, 3)] == ["L", "RGB"]
+
+
+def test_transparent_and_animated_pictures_are_seen_without_a_warning():
+    palette = noise(8, 8, 3).convert("P")
+    for channels in (1, 3):
+        for transparency in (3, bytes(range(256))):
+            seen = image.decode(reference(encoded(palette, transparency=transparency)), 10**6)
+            np.testing.assert_array_equal(
+                image.as_channels(seen, channels), image.as_channels(palette.convert("RGB"), channels)
+            )
+    first = noise(8, 8)
+    moving = encoded(first, "GIF", save_all=True, append_images=[noise(8, 8, seed=1)])
+    np.testing.assert_array_equal(image.as_channels(image.decode(reference(moving), 10**6), 1), first)
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        Image.fromarray(np.full((4, 4), 0.5, np.float32)),
+        Image.fromarray(np.full((4, 4), 70_000, np.int32)),
+        noise(4, 4, 3).convert("LAB"),
+    ],
+)
+def test_pixels_of_which_nobody_says_what_white_is_are_refused(picture):
+    with pytest.raises(BadRow, match=r"x\.tif: pixels of the kind '(F|I|LAB)'"):
+        image.decode(reference(encoded(picture, "TIFF"), "x.tif"), 10**6)
 
 
 def test_what_is_drawn_depends_on_seed_epoch_and_row_only():
@@ -173,6 +156,45 @@ def test_new_models_see_grey_and_coloured_pictures_and_use_all_their_weights(kin
     assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
+@pytest.mark.parametrize("kind", ["convnext", "resnet", "vit"])
+def test_a_pretrained_model_keeps_its_weights_and_its_processor_but_gets_a_head_of_its_own(kind, tmp_path):
+    from transformers import (
+        AutoConfig,
+        AutoModelForImageClassification,
+        ConvNextImageProcessorPil,
+        ViTImageProcessorPil,
+    )
+
+    fields = small(kind).from_config
+    config = AutoConfig.for_model(fields["model_type"], **{k: v for k, v in fields.items() if k != "model_type"})
+    config.num_labels = 7
+    torch.manual_seed(3)
+    AutoModelForImageClassification.from_config(config).save_pretrained(tmp_path / "hub")
+    made = ViTImageProcessorPil if kind == "vit" else ConvNextImageProcessorPil
+    size = {"height": 32, "width": 32} if kind == "vit" else {"shortest_edge": 48}
+    made(size=size, image_mean=[0.4] * 3).save_pretrained(tmp_path / "hub")
+    train("reviews/smoke_image", tmp_path / "run", f"model.name_or_path={tmp_path / 'hub'}", "model.from_config=null",
+          "train.max_steps=1", "train.learning_rate=1e-9", *(() if kind == "vit" else ("task.image.size=32",)),
+          "train.weight_decay=0")  # fmt: skip
+    before, after = load_file(tmp_path / "hub" / "model.safetensors"), weights(tmp_path / "run")
+    head = {name for name in after if name.startswith("classifier")}
+    assert head
+    assert all(before[name].shape != after[name].shape for name in head)
+    trained = [name for name in after.keys() - head if "running" not in name and "num_batches" not in name]
+    assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in trained)
+    processor = json.loads((tmp_path / "run" / "model" / "preprocessor_config.json").read_text())
+    assert processor["image_mean"] == [0.4] * 3
+    assert processor["size"] == (size if kind == "vit" else {"shortest_edge": 32})
+
+
+@pytest.mark.parametrize("kind", ["convnext", "vit"])
+def test_every_split_of_a_window_trains_a_vision_model_alike(kind, tmp_path):
+    fields = small(kind).from_config | ({"hidden_dropout_prob": 0.0} if kind == "vit" else {})
+    common = (f"model.from_config={json.dumps(fields)}", *SGD, "train.learning_rate=0.05", "train.num_train_epochs=1",
+              "data.max_train_samples=13", "eval.eval_steps=null", "data.max_eval_samples=3")  # fmt: skip
+    assert_splits_agree("reviews/smoke_image", tmp_path, *common)
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
@@ -218,6 +240,16 @@ def test_workers_change_nothing(finished, tmp_path):
     train("reviews/smoke_image", tmp_path / "run", "train.max_steps=3", "eval.eval_steps=2")
     assert_same_weights(tmp_path / "run", finished)
     assert predictions(tmp_path / "run") == predictions(finished)
+
+
+WARNING = "other splits of a window, and other numbers of processes, give other numbers: batch normalisation"
+
+
+@pytest.mark.parametrize("kind", ["resnet", "convnext"])
+def test_a_model_that_depends_on_the_batch_is_warned_of_at_the_start(kind, tmp_path, capsys):
+    fields = json.dumps(small(kind).from_config)
+    train("reviews/smoke_image", tmp_path / "run", "train.max_steps=1", f"model.from_config={fields}")
+    assert (WARNING in capsys.readouterr().out) == (kind == "resnet")
 
 
 def test_a_report_shows_classes_and_confusion(finished):

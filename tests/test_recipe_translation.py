@@ -120,16 +120,6 @@ def test_unpaired_rows_are_named_or_left_out_and_counted(tmp_path):
     assert len((tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()) == len(BAD)
 
 
-def test_files_of_different_lengths_and_empty_lines_are_bad_rows(tmp_path):
-    (tmp_path / "a.en").write_text("one\ntwo\nthree\nfour\n")
-    (tmp_path / "a.de").write_text("eins\n\ndrei\n")
-    columns = ("data.columns.source=en", "data.columns.target=de", "data.validation_file=null")
-    with pytest.raises(DataError) as refused:
-        train("translation", tmp_path / "run", f"data.train_file={tmp_path}/a.{{en,de}}", *columns, *STEP)
-    assert "a.{en,de}, row 2: the target is missing: column 'de' is empty" in str(refused.value)
-    assert "a.{en,de}, row 4: a.de ended before this line" in str(refused.value)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,7 +35,8 @@ def read_folder(folder: Path) -> Iterator[RawRow]:
     """
     if not any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir()):
         raise DataError(
-            f"{folder} is a folder without folders of classes in it; expected {folder}/<class>/<file>, or a file."
+            f"{folder} is a folder without folders of classes in it; expected {folder}/<class>/<file>, "
+            "or a table (.csv, .jsonl and so on) with the paths of its files."
         )
     return _rows(folder)
 
@@ -57,8 +59,22 @@ def folder_digest(folder: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
+    """Paths of all files below a folder that are not hidden, links to files and folders included, in order."""
+    names: list[str] = []
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
+        here = Path(place)
+        # A link to a folder that it lies in would lead round and round.
+        folders[:] = [name for name in folders if name[0] != "." and not _leads_back(here / name)]
+        names += [(here / name).relative_to(folder).as_posix() for name in files if name[0] != "."]
+    return sorted(names)
+
+
+def _leads_back(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be opened: {error.strerror}.") from error
 
 
 def content_digest(key: str, rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> str:

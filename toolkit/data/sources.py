@@ -93,7 +93,7 @@ def load_hub(
         return datasets.load_dataset(
             dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
         )
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
         where = (
             f"the hub was not asked, because HF_HUB_OFFLINE is set; the local cache was "
             f"({cache_dir or datasets.config.HF_DATASETS_CACHE})"
@@ -102,7 +102,7 @@ def load_hub(
         )
         raise DataError(
             f"data.dataset_name: {dataset_name!r} (configuration {config or 'default'}, revision {revision or 'main'}) "
-            f"cannot be loaded: {where}. The answer was: {error}\n"
+            f"cannot be loaded: {where}. The answer was: {error.__cause__ or error}\n"
             "Check the name, load it once where there is a network, or give local files with data.train_file."
         ) from error
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import evaluate
 import numpy as np
-from datasets import Features, List, Value
 from sklearn.metrics import precision_recall_fscore_support
 
 from toolkit.metrics.memory import InMemoryMetric
+from toolkit.metrics.targets import Targets, features
 
 
 class MultiLabelScores(InMemoryMetric):
@@ -26,19 +26,18 @@ class MultiLabelScores(InMemoryMetric):
             description="Micro and macro F1, subset accuracy, and precision, recall and F1 of each label.",
             citation="Pedregosa et al. 2011, Scikit-learn: Machine Learning in Python, JMLR 12",
             inputs_description="predictions, references: rows of 0 and 1; labels: the names of the labels.",
-            features=Features(predictions=List(Value("float64")), references=List(Value("float64"))),
+            features=features(),
         )
 
     def _compute(
         self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[float]], labels: Sequence[str]
     ) -> dict[str, float]:
-        guessed, true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
-        known = ~np.isnan(true)
-        per_label = [_scores(true[known[:, i], i], guessed[known[:, i], i]) for i in range(len(labels))]
-        whole = known.all(axis=1)
-        right = (guessed[whole] == true[whole]).all(axis=1)
+        targets = Targets(predictions, references)
+        per_label = [_scores(*pair) for pair in targets.columns()]
+        true, guessed = targets.whole_rows()
+        right = (true == guessed).all(axis=1)
         return {
-            "f1_micro": _scores(true[known], guessed[known])[2],
+            "f1_micro": _scores(*targets.items())[2],
             "f1_macro": float(np.mean([scores[2] for scores in per_label])),
             "subset_accuracy": float(right.mean()) if len(right) else 0.0,
             **{

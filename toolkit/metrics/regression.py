@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import evaluate
 import numpy as np
-from datasets import Features, List, Value
 from sklearn.feature_selection import r_regression
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 
 from toolkit.metrics.memory import InMemoryMetric
+from toolkit.metrics.targets import Targets, features
 
 
 class RegressionScores(InMemoryMetric):
@@ -27,18 +27,17 @@ class RegressionScores(InMemoryMetric):
             description="Mean squared error, mean absolute error, R2 and Pearson's correlation.",
             citation="Pedregosa et al. 2011, Scikit-learn: Machine Learning in Python, JMLR 12",
             inputs_description="predictions, references: rows of numbers; labels: the names of the targets.",
-            features=Features(predictions=List(Value("float64")), references=List(Value("float64"))),
+            features=features(),
         )
 
     def _compute(
         self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[float]], labels: Sequence[str]
     ) -> dict[str, float]:
-        guessed, true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
-        known = ~np.isnan(true)
-        per_target = [_scores(true[known[:, i], i], guessed[known[:, i], i]) for i in range(len(labels))]
+        targets = Targets(predictions, references)
+        per_target = [_scores(*pair) for pair in targets.columns()]
         result = {
-            "mse": float(mean_squared_error(true[known], guessed[known])),
-            "mae": float(mean_absolute_error(true[known], guessed[known])),
+            "mse": float(mean_squared_error(*targets.items())),
+            "mae": float(mean_absolute_error(*targets.items())),
             **{name: float(np.mean([scores[name] for scores in per_target])) for name in ("r2", "pearson")},
         }
         if len(labels) > 1:

@@ -13,6 +13,8 @@ from toolkit.config.sections import ModelConfig
 from toolkit.data.files import open_file
 from toolkit.data.order import RowRandom
 from toolkit.errors import DataError
+from toolkit.modalities.hearing import DEFAULT_RATE, PICTURE_MODELS, num_frames
+from toolkit.modalities.hearing import check_model as check_model
 from toolkit.modalities.options import AudioOptions
 from toolkit.model import pretrained_error
 from toolkit.task import BadRow, Processor
@@ -21,13 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 AUTO_PROCESSOR = "AutoFeatureExtractor"
-DEFAULT_RATE = 16000
 BLOCK_FRAMES = 2**18
-FRAME, HOP = 400, 160
-"""Samples of a frame of the log-mel picture, and between frames: those of transformers' AST extractor."""
-PICTURE_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
-"""Vision models that take pictures of any size, so that of a recording too."""
-OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
+BROKEN_OFF_SECONDS = 0.1
+"""How much of what its header promises a recording may lack; that of an MP3 may be some frames off."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
@@ -63,17 +61,25 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 
     try:
         with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
-            rate, frames = sound.samplerate, 0
-            for block in sound.blocks(BLOCK_FRAMES, dtype="float32"):
+            rate, promised, frames = sound.samplerate, sound.frames, 0
+            # Not `sound.blocks`, which makes up samples where a file breaks off.
+            while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
                 frames += len(block)
                 if not np.isfinite(block).all():
                     raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
     except (soundfile.SoundFileError, OSError) as error:
-        raise BadRow(f"{file['name']}: cannot be decoded: {error}") from error
+        raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
+    if promised - frames > BROKEN_OFF_SECONDS * rate:
+        raise BadRow(f"{file['name']}: breaks off after {frames / rate:g} of {promised / rate:g} s")
     if frames < options.audio.min_seconds * rate:
         least = options.audio.min_seconds
         raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds asks for {least:g} s")
     return {**file, "frames": frames, "rate": rate}
+
+
+def _reason(error: Exception) -> str:
+    """What a library or the system says, without the name of an object in memory."""
+    return str(getattr(error, "error_string", error)).strip(". ")
 
 
 def read(
@@ -115,7 +121,8 @@ def read(
             raise ValueError(f"{wanted} samples were to be read, {len(samples)} are left")
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise DataError(
-            f"{file['name']}: {error}. It was whole when the rows were checked; start again to have it checked."
+            f"{file['name']}: {_reason(error)}. "
+            "It was whole when the rows were checked; start again to have it checked."
         ) from error
     heard = soxr.resample(samples.mean(axis=1), heard_rate, rate).astype(np.float32)
     if length is None:
@@ -164,7 +171,7 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         return ASTFeatureExtractor(
             sampling_rate=rate,
             num_mel_bins=options.audio.num_mel_bins,
-            max_length=_num_frames(options.audio, rate),
+            max_length=num_frames(options.audio, rate),
             model_input_names=["pixel_values"],
         )
     # Group normalisation was trained without a mask (wav2vec 2.0 base), layer normalisation with one.
@@ -182,10 +189,6 @@ def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
     return extractor
 
 
-def _num_frames(options: AudioOptions, rate: int) -> int:
-    return (round(options.max_seconds * rate) - FRAME) // HOP + 1
-
-
 def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
     """Cuts Whisper's positions to the clips' length.
 
@@ -193,41 +196,6 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
     """
     if config.model_type == "whisper":
         config.max_source_positions = extractor.nb_max_frames // 2  # its second convolution has stride 2
-
-
-def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's recordings, as full messages."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES as KNOWN
-
-    kind, audio = config.model_type, options.audio
-    rate = audio.sampling_rate or DEFAULT_RATE
-    if kind in OTHER_FEATURES or kind not in (*KNOWN, *PICTURE_MODELS):
-        fit = [name for name in (*KNOWN, *PICTURE_MODELS) if name not in OTHER_FEATURES]
-        return [f"task.modality: received 'audio', but the model is {kind}; expected one of {', '.join(fit)}"]
-    if audio.min_seconds > audio.max_seconds:
-        return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
-    seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
-    if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
-        return [f"{seconds}, but this model hears at most {config.max_source_positions // 50} s"]
-    if kind in PICTURE_MODELS and config.num_channels != 1:
-        return [f"model: {kind} has num_channels {config.num_channels}; a log-mel picture has 1"]
-    if kind == "audio-spectrogram-transformer" and _num_frames(audio, rate) > config.max_length:
-        longest = ((config.max_length - 1) * HOP + FRAME) / rate
-        return [f"{seconds}, but this model hears at most {longest:g} s (its max_length: {config.max_length} frames)"]
-    return _too_short_to_mask(config, audio, rate)
-
-
-def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """SpecAugment of wav2vec 2.0 and its kin refuses batches that are shorter than what it masks."""
-    masks = getattr(config, "apply_spec_augment", False) and getattr(config, "mask_time_prob", 0) > 0
-    ratio = getattr(config, "inputs_to_logits_ratio", None)
-    if not masks or ratio is None or options.min_seconds * rate >= (config.mask_time_length + 1) * ratio:
-        return []
-    least = (config.mask_time_length + 1) * ratio / rate
-    return [
-        f"task.audio.min_seconds: received {options.min_seconds:g}, but SpecAugment masks {config.mask_time_length} "
-        f"frames; ask for at least {least:g} s, or set model.config_overrides.mask_time_prob to 0"
-    ]
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 AUTO_PROCESSOR = "AutoImageProcessor"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded; other decoders of Pillow start programs of their own or are seldom looked after."""
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B", "I;16L")
+"""Kinds of pixels of which grey and RGB can be made without guessing what their numbers mean."""
 ASPECT = (3 / 4, 4 / 3)
 ERASED = (0.02, 0.33)
 DEFAULT_SIZE = 224
@@ -71,11 +73,19 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
                     f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,} in all"
                 )
             picture.load()
+            _refuse_unclear_pixels(picture, file["name"])
             return ImageOps.exif_transpose(picture)
     except BadRow:
         raise
     except Exception as error:  # each format's decoder has exceptions of its own
         raise BadRow(f"{file['name']}: {_reason(error)}") from error
+
+
+def _refuse_unclear_pixels(picture: Image, name: str) -> None:
+    """Refuses numbers of which nobody says what black and white are; converting them cuts most off."""
+    values = np.asarray(picture) if picture.mode == "I" else np.zeros(1)
+    if picture.mode not in MODES or values.min() < 0 or values.max() > 65535:
+        raise BadRow(f"{name}: pixels of the kind {picture.mode!r}; save it as grey or RGB, of 8 or 16 bits")
 
 
 def _reason(error: Exception) -> str:
@@ -84,7 +94,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
         return f"not a picture in one of the formats {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
-        return f"{error}; task.image.max_pixels cannot be set so high"
+        return f"more pixels than task.image.max_pixels could ever allow ({error})"
     return f"cannot be decoded: {error or type(error).__name__}"
 
 
@@ -93,7 +103,9 @@ def as_channels(picture: Image, channels: int) -> Image:
     from PIL import Image
 
     if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
-        picture = Image.fromarray((np.asarray(picture).clip(0, 65535) // 256).astype(np.uint8))
+        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
+    if "transparency" in picture.info:  # what is behind it does not matter, but Pillow would warn
+        picture = picture.convert("RGBA")
     return picture.convert("L" if channels == 1 else "RGB")
 
 

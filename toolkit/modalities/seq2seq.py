@@ -17,7 +17,10 @@ from toolkit.task import IGNORE_INDEX
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-SPECIAL_TOKENS = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+STYLE = text.TokenizerStyle(
+    {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}, ("$A </s>", None), lowercase=False
+)
+"""T5's and BART's."""
 AUTO_PROCESSOR = text.AUTO_PROCESSOR
 MODEL_INPUTS = ("input_ids", "attention_mask")
 LIMITS = ("max_source_length", "max_target_length", "val_max_target_length")
@@ -39,28 +42,8 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         config: of the new model: `vocab_size` is the most entries the tokenizer may have.
         options: the task's options, for the length limits.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
-        special_tokens=list(SPECIAL_TOKENS.values()),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    eos = SPECIAL_TOKENS["eos_token"]
-    tokenizer.post_processor = processors.TemplateProcessing(f"$A {eos}", None, [(eos, tokenizer.token_to_id(eos))])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max(options.max_source_length, options.max_target_length),
-        model_input_names=list(MODEL_INPUTS),
-        clean_up_tokenization_spaces=False,
-        **SPECIAL_TOKENS,
-    )
+    longest = max(options.max_source_length, options.max_target_length)
+    return text.train_tokenizer(texts, config.vocab_size, STYLE, longest, MODEL_INPUTS)
 
 
 def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:

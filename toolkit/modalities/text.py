@@ -46,13 +46,13 @@ class TokenizerStyle:
 
     Args:
         special_tokens: by their names in transformers; one text may have several names.
-        template: what stands around a text, and around a pair of texts, or None.
+        template: what stands around a text, and around a pair of texts (None: there are no pairs), or None.
         lowercase: whether case and other variants of characters (NFKC) are made one. If not, each text can be had back
             from its tokens, byte for byte.
     """
 
     special_tokens: Mapping[str, str]
-    template: tuple[str, str] | None
+    template: tuple[str, str | None] | None
     lowercase: bool
 
 
@@ -130,28 +130,44 @@ def load_processor(
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Trains a byte-level BPE tokenizer on the training text: BERT's style, or that of the options.
+    """Trains a tokenizer on the training text: BERT's style, or that of the options.
+
+    Args:
+        texts: the training text.
+        config: of the new model; segment ids are made only for a model with two of them.
+        options: the task's options, for the longest input and `tokenizer_style`.
+    """
+    segments = getattr(config, "type_vocab_size", 0) > 1
+    style = getattr(options, "tokenizer_style", ENCODER)
+    inputs = MODEL_INPUTS if segments else MODEL_INPUTS[:2]
+    return train_tokenizer(texts, config.vocab_size, style, _longest_input(options)[1], inputs)
+
+
+def train_tokenizer(
+    texts: Iterator[str], vocab_size: int, style: TokenizerStyle, max_length: int, model_inputs: Sequence[str]
+) -> PreTrainedTokenizerBase:
+    """Trains a byte-level BPE tokenizer.
 
     BPE (Sennrich et al. 2016, arXiv 1508.07909) because its training is deterministic; WordPiece and Unigram
     training give another vocabulary in another process.
 
     Args:
         texts: the training text.
-        config: of the new model: `vocab_size` is the most entries the tokenizer may have, and segment ids are made
-            only for a model with two of them.
-        options: the task's options, for the longest input and `tokenizer_style`.
+        vocab_size: the most entries that the tokenizer may have.
+        style: its special tokens, and what becomes of case.
+        max_length: most tokens of an input.
+        model_inputs: names of what it makes.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    style: TokenizerStyle = getattr(options, "tokenizer_style", ENCODER)
     tokenizer = Tokenizer(models.BPE(unk_token=style.special_tokens.get("unk_token")))
     if style.lowercase:
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=style.lowercase)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         special_tokens=list(dict.fromkeys(style.special_tokens.values())),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -161,11 +177,11 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         single, pair = style.template
         ids = [(token, tokenizer.token_to_id(token)) for token in style.special_tokens.values() if token in single]
         tokenizer.post_processor = processors.TemplateProcessing(single, pair, ids)
-    segments = getattr(config, "type_vocab_size", 0) > 1
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        model_max_length=_longest_input(options)[1],
-        model_input_names=list(MODEL_INPUTS) if segments else list(MODEL_INPUTS[:2]),
+        model_max_length=max_length,
+        model_input_names=list(model_inputs),
+        clean_up_tokenization_spaces=False,  # a text is to come back as it was
         **style.special_tokens,
     )
 

@@ -1,0 +1,81 @@
+"""The sample data: small, described, and its validation parts new to whoever learned the training parts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from runs import ROOT
+
+DATA = ROOT / "recipes/data"
+PARTS = ("train", "validation")
+
+
+def sentences(texts: Iterable[str]) -> list[str]:
+    """The sentences of texts, without case and punctuation."""
+    parts = (part for text in texts for part in re.split(r"(?<=[.!?])\s+", text))
+    return [words for part in parts if (words := " ".join(re.findall(r"\w+", part.lower())))]
+
+
+def reviews(part: str) -> list[str]:
+    with (DATA / "reviews" / f"{part}.csv").open(encoding="utf-8") as file:
+        return sentences(row["text"] for row in csv.DictReader(file))
+
+
+def questions(part: str) -> list[str]:
+    data = json.loads((DATA / "qa" / f"{part}.json").read_text("utf-8"))["data"]
+    paragraphs = [paragraph for title in data for paragraph in title["paragraphs"]]
+    asked = [question["question"] for paragraph in paragraphs for question in paragraph["qas"]]
+    return sentences([*(paragraph["context"] for paragraph in paragraphs), *asked])
+
+
+def pairs(part: str) -> list[str]:
+    lines = (DATA / "translation" / f"{part}.jsonl").read_text("utf-8").splitlines()
+    return sentences(text for line in lines for text in json.loads(line)["translation"].values())
+
+
+def prose(part: str) -> list[str]:
+    return sentences((DATA / "language_modeling" / f"{part}.txt").read_text("utf-8").splitlines())
+
+
+def things(folder: str, part: str) -> list[str]:
+    """What stands in the names of pictures and recordings: `oak-03.png` shows an oak, `anna-1.flac` is Anna's voice."""
+    return [path.name.partition("-")[0] for path in sorted((DATA / folder / part).glob("*/*"))]
+
+
+SOURCES = {
+    "audio": lambda part: things("audio", part),
+    "images": lambda part: things("images", part),
+    "language_modeling": prose,
+    "qa": questions,
+    "reviews": reviews,
+    "translation": pairs,
+}
+
+
+def files() -> list[Path]:
+    return [path for path in DATA.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+
+
+def test_every_set_is_described_and_all_are_small() -> None:
+    assert {path.name for path in DATA.iterdir()} == SOURCES.keys()
+    for folder in DATA.iterdir():
+        assert "Licence: Apache-2.0" in (folder / "README.md").read_text("utf-8"), folder.name
+    assert sum(path.stat().st_size for path in files()) < 3_000_000
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_validation_is_new(name: str) -> None:
+    train, validation = (SOURCES[name](part) for part in PARTS)
+    assert min(len(train), len(validation)) > 40
+    assert set(train).isdisjoint(validation)
+
+
+@pytest.mark.parametrize("folder", ["audio", "images"])
+def test_no_file_stands_twice(folder: str) -> None:
+    contents = [path.read_bytes() for path in files() if path.suffix in (".png", ".flac") and folder in path.parts]
+    assert len(set(contents)) == len(contents) > 100
