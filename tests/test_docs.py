@@ -203,7 +203,7 @@ def test_a_part_of_a_configuration_is_valid_in_a_whole_one(fragment: str, reader
         for smoke in Path(f"recipes/configs/{Path(recipe).stem}").glob("smoke*.yaml"):
             whole: dict[str, Any] = yaml.load(smoke)
             for section, values in yaml.load(fragment).items():
-                whole[section] = {**whole.get(section, {}), **values}
+                whole[section] = {**whole.get(section, {}), **values} if isinstance(values, dict) else values
             with Path("merged.yaml").open("w", encoding="utf-8") as file:
                 yaml.dump(whole, file)
             found[str(smoke)] = problems(recipe, "merged.yaml", [])

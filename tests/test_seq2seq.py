@@ -181,6 +181,27 @@ def test_generation_is_the_models_own_whatever_the_batch(model_type, num_beams):
             assert seq2seq.decode(generated, tokenizer) == seq2seq.decode(ids[None], tokenizer)
 
 
+@pytest.mark.parametrize("model_type", ["t5", "bart", "marian", "mbart"])
+def test_generation_of_a_new_model_ends_where_the_model_ends_a_text(model_type):
+    tokenizer = new_tokenizer()
+    config = small(model_type, len(tokenizer))
+    seq2seq.configure(config, tokenizer, new=True)
+    model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+    def be_sure_of_the_end(module, inputs, outputs):
+        outputs.logits = torch.zeros_like(outputs.logits)
+        outputs.logits[..., tokenizer.eos_token_id] = 9.0
+
+    inputs, _ = seq2seq.collate(encode(tokenizer), tokenizer, 1)
+    with torch.no_grad():
+        outputs = model(**inputs)
+        model.register_forward_hook(be_sure_of_the_end)
+        generated = seq2seq.generate(model, outputs, inputs, max_new_tokens=20, num_beams=2, forced_bos_token_id=None)
+    assert (generated == tokenizer.eos_token_id).any(dim=1).all()
+    assert generated.shape[1] < 20
+
+
 def test_decoding_leaves_out_what_fills_up():
     tokenizer = new_tokenizer()
     ids = tokenizer("HEIM")["input_ids"]

@@ -63,6 +63,16 @@ def _own_key(name: str, own: str) -> Rule:
     return Rule(lambda c: name in c.train.optim_args, (key,), "this has a key of its own", f"set train.{own}")
 
 
+def _hub_only(name: str) -> Rule:
+    key = f"checkpoint.{name}"
+    return Rule(
+        lambda c: getattr(c.checkpoint, name) is not None and not c.checkpoint.push_to_hub,
+        (key, "checkpoint.push_to_hub"),
+        "nothing would be pushed there",
+        f"set checkpoint.push_to_hub to true, or remove {key}",
+    )
+
+
 _EVALUATION = ("data.validation_split", "data.validation_file")
 _NO_ROWS = "there are no validation rows to evaluate"
 _GIVE_ROWS = "give data.validation_file, or a data.validation_split above 0"
@@ -191,6 +201,7 @@ RULES = (
         "use bf16 or no",
         on_cpu=True,
     ),
+    *(_hub_only(name) for name in ("hub_model_id", "hub_private_repo", "hub_revision")),
     Rule(
         lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
         ("engine", "trainer"),

@@ -15,6 +15,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES, check_engine
 from toolkit.engine.run import FitResult, Observer, Run, best_metric
 from toolkit.errors import ConfigError
+from toolkit.hub import check_hub
 from toolkit.model import (
     batch_dependence,
     build_model,
@@ -64,6 +65,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
     check_optim_args(cfg.train)
     check_trackers(cfg.tracking)
     check_engine(cfg)
+    check_hub(cfg.checkpoint)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     quiet_libraries()

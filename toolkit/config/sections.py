@@ -150,6 +150,14 @@ class CheckpointConfig:
     is one, a path goes on from that checkpoint."""
     load_best_model_at_end: bool = False
     """Keep the checkpoint with the best metric and write that one as the final model, not the last step."""
+    push_to_hub: bool = False
+    """Push the final model, with its card, to the hub (needs `hf auth login` or HF_TOKEN)."""
+    hub_model_id: str | None = None
+    """Repository to push to; null means one named after the output folder, in your own name space."""
+    hub_private_repo: bool | None = None
+    """Whether a new repository is private; null means the hub's default for you."""
+    hub_revision: str | None = None
+    """Branch to push to; null means the main one."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,7 +201,9 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
             setattr(config, key, getattr(tokenizer, key))
     if new and config.is_encoder_decoder:  # such models find the end of a text, and start their decoder, by these
-        config.eos_token_id, config.decoder_start_token_id = tokenizer.sep_token_id, tokenizer.pad_token_id
+        ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
+        config.eos_token_id = next(end for end in ends if end is not None)
+        config.decoder_start_token_id = tokenizer.pad_token_id
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from toolkit.console import print_lines, print_table, say, shorten
 from toolkit.engine.run import FitResult, Run, best_metric
+from toolkit.hub import push
 from toolkit.report import card, plots, text
 from toolkit.report.facts import write_json
 from toolkit.task import Predictions, Reports, Samples, Task
@@ -35,6 +36,7 @@ def write_results(run: Run, result: FitResult) -> None:
         print_lines("Predictions on rows it was not trained on", examples)
     if samples:
         print_lines("Samples", map(shorten, samples))
+    push(run.cfg, output_dir / "model")
     say(f"\nModel, report and predictions are in {output_dir}/ (report.md, model/, predictions.jsonl)")
 
 
