@@ -169,6 +169,18 @@ RULES = (
         f"remove eval.metric_for_best_model, or {_GIVE_ROWS}",
     ),
     Rule(
+        lambda c: c.train.early_stopping_patience is not None and c.eval.eval_steps is None,
+        ("train.early_stopping_patience", "eval.eval_steps"),
+        "the only evaluation is the one of the last step",
+        "set eval.eval_steps, for instance to epoch",
+    ),
+    Rule(
+        lambda c: c.train.early_stopping_threshold > 0 and c.train.early_stopping_patience is None,
+        ("train.early_stopping_threshold", "train.early_stopping_patience"),
+        "nothing would wait for a better metric",
+        "set train.early_stopping_patience, or remove train.early_stopping_threshold",
+    ),
+    Rule(
         lambda c: c.train.max_steps == 0,
         ("train.max_steps",),
         "this would train nothing",

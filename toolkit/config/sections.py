@@ -106,6 +106,10 @@ class TrainConfig:
     """Shape of the learning rate over the run, in steps."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0
     """Steps of linear warm-up; below 1, a fraction of all steps."""
+    early_stopping_patience: Positive | None = None
+    """End training after so many evaluations without a better metric (`eval.metric_for_best_model`)."""
+    early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
+    """By how much a metric must be better to count."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"

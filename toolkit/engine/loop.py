@@ -45,7 +45,7 @@ def fit(run: Run) -> FitResult:
         with progress(plan.total_steps, "train", initial=session.state.step) as bar:
             while not session.over:
                 sampler.seek(*divmod(session.state.step, plan.steps_per_epoch))
-                for window in islice(windows(loader, accumulation), plan.total_steps - session.state.step):
+                for window in windows(loader, accumulation):
                     learning_rate = float(schedule.get_last_lr()[0])
                     items = session.begin_window(window)
                     loss_sum = accumulate(accelerator, run.task, model, window, items, stop.beat)
@@ -59,6 +59,8 @@ def fit(run: Run) -> FitResult:
                     session.after_step(plan.after(session.state.step))
                     bar.set_postfix(tracker.shown, refresh=False)
                     bar.update()
+                    if session.over:
+                        break
         return session.finish()
 
 

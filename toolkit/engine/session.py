@@ -6,8 +6,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +16,10 @@ from torch.optim.lr_scheduler import LambdaLR
 from toolkit import checkpoint
 from toolkit.console import say
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
+from toolkit.engine.extensions import as_result, build_extensions
 from toolkit.engine.guard import refuse_non_finite
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
+from toolkit.engine.saving import folder, load_best, restore_extensions, write_checkpoint
 from toolkit.errors import ConfigError, Interrupted
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
@@ -64,6 +64,7 @@ class Session:
         self._window_items = self._beat = 0.0
         self._window: Sequence[Batch] = ()
         self._last: dict[str, float] = {}
+        self.extensions = build_extensions(self)
 
     def restore(self) -> None:
         """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
@@ -71,6 +72,7 @@ class Session:
             checkpoint.load_model_into(self.run.resume, self.bare_model)
             checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
             self._restore_state(self.run.resume.state)
+            restore_extensions(self, self.run.resume)
         self.start_clock()
 
     def _restore_state(self, saved: Mapping[str, Any]) -> None:
@@ -85,12 +87,9 @@ class Session:
             self.run.accelerator.scaler.load_state_dict(saved["scaler"])
         self._saved_step = self.state.step
         best = self.state.best_step if self.run.cfg.checkpoint.load_best_model_at_end else None
-        if best not in (None, self.state.step) and not self._folder(best).is_dir():
+        if best not in (None, self.state.step) and not folder(self, best).is_dir():
             say(f"the checkpoint of the best step, {best}, is not here: the best is looked for anew from here on")
             self.state.best_metric, self.state.best_step, self.state.evaluations_since_best = None, None, 0
-
-    def _folder(self, step: int | None) -> Path:
-        return self.run.output_dir / "checkpoints" / f"step-{step}"
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
@@ -136,6 +135,8 @@ class Session:
         self._pending_loss += loss_sum.detach()
         self._train_seconds += time.perf_counter() - self._beat
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
+        for extension in self.extensions.values():
+            extension.after_update()
         if self.run.observer is not None:
             figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
             self.run.observer.step(state.step, self._window, figures | self._last)
@@ -174,6 +175,8 @@ class Session:
                 self.save()
         else:
             state.evaluations_since_best += 1
+        for extension in self.extensions.values():
+            extension.after_evaluation(metrics)
         return metrics
 
     def save(self) -> None:
@@ -182,8 +185,9 @@ class Session:
             return
         self._reduce_loss()
         self.tracker.flush()
+        self._before_pause()
         with self.stop.unhurried():
-            on_main(self.run.accelerator, self._write_checkpoint)
+            on_main(self.run.accelerator, write_checkpoint, self)
         self._saved_step = self.state.step
 
     def finish(self) -> FitResult:
@@ -197,8 +201,10 @@ class Session:
         (stop,) = all_sum(run.accelerator, float(self.stop.requested))
         if stop:
             self._interrupt()
-        if run.cfg.checkpoint.load_best_model_at_end and state.best_step not in (None, state.step):
-            self._load_best()
+        if run.cfg.checkpoint.load_best_model_at_end and state.best_step not in (None, state.step) and load_best(self):
+            self._evaluated = None
+        for extension in self.extensions.values():
+            extension.finish()
         evaluations = {name: self._evaluation(name) for name in run.data.evals}
         if test := evaluations.get("test"):
             self.tracker.log(
@@ -215,17 +221,6 @@ class Session:
             peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
         )
 
-    def _load_best(self) -> None:
-        """Puts the best step's parameters in place of the last step's."""
-        folder = self._folder(self.state.best_step)
-        if problems := on_main(self.run.accelerator, checkpoint.verify, folder):
-            say(
-                f"warning: the best checkpoint, {folder.name}, is damaged ({problems[0]}); the model is the last step's"
-            )
-            return
-        checkpoint.load_model_into(checkpoint.open_checkpoint(folder), self.bare_model)
-        self._evaluated = None
-
     def _evaluation(self, name: str) -> Evaluation | None:
         """Evaluates a set with the parameters as they are; that of the validation rows is remembered for its step."""
         run = self.run
@@ -233,7 +228,9 @@ class Session:
             return None
         if name == "validation" and self._evaluated is not None and self._evaluated[0] == self.state.step:
             return self._evaluated[1]
-        result = evaluate(run, self.bare_model, run.data.evals[name], name, self.stop.beat)
+        self._before_pause()
+        with as_result(list(self.extensions.values())):
+            result = evaluate(run, self.bare_model, run.data.evals[name], name, self.stop.beat)
         if name == "validation":
             self._evaluated = (self.state.step, result)
         return result
@@ -242,6 +239,10 @@ class Session:
         """Ends training before the last planned step; the checkpoint of this step is written anew, to know it."""
         self.state.ended = True
         self._saved_step = -1
+
+    def _before_pause(self) -> None:
+        for extension in self.extensions.values():
+            extension.before_pause()
 
     @property
     def over(self) -> bool:
@@ -262,6 +263,7 @@ class Session:
             "epoch": self.epoch,
             "loss": state.loss_sum / state.num_items if state.num_items else float("nan"),
             **self._last,
+            **{name: value for extension in self.extensions.values() for name, value in extension.figures().items()},
             "num_items": state.num_items,
             "train_items_per_second": self._session_items / self._train_seconds,
             "peak_memory_bytes": peak_memory_bytes(self.run.accelerator.device),
@@ -275,19 +277,6 @@ class Session:
         self.state.loss_sum += loss
         self._session_loss += loss
         self._pending_loss.zero_()
-
-    def _write_checkpoint(self) -> None:
-        run, root = self.run, self.run.output_dir / "checkpoints"
-        state: dict[str, Any] = {"train": asdict(self.state), "task": run.task.state, "identity": dict(run.identity)}
-        state |= self.engine_state()
-        if run.accelerator.scaler is not None:
-            state["scaler"] = run.accelerator.scaler.state_dict()
-        checkpoint.save(root, self.state.step, self.bare_model, self.optimizer, state, self._write_processor)
-        best = self.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
-        checkpoint.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
-
-    def _write_processor(self, folder: Path) -> None:
-        self.run.processor.save_pretrained(str(folder / "processor"))
 
     def _interrupt(self) -> None:
         self.stop.disarm()

@@ -157,6 +157,7 @@ class WindowTrainer(Trainer):
         if self.control.should_save:
             self.session.save()
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        self.control.should_training_stop |= self.session.over
         self.session.start_clock()
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:

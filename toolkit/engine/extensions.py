@@ -1,0 +1,81 @@
+"""What may follow a run step by step, under any engine: each in a file of its own, and one line in a dict here.
+
+An extension sees every update, evaluation and checkpoint at the same moments in every engine, and what it keeps is
+saved and restored with the run, so it need not know of engines, ranks or resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from toolkit.engine.session import Session
+
+
+class Extension:
+    """Does nothing at every moment; an extension defines those that it needs.
+
+    Args:
+        session: the run's; model, optimizer and state are complete when an extension is built.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def after_update(self) -> None:
+        """Called on every rank after each update has been counted, before anything is logged, evaluated or saved."""
+
+    def before_pause(self) -> None:
+        """Called on every rank before parameters are evaluated or saved."""
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Called on every rank after validation rows were scored, once per step, with `eval_` metrics."""
+
+    @contextmanager
+    def as_result(self) -> Iterator[None]:
+        """Holds while parameters are evaluated or saved as a result, as opposed to being trained on."""
+        yield
+
+    def finish(self) -> None:
+        """Called on every rank when nothing is left to train or to keep: parameters become the run's result."""
+
+    def figures(self) -> dict[str, float]:
+        """Returns numbers for the next training line."""
+        return {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns what a checkpoint must hold: tensors, and values that JSON can hold."""
+        return {}, {}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Takes back what `state` returned."""
+
+
+def _early_stopping() -> type[Extension]:
+    from toolkit.engine.early_stopping import EarlyStopping
+
+    return EarlyStopping
+
+
+EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
+    "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
+}
+"""By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
+
+
+def build_extensions(session: Session) -> dict[str, Extension]:
+    """Builds what the run's configuration asks for."""
+    return {name: load()(session) for name, (asked, load) in EXTENSIONS.items() if asked(session.run.cfg)}
+
+
+@contextmanager
+def as_result(extensions: Sequence[Extension]) -> Iterator[None]:
+    """Enters `Extension.as_result` of all."""
+    with ExitStack() as entered:
+        for extension in extensions:
+            entered.enter_context(extension.as_result())
+        yield

@@ -1,0 +1,66 @@
+"""A session's checkpoints: what goes into one, and which one is the best."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import load_file, save_file
+
+from toolkit import checkpoint
+from toolkit.console import say
+from toolkit.distributed import on_main
+
+if TYPE_CHECKING:
+    from toolkit.engine.session import Session
+
+
+def folder(session: Session, step: int | None) -> Path:
+    """Returns where the checkpoint of a step is, or would be."""
+    return session.run.output_dir / "checkpoints" / f"step-{step}"
+
+
+def write_checkpoint(session: Session) -> None:
+    """Writes a checkpoint of the session's step, then removes those that are too many; on the main process."""
+    run, root = session.run, session.run.output_dir / "checkpoints"
+    state: dict[str, Any] = {
+        "train": asdict(session.state),
+        "task": run.task.state,
+        "identity": dict(run.identity),
+        **session.engine_state(),
+    }
+    if run.accelerator.scaler is not None:
+        state["scaler"] = run.accelerator.scaler.state_dict()
+    kept = {name: extension.state() for name, extension in session.extensions.items()}
+    state["extensions"] = {name: values for name, (_, values) in kept.items()}
+
+    def extra(temporary: Path) -> None:
+        run.processor.save_pretrained(str(temporary / "processor"))
+        for name, (tensors, _) in kept.items():
+            if tensors:
+                save_file(
+                    {key: value.contiguous() for key, value in tensors.items()}, temporary / f"{name}.safetensors"
+                )
+
+    checkpoint.save(root, session.state.step, session.bare_model, session.optimizer, state, extra)
+    best = session.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
+    checkpoint.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
+
+
+def restore_extensions(session: Session, saved: checkpoint.Checkpoint) -> None:
+    """Gives each extension back what a checkpoint holds of it; one that was not there then begins anew."""
+    for name, extension in session.extensions.items():
+        file = saved.path / f"{name}.safetensors"
+        if name in saved.state.get("extensions", {}):
+            extension.restore(load_file(file) if file.exists() else {}, saved.state["extensions"][name])
+
+
+def load_best(session: Session) -> bool:
+    """Puts the best step's parameters in place of the last step's, unless they are damaged; says whether it did."""
+    path = folder(session, session.state.best_step)
+    if problems := on_main(session.run.accelerator, checkpoint.verify, path):
+        say(f"warning: the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
+        return False
+    checkpoint.load_model_into(checkpoint.open_checkpoint(path), session.bare_model)
+    return True
