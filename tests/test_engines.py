@@ -63,7 +63,6 @@ def test_callbacks_hear_of_everything_and_may_ask_for_more(tmp_path):
     ]  # fmt: skip
     assert [line["step"] for line in lines(tmp_path / "run", "eval_loss")] == [3, 4, 6]
     assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == [
-        "step-3",
         "step-5",
         "step-6",
     ]
