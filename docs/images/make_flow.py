@@ -19,7 +19,7 @@ STAGES = (
     ("task", "loss and metrics", "recipes/<task>.py"),
     ("data", "rows to tokens", "toolkit/data/"),
     ("run", "the whole story", "toolkit/run.py"),
-    ("loop engine", "steps, saves", "toolkit/engine/"),
+    ("engine", "loop | trainer", "toolkit/engine/"),
     ("report", "model, numbers", "toolkit/report/"),
 )
 ROWS = (5, 0, 7, 2, 6, 1, 4, 3)
@@ -49,7 +49,7 @@ def stages(ax: Axes, y: float) -> None:
     width, height, step = 1.36, 0.78, 1.69
     for number, (name, what, where) in enumerate(STAGES):
         x = 0.25 + number * step
-        engine = name == "loop engine"
+        engine = name == "engine"
         box(ax, x, y, width, height, "#dbeafe" if engine else WHITE, "#3b82f6" if engine else LINE)
         ax.text(x + width / 2, y + 0.51, name, ha="center", va="center", color=INK, fontsize=11.5, fontweight="bold")
         ax.text(x + width / 2, y + 0.22, what, ha="center", va="center", color=MUTED, fontsize=9)
