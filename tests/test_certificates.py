@@ -14,7 +14,7 @@ from runs import ROOT, TINY
 from safetensors.torch import save_file
 
 from toolkit.certificates import FAILED, OK, OPEN, engines, loss_scale, promises, ranks, resume, text
-from toolkit.certificates.jobs import Cut
+from toolkit.certificates.jobs import Cut, written
 from toolkit.cli import main
 from toolkit.commands.certify import NAMES
 from toolkit.config import load_config
@@ -243,3 +243,27 @@ def test_a_killed_run_is_certified(tmp_path, capsys):
     output = capsys.readouterr().out
     assert "killed with SIGKILL at the end of step 7, resumed from step 6" in " ".join(output.split())
     assert max(map(len, output.split("\n\n")[0].splitlines())) <= 80
+
+
+def test_a_small_run_leaves_out_what_it_must_not_do(tmp_path):
+    made = cut(
+        tmp_path,
+        "engine=trainer",
+        "trainer.callbacks=[callbacks_for_tests.Recorder]",
+        "train.early_stopping_patience=2",
+        "eval.eval_steps=1",
+        "checkpoint.push_to_hub=true",
+        "checkpoint.hub_model_id=lab/model",
+        "train.warmup_steps=500",
+        "tracking.report_to=[tensorboard]",
+        "tracking.run_name=mine",
+    )
+    for promise in promises().values():
+        for job in promise.jobs(made):
+            settings = [*made.settings(), *written({"engine": "loop"} | dict(job.settings))]
+            cfg = load_config(load_task_type(RECIPE).Options, CONFIG, settings).config
+            assert not cfg.checkpoint.push_to_hub
+            assert cfg.trainer.callbacks == []
+            assert cfg.train.early_stopping_patience is None
+            assert cfg.train.warmup_steps <= 0.1
+            assert cfg.tracking.report_to == []

@@ -61,6 +61,8 @@ class Cut:
             "train.max_steps": -1,
             "train.mixed_precision": "no",  # bits, and metrics to 1e-5, are promised for float32
             **SPLIT,
+            "train.early_stopping_patience": None,
+            "train.early_stopping_threshold": 0.0,
             "eval.eval_steps": None,
             "checkpoint.save_steps": 2,
             "checkpoint.save_total_limit": None,
@@ -70,6 +72,10 @@ class Cut:
             "tracking.report_to": [],
             "tracking.run_name": None,
             "tracking.project": "finetune-toolkit",
+            "checkpoint.push_to_hub": False,
+            **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
+            "trainer.callbacks": [],  # which might do anything
+            "trainer.args": {},
         }
         if self.evaluated and (data.max_eval_samples is None or data.max_eval_samples > self.rows):
             settings["data.max_eval_samples"] = self.rows
