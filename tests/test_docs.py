@@ -114,7 +114,7 @@ def check_trained_run_command(arguments: list[str]) -> None:
     parser.parse_args(arguments[1:])
 
 
-@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate)"))
+@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|runs|diff|reproduce)"))
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
 
@@ -143,7 +143,7 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 def test_every_kind_of_command_was_found() -> None:
     for program in ("toolkit validate", "toolkit explain", "toolkit schema", "toolkit predict", "toolkit evaluate",
-                    "accelerate launch", "python recipes/", "make"):  # fmt: skip
+                    "toolkit certify", "toolkit runs", "toolkit diff", "toolkit reproduce", "accelerate launch", "python recipes/", "make"):  # fmt: skip
         assert commands(program), program
 
 

@@ -20,6 +20,9 @@ COMMANDS = {
     "certify": "prove on your own model and rows that the numbers are right",
     "predict": "predict new rows with a finished run",
     "evaluate": "score a finished run on another labelled file",
+    "runs": "list the runs in a folder",
+    "diff": "say what differs between two runs",
+    "reproduce": "run a run again from what it noted, and say whether the same bits come out",
 }
 """Sub-commands; each is the module of that name in `toolkit.commands`, with `add_arguments` and `work`."""
 

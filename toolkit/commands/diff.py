@@ -1,0 +1,59 @@
+"""Say what differs between two runs: `toolkit diff RUN_A RUN_B`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from toolkit.report.runs import Difference
+
+TITLES = {
+    "setting": "settings",
+    "data": "data",
+    "version": "versions",
+    "machine": "machines",
+    "result": "results (times and memory left out)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds both runs."""
+    parser.add_argument("one", metavar="RUN_A", help="output folder of a run")
+    parser.add_argument("other", metavar="RUN_B", help="output folder of another")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Prints what differs, or that nothing does."""
+    from toolkit.report.runs import differences, read_record
+
+    one, other = (read_record(Path(folder)) for folder in (arguments.one, arguments.other))
+    found = differences(one, other)
+    if not found:
+        print("no difference in settings, data, versions, machines and results")
+    show(found, arguments.one, arguments.other)
+
+
+def show(found: Sequence[Difference], one: str, other: str) -> None:
+    """Prints differences as a table a section."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from toolkit.console import format_value, shorten
+
+    console = Console(width=None if sys.stdout.isatty() else 80)
+    for section, title in TITLES.items():
+        rows = [difference for difference in found if difference.section == section]
+        if not rows:
+            continue
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for name in ("", shorten(Path(one).name, 24), shorten(Path(other).name, 24)):
+            table.add_column(Text(name), overflow="fold")
+        for row in rows:
+            values = (shorten(format_value(value), 40) for value in (row.one, row.other))
+            table.add_row(Text(row.name), *map(Text, values))
+        console.print(table)

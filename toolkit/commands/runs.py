@@ -1,0 +1,62 @@
+"""List runs: `toolkit runs FOLDER`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.report.runs import Record
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the folder."""
+    parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="where runs are (outputs)")
+    parser.add_argument("--sort", metavar="FIGURE", help="sort by a figure of the results, for instance eval_accuracy")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Prints a table of all runs in a folder and below."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from toolkit.errors import InputError
+    from toolkit.report.runs import find_records
+
+    folder = Path(arguments.folder)
+    records = find_records(folder)
+    if not records:
+        raise InputError(f"{folder}: no runs in it or below (tried {folder.absolute()})")
+    if arguments.sort:
+        known = {name for record in records for name in record.part("result")}
+        if arguments.sort not in known:
+            raise InputError(f"--sort: received {arguments.sort!r}; these runs have {', '.join(sorted(known))}")
+        records.sort(key=lambda record: _order(record.part("result").get(arguments.sort)))
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "recipe", "engine", "steps", "score", "time"):
+        table.add_column(name, overflow="fold")
+    for record in records:
+        table.add_row(*_row(record, folder, arguments.sort))
+    Console(width=None if sys.stdout.isatty() else 80).print(table)
+
+
+def _order(value: Any) -> tuple[bool, float]:
+    return value is None, float(value or 0.0)
+
+
+def _row(record: Record, folder: Path, sort: str | None) -> list[str]:
+    from toolkit.console import format_value
+
+    facts, result = record.facts, record.part("result")
+    name = str(record.folder.relative_to(folder)) if record.folder != folder else record.folder.name
+    engine = facts["engine"] + (f" x{facts['num_processes']}" if facts["num_processes"] > 1 else "")
+    start = [name, Path(facts["recipe"]).stem, engine]
+    if not record.finished:
+        return [*start, "", "not finished", ""]
+    # The figure after the loss is the one that each task holds its models by.
+    names = [name for name in result if name.startswith("eval_") and name != "eval_loss" and "/" not in name]
+    shown = sort or (names[0] if names else "train_loss")
+    score = f"{shown} {format_value(result.get(shown))}"
+    return [*start, f"{result['steps']:,}", score, f"{result['train_seconds']:,.0f} s"]
