@@ -142,8 +142,8 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 
 def test_every_kind_of_command_was_found() -> None:
-    for program in ("toolkit validate", "toolkit explain", "toolkit schema", "toolkit predict", "toolkit evaluate",
-                    "toolkit certify", "toolkit runs", "toolkit diff", "toolkit reproduce", "accelerate launch", "python recipes/", "make"):  # fmt: skip
+    kinds = ("validate", "explain", "schema", "predict", "evaluate", "certify", "runs", "diff", "reproduce")
+    for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
         assert commands(program), program
 
 
