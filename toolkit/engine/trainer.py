@@ -150,7 +150,7 @@ class WindowTrainer(Trainer):
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> None:
         """Does what the plan, or a callback, has asked for."""
-        if self.control.should_log:
+        if self.control.should_log and self.session.state.num_items:
             self.log(self.session.log())
         if self.control.should_evaluate:
             self.evaluate()
