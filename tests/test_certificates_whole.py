@@ -34,13 +34,12 @@ class Faulty(Original):
         """
 from torch.optim.lr_scheduler import LambdaLR
 
-step = LambdaLR.step
-
 def per_process(self):
     for _ in range(int(os.environ.get("WORLD_SIZE", "1")) if self.last_epoch >= 0 else 1):
-        step(self)
+        LambdaLR.once(self)
 
-LambdaLR.step = per_process
+if not hasattr(LambdaLR, "once"):  # a worker loads the recipe for each of its jobs
+    LambdaLR.once, LambdaLR.step = LambdaLR.step, per_process
 Faulty = Original
 """,
     ),
@@ -50,13 +49,12 @@ Faulty = Original
         """
 from toolkit.data.order import WindowSampler
 
-seek = WindowSampler.seek
-
 def forgetful(self, epoch, window=0):
-    seek(self, epoch if hasattr(self, "sought") else 0, window)
+    WindowSampler.kept(self, epoch if hasattr(self, "sought") else 0, window)
     self.sought = True
 
-WindowSampler.seek = forgetful
+if not hasattr(WindowSampler, "kept"):
+    WindowSampler.kept, WindowSampler.seek = WindowSampler.seek, forgetful
 Faulty = Original
 """,
     ),
