@@ -10,10 +10,11 @@ from unittest.mock import patch
 
 import torch
 from accelerate.state import AcceleratorState
-from runs import SGD, train
+from runs import SGD, train, weights
 from stopping import StoppedError
 from torch import distributed as dist
 
+import toolkit.run
 from toolkit.engine.session import Session
 from toolkit.errors import RunError
 from toolkit.strategies.local_sgd import LocalSGD
@@ -31,8 +32,10 @@ ROWS = (
 EXACT = (*ROWS, *SGD, "train.max_grad_norm=0", "train.optim_args.momentum=0.9", "train.weight_decay=0.1",
          "train.learning_rate=0.1")  # fmt: skip
 EVERY_STEP = (LOCAL, "train.local_sgd_steps=1", "train.local_sgd_average_moments=true")
-EMPTY = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
-"""Five rows in windows of 8 leave the second process one row, and it has fewer items than the first."""
+EMPTY = ("data.max_train_samples=3", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
+"""Three rows in windows of 8 leave the second process without any in each of them."""
+SHORT = ("train.max_steps=6",)
+"""As many steps of float32 as agree to 1e-6 whatever the order of additions."""
 DROPOUT = ("model.config_overrides.hidden_dropout_prob=0.1", "model.config_overrides.attention_probs_dropout_prob=0.1")
 RESUMED = (*ROWS, *DROPOUT, LOCAL, "train.local_sgd_steps=3", "train.local_sgd_warmup_steps=2", "eval.eval_steps=7",
            "checkpoint.save_steps=4", "train.local_sgd_outer_lr=0.7", "tracking.logging_steps=3")  # fmt: skip
@@ -43,11 +46,13 @@ def main(output: Path) -> None:
     """Runs everything."""
     train("reviews", output / "local-sync", *EXACT, double=True)
     train("reviews", output / "local-1", *EXACT, *EVERY_STEP, double=True)
-    train("reviews", output / "local-1-float", *EXACT, *EVERY_STEP)
-    train("reviews", output / "local-sync-float", *EXACT)
+    train("reviews", output / "local-1-float", *EXACT, *EVERY_STEP, *SHORT)
+    train("reviews", output / "local-sync-float", *EXACT, *SHORT)
     train("reviews", output / "local-warm", *EXACT, LOCAL, "train.local_sgd_warmup_steps=14", double=True)
-    train("reviews", output / "local-outer-1", *EXACT, *EVERY_STEP, "train.local_sgd_outer_lr=1.0",
-          "train.local_sgd_outer_momentum=0.0", double=True)  # fmt: skip
+    train("reviews", output / "local-nesterov", *EXACT, "train.optim_args.nesterov=true", double=True)
+    # Plain steps inside and Nesterov's outside are Nesterov's steps, at the product of both rates.
+    train("reviews", output / "local-outer", *EXACT, *EVERY_STEP, "train.optim_args.momentum=0.0",
+          "train.learning_rate=0.2", "train.local_sgd_outer_lr=0.5", double=True)  # fmt: skip
     train("reviews", output / "local-empty", *EXACT, *EVERY_STEP, *EMPTY, double=True)
     for period in (1, 8):
         with checked_averages(output / f"averages-{period}.json"):
@@ -59,6 +64,7 @@ def main(output: Path) -> None:
     train("reviews", output / "local-bf16", *RESUMED, "train.mixed_precision=bf16")
     AcceleratorState._reset_state()
     stopped_and_resumed(output / "local-parts")
+    with_buffers_and_frozen_parameters(output)
     failed_on_one_rank(output)
 
 
@@ -78,6 +84,28 @@ def checked_averages(file: Path) -> Iterator[None]:
     with patch.object(LocalSGD, "_average", checked):
         yield
     file.write_text(json.dumps(steps))
+
+
+def with_buffers_and_frozen_parameters(output: Path) -> None:
+    """Trains a model with batch normalisation, frozen embeddings and a parameter that nothing uses."""
+    build, kept = toolkit.run.build_model, {}
+
+    def changed(*arguments):
+        model = build(*arguments)
+        model.classifier = torch.nn.Sequential(torch.nn.BatchNorm1d(32), model.classifier)
+        model.unused = torch.nn.Parameter(torch.ones(3))
+        model.bert.embeddings.requires_grad_(False)
+        kept.update({name: value.clone() for name, value in model.bert.embeddings.state_dict().items()})
+        return model
+
+    with patch("toolkit.run.build_model", changed), checked_averages(output / "averages-buffers.json"):
+        train("reviews", output / "local-buffers", *ROWS, LOCAL, "train.local_sgd_steps=2", "train.max_steps=5",
+              "train.local_sgd_warmup_steps=1", "train.local_sgd_average_moments=true", "data.max_train_samples=40",
+              "tracking.logging_steps=1", "checkpoint.save_steps=2")  # fmt: skip
+    saved = weights(output / "local-buffers")
+    assert all(
+        torch.equal(saved[f"bert.embeddings.{name}"], value) for name, value in kept.items() if "ids" not in name
+    )
 
 
 def stopped_and_resumed(folder: Path) -> None:

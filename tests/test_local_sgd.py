@@ -28,11 +28,11 @@ def losses(run: Path) -> list[float]:
         ("local-sync", "local-1", 1e-9),
         ("local-sync-float", "local-1-float", 1e-6),
         ("local-sync", "local-warm", 1e-9),
-        ("local-1", "local-outer-1", 1e-9),
+        ("local-nesterov", "local-outer", 1e-9),
     ],
 )
 def test_period_1_and_the_warm_up_are_synchronous_sgd(many_runs, one, other, tolerance):
-    """Momentum and weight decay included; and an outer step of rate 1 without momentum is the average itself."""
+    """Momentum and weight decay included, whether the momentum is the processes' own or the outer optimizer's."""
     assert_close_weights(many_runs / one, many_runs / other, tolerance)
     assert losses(many_runs / one) == pytest.approx(losses(many_runs / other), rel=tolerance)
 
@@ -54,6 +54,24 @@ def test_period_8_sends_an_eighth_and_all_ranks_are_equal_after_each_average(man
     assert next(line["step"] for line in seldom if line["local_sgd_bytes_sent"]) == 8
     assert seldom[-1]["local_sgd_drift"] > often[-1]["local_sgd_drift"] > 0
     assert losses(many_runs / "period-1") != losses(many_runs / "period-8")
+
+
+def test_buffers_are_averaged_and_frozen_parameters_are_not_sent(many_runs):
+    """That all ranks are equal, and frozen parameters as they were, is asserted in the run itself."""
+    assert json.loads((many_runs / "averages-buffers.json").read_text()) == [2, 3, 4, 5]
+    saved = weights(many_runs / "local-buffers")
+    assert saved["unused"].tolist() == [1.0, 1.0, 1.0]
+    assert saved["classifier.0.num_batches_tracked"] == 10  # two micro-batches in each of five steps
+    means = saved["classifier.0.running_mean"]
+    assert torch.isfinite(means).all()
+    assert means.abs().max() > 0
+    trained = sum(v.numel() for name, v in saved.items() if not name.startswith("bert.emb") and v.is_floating_point())
+    running, unused = 2 * 32, 3
+    first, second, third, *_ = (line["local_sgd_bytes_sent"] for line in lines(many_runs / "local-buffers", "loss"))
+    tensors = sum(not name.startswith("bert.emb") and "classifier.0.num" not in name for name in saved) - 2
+    assert first == 4 * (trained + tensors)  # each rank also says which of the tensors have a gradient
+    # The checkpoint of step 2 had the parameters, buffers and both moments averaged; step 3 ends the period.
+    assert (second, third) == (first, first + 2 * 4 * (3 * trained - 2 * (running + unused)))
 
 
 def test_engines_and_resumed_runs_end_with_the_same_bits(many_runs):
