@@ -140,7 +140,7 @@ def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulatio
     items = sum(float(task.count_items(batch)) for batch in window)
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    accumulate(accelerator, task, accelerator.prepare(model), window, items, beat=lambda: None)
+    accumulate(accelerator, task, accelerator.prepare(model), window, 1 / items, beat=lambda: None)
     optimizer.step()
 
 

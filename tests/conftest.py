@@ -32,6 +32,17 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
+def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests."""
+    import many_processes
+    from launching import launch
+
+    folder = tmp_path_factory.mktemp("runs")
+    launch([Path(many_processes.__file__), folder], 2)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def real_data() -> Path:
     """The folder of real data sets beside the repository."""
     if not REAL_DATA.is_dir():

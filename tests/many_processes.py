@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import local_sgd_runs
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
@@ -48,6 +49,7 @@ def main(output: Path, world: int) -> None:
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
         masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
         train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
+        local_sgd_runs.main(output)
 
 
 if __name__ == "__main__":

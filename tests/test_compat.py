@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from toolkit.compat import conflicts
 from toolkit.config import STRICT, Config, load_config
 from toolkit.config.paths import FILE_FORMATS
+from toolkit.config.sections import TrainConfig
 from toolkit.data.sources import READERS
 from toolkit.errors import ConfigError
+from toolkit.strategies.rules import SHARDING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,14 @@ CONFLICTS = {
     "train.optim_args.betas=[0.5,0.6]": "set train.adam_beta1 and train.adam_beta2",
     "train.optim_args.eps=1": "set train.adam_epsilon",
     "train.optim_args.fused=true": "set train.optim",
+    "train.local_sgd_steps=4": "only local_sgd has this setting; set train.strategy to local_sgd",
+    "train.local_sgd_warmup_steps=4": "set train.strategy to local_sgd, or remove train.local_sgd_warmup_steps",
+    "train.local_sgd_average_moments=true": "or remove train.local_sgd_average_moments",
+    "train.local_sgd_outer_lr=0.7": "or remove train.local_sgd_outer_lr",
+    "train.local_sgd_outer_momentum=0.5": "or remove train.local_sgd_outer_momentum",
+    "train.strategy=local_sgd train.local_sgd_outer_momentum=0.5": "there is no outer optimizer; set train.local_sgd_o",
+    "train.strategy=local_sgd train.local_sgd_warmup_steps=9 train.max_steps=9": "the run would end before processes",
+    "train.strategy=local_sgd train.mixed_precision=fp16": "use bf16 or no, or set train.strategy to sync",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
     "tracking.report_to=[wandb,wandb]": "a tracker is named twice",
@@ -108,9 +119,23 @@ def test_fp16_wants_no_cpu() -> None:
     assert load("train.mixed_precision=bf16", ACCELERATE_USE_CPU="True").train.mixed_precision == "bf16"
 
 
+@pytest.mark.parametrize(("variable", "name"), SHARDING.items())
+def test_local_sgd_wants_whole_models(variable: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the launcher asks for {name}.*set train.strategy to sync"):
+        load("train.strategy=local_sgd", **{variable: "true"})
+    assert load(**{variable: "true"}).train.strategy == "sync"
+
+
+def test_moments_of_8_bits_have_no_mean() -> None:
+    train = TrainConfig(strategy="local_sgd", local_sgd_average_moments=True, optim="adamw_bnb_8bit")
+    (problem,) = conflicts(replace(load(), train=train), {})
+    assert problem.startswith("train.local_sgd_average_moments (true), train.optim ('adamw_bnb_8bit'): moments of 8")
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        "train.strategy=local_sgd train.local_sgd_outer_lr=0.7 train.local_sgd_outer_momentum=0.5",
         "data.train_file=local",
         "data.train_file=null data.dataset_name=glue data.dataset_config_name=sst2 data.revision=main",
         "data.validation_file=rows.csv eval.eval_steps=epoch checkpoint.load_best_model_at_end=true",

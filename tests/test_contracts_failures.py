@@ -18,8 +18,10 @@ from test_contracts_resume import LONG, start, wait_for_step
 pytestmark = pytest.mark.distributed
 
 
-def test_a_fault_on_one_rank_ends_all_within_15_seconds(tmp_path):
-    config = ["--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY, f"output_dir={tmp_path / 'run'}"]
+@pytest.mark.parametrize("strategy", ["sync", "local_sgd"])
+def test_a_fault_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
+    config = ["--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY, f"train.strategy={strategy}",
+              f"output_dir={tmp_path / 'run'}"]  # fmt: skip
     done = launch([Path(failing_rank.__file__), *config], 2, check=False)
     assert done.returncode == 1
     output = done.stdout + done.stderr

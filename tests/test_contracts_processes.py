@@ -15,13 +15,11 @@ DOUBLE = 1e-9
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
+def runs(many_runs) -> Path:
     """The output folders of everything in `many_processes`, on 1, 2 and 3 processes."""
-    folder = tmp_path_factory.mktemp("runs")
-    many_processes.main(folder, 1)
-    for world in (2, 3):
-        launch([Path(many_processes.__file__), folder], world)
-    return folder
+    many_processes.main(many_runs, 1)
+    launch([Path(many_processes.__file__), many_runs], 3)
+    return many_runs
 
 
 def assert_same_run(one: Path, other: Path, tolerance: float) -> None:

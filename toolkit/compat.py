@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
+from toolkit.rule import Rule
+from toolkit.strategies import rules as strategy_rules
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
 _OWN_KEYS = {
@@ -19,25 +20,6 @@ _OWN_KEYS = {
     "eps": "adam_epsilon",
     "fused": "optim",
 }
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A combination that cannot be.
-
-    Args:
-        when: whether a configuration has it; looks only at the sections of `keys`.
-        keys: the settings that it is about.
-        why: why it cannot be.
-        instead: what to do.
-        on_cpu: whether it only counts when the launcher asks for the CPU.
-    """
-
-    when: Callable[[Config], bool]
-    keys: tuple[str, ...]
-    why: str
-    instead: str
-    on_cpu: bool = False
 
 
 def _no_evaluation(config: Config) -> bool:
@@ -211,7 +193,7 @@ RULES = (
         ("train.mixed_precision",),
         "fp16 needs a GPU, and the launcher asks for the CPU",
         "use bf16 or no",
-        on_cpu=True,
+        launcher="ACCELERATE_USE_CPU",
     ),
     *(_hub_only(name) for name in ("hub_model_id", "hub_private_repo", "hub_revision")),
     Rule(
@@ -238,6 +220,7 @@ RULES = (
         "a tracker is named twice",
         "name each once",
     ),
+    *strategy_rules.RULES,
 )
 
 
@@ -249,12 +232,12 @@ def conflicts(config: Config, environ: Mapping[str, str], broken: frozenset[str]
         environ: the launcher's environment.
         broken: sections and top-level keys that have problems of their own: nothing is said about them.
     """
-    on_cpu = environ.get("ACCELERATE_USE_CPU", "").lower() in _TRUE
     return [
         f"{', '.join(f'{key} ({show(_value(config, key))})' for key in rule.keys)}: {rule.why}; {rule.instead}"
         for rule in RULES
         if broken.isdisjoint(key.split(".")[0] for key in rule.keys)
-        if (on_cpu or not rule.on_cpu) and rule.when(config)
+        if rule.launcher is None or environ.get(rule.launcher, "").lower() in _TRUE
+        if rule.when(config)
     ]
 
 

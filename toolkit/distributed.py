@@ -20,6 +20,7 @@ import torch
 
 from toolkit.config.sections import Config
 from toolkit.errors import InputError, RunError, ToolkitError
+from toolkit.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -51,7 +52,8 @@ def build_accelerator(cfg: Config) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
     # would be a run of its own.
-    accelerator = Accelerator(
+    kind = Accelerator if STRATEGIES[train.strategy]().wraps_model else _unwrapped_kind()
+    accelerator = kind(
         cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
         mixed_precision=train.mixed_precision,
         gradient_accumulation_steps=1,
@@ -69,6 +71,21 @@ def build_accelerator(cfg: Config) -> Accelerator:
     # Process-wide state of accelerate: left False by an earlier user, optimizer.step() would silently do nothing.
     accelerator.gradient_state._set_sync_gradients(True)
     return accelerator
+
+
+def _unwrapped_kind() -> type[Accelerator]:
+    """Returns a kind of Accelerator that leaves each process its own gradient."""
+    from accelerate import Accelerator
+
+    class Unwrapped(Accelerator):
+        def prepare_model(
+            self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        ) -> torch.nn.Module:
+            # Placement, precision and compilation are those of training; only the wrapper is left out.
+            prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
+            return prepared
+
+    return Unwrapped
 
 
 def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:

@@ -24,6 +24,7 @@ def jobs(cut: Cut) -> list[Job]:
         "train.num_train_epochs": 1,
         "train.max_steps": 1,
         "train.warmup_steps": 0,
+        "train.local_sgd_warmup_steps": 0,
         "checkpoint.save_steps": None,
     }
     return [Job("loop-1", {"engine": "loop"})] + [

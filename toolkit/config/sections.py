@@ -112,6 +112,20 @@ class TrainConfig:
     """By how much a metric must be better to count."""
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None
     """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
+    strategy: Literal["sync", "local_sgd"] = "sync"
+    """How processes stay one model: by exchanging gradients in every step, or `local_sgd`, by training on their own and
+    averaging parameters now and then."""
+    local_sgd_steps: Positive = 8
+    """Steps that processes train on their own before they average (`strategy: local_sgd`)."""
+    local_sgd_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Exchange gradients in so many steps first."""
+    local_sgd_average_moments: bool = False
+    """Average the optimizer's moments too."""
+    local_sgd_outer_lr: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of an outer optimizer, SGD with Nesterov momentum, that takes the way to the average as its
+    gradient (DiLoCo: 0.7); null takes the average itself."""
+    local_sgd_outer_momentum: Fraction = 0.9
+    """Its momentum."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"
     """Order of the rows: shuffled, as they are, shuffled so that a step's rows have similar lengths, or `balanced`: an
     epoch has as many rows as ever, but the same number of each class, those of small classes several times."""

@@ -32,6 +32,9 @@ class Extension:
     def before_pause(self) -> None:
         """Called on every rank before parameters are evaluated or saved."""
 
+    def before_save(self) -> None:
+        """Called on every rank before a checkpoint is written, after `before_pause`."""
+
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Called on every rank after validation rows were scored, once per step, with `eval_` metrics."""
 

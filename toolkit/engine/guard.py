@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from toolkit.engine.run import Run
 from toolkit.errors import RunError
@@ -25,17 +25,33 @@ def refuse_non_finite(run: Run, step: int, grad_norm: float, batches: Sequence[B
     Raises:
         RunError: naming the step and the rows of its window; no parameter has been touched.
     """
-    scaler = run.accelerator.scaler
-    if math.isfinite(grad_norm) or (scaler is not None and scaler.get_scale() > 1):
-        return  # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot
-    rows: list[list[int]] = [[int(row) for batch in batches for row in batch["row_ids"] if row >= 0]]
+    if not is_lost(run, grad_norm):
+        return
+    rows = row_numbers(run, batches)
     if run.accelerator.num_processes > 1:
         from accelerate.utils import gather_object
 
         rows = gather_object(rows)
-    numbers = sorted({run.data.train[row]["number"] for part in rows for row in part})
+    raise non_finite_error(step, grad_norm, rows)
+
+
+def is_lost(run: Run, grad_norm: float) -> bool:
+    """Says whether a gradient of this norm must not become an update."""
+    scaler = run.accelerator.scaler
+    # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot.
+    return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)
+
+
+def row_numbers(run: Run, batches: Sequence[Batch]) -> list[int]:
+    """Returns the numbers of micro-batches' rows in the training file."""
+    return [run.data.train[int(row)]["number"] for batch in batches for row in batch["row_ids"] if row >= 0]
+
+
+def non_finite_error(step: int, grad_norm: float, rows: Iterable[int]) -> RunError:
+    """Returns the error that ends a run before a non-finite update of these rows of the training file."""
+    numbers = sorted(set(rows))
     shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")
-    raise RunError(
+    return RunError(
         f"step {step}: the gradient's norm is {grad_norm}; training stopped before this update.\n"
         f"  Rows of this step in the training file: {shown}\n"
         "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help, in a "

@@ -47,8 +47,9 @@ def fit(run: Run) -> FitResult:
                 sampler.seek(*divmod(session.state.step, plan.steps_per_epoch))
                 for window in windows(loader, accumulation):
                     learning_rate = float(schedule.get_last_lr()[0])
-                    items = session.begin_window(window)
-                    loss_sum = accumulate(accelerator, run.task, model, window, items, stop.beat)
+                    scale = session.begin_window(window)
+                    loss_sum = accumulate(accelerator, run.task, model, window, scale, stop.beat)
+                    session.strategy.exchange()
                     grad_norm = clip(accelerator, model, train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     optimizer.step()
@@ -76,17 +77,17 @@ def accumulate(
     task: Task,
     model: nn.Module,
     window: Sequence[Batch],
-    items: float,
+    scale: float,
     beat: Callable[[], None],
 ) -> torch.Tensor:
-    """Adds up the exact gradient of a window: the summed loss of all ranks divided by their items.
+    """Adds up the gradient of this rank's part of a window, from summed losses.
 
     Args:
         accelerator: the run's Accelerator.
         task: gives the summed loss.
         model: the prepared model; its gradients are zero.
         window: this rank's micro-batches.
-        items: items of the window over all ranks.
+        scale: what `Session.begin_window` returned.
         beat: called after each micro-batch.
 
     Returns:
@@ -96,12 +97,12 @@ def accumulate(
     for number, batch in enumerate(window, start=1):
         exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
         with exchange:
-            total += micro_batch(accelerator, task, model, batch, items)
+            total += micro_batch(accelerator, task, model, batch, scale)
         beat()
     return total
 
 
-def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, items: float) -> torch.Tensor:
+def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
 
     Args:
@@ -109,10 +110,8 @@ def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: B
         task: gives the summed loss.
         model: the prepared model.
         batch: the micro-batch, on the CPU.
-        items: items of the window over all ranks.
+        scale: what `Session.begin_window` returned.
     """
-    # Gradients are averaged over ranks when they are exchanged, hence the factor of the number of processes.
-    scale = accelerator.num_processes / items if items else 0.0
     empty = bool((batch["row_ids"] < 0).all())
     batch = send_to_device(batch, accelerator.device, non_blocking=True)
     with kept_buffers(model) if empty else nullcontext():

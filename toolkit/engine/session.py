@@ -17,12 +17,12 @@ from toolkit import checkpoint
 from toolkit.console import say
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
 from toolkit.engine.extensions import as_result, build_extensions
-from toolkit.engine.guard import refuse_non_finite
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
 from toolkit.engine.saving import folder, load_best, restore_extensions, write_checkpoint
 from toolkit.errors import ConfigError, Interrupted
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
+from toolkit.strategies import build_strategy
 from toolkit.task import Batch
 from toolkit.tracking import Tracker
 
@@ -64,7 +64,9 @@ class Session:
         self._window_items = self._beat = 0.0
         self._window: Sequence[Batch] = ()
         self._last: dict[str, float] = {}
-        self.extensions = build_extensions(self)
+        self.strategy = build_strategy(self)
+        # Ranks become one model before anything else looks at it.
+        self.extensions = {run.cfg.train.strategy: self.strategy, **build_extensions(self)}
 
     def restore(self) -> None:
         """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
@@ -98,25 +100,29 @@ class Session:
             batches: this rank's micro-batches of the window, on the CPU.
 
         Returns:
-            Number of items in the window over all ranks.
+            What this rank multiplies its summed losses by, so that gradients add up to that of the step.
 
         Raises:
             Interrupted: on every rank, after saving, when one of them received SIGTERM.
+            RunError: on every rank, when one of them had to leave out its last update.
         """
         # Dropout of a step depends on (seed, step, rank) only: nothing random has to be stored to resume exactly.
         seed_all(self.run.cfg.seed, self.state.step, self.run.accelerator.process_index)
-        items = sum(float(self.run.task.count_items(batch)) for batch in batches)
-        items, stop = all_sum(self.run.accelerator, items, float(self.stop.requested))
+        own_items = sum(float(self.run.task.count_items(batch)) for batch in batches)
+        flags = float(self.stop.requested), float(self.strategy.failed)
+        items, stop, failed = all_sum(self.run.accelerator, own_items, *flags)
         self.stop.beat()
+        if failed:
+            self.strategy.refuse()
         if stop:
             self._interrupt()
         self._window, self._window_items = batches, items
-        return items
+        return self.strategy.begin_step(own_items, items)
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update; see `toolkit.engine.guard.refuse_non_finite`."""
-        refuse_non_finite(self.run, self.state.step + 1, grad_norm, batches)
-        if self.run.observer is not None:
+        """Refuses a non-finite update; see `toolkit.strategies.sync.Sync.check_gradient`."""
+        self.strategy.check_gradient(self.state.step + 1, grad_norm, batches)
+        if self.run.observer is not None and not self.strategy.failed:
             self.run.observer.gradient(self.state.step + 1, self.bare_model)
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
@@ -133,10 +139,10 @@ class Session:
         state.num_items += self._window_items
         self._session_items += self._window_items
         self._pending_loss += loss_sum.detach()
-        self._train_seconds += time.perf_counter() - self._beat
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         for extension in self.extensions.values():
             extension.after_update()
+        self._train_seconds += time.perf_counter() - self._beat
         if self.run.observer is not None:
             figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
             self.run.observer.step(state.step, self._window, figures | self._last)
@@ -186,6 +192,8 @@ class Session:
         self._reduce_loss()
         self.tracker.flush()
         self._before_pause()
+        for extension in self.extensions.values():
+            extension.before_save()
         with self.stop.unhurried():
             on_main(self.run.accelerator, write_checkpoint, self)
         self._saved_step = self.state.step

@@ -79,7 +79,7 @@ class WindowTrainer(Trainer):
         self.bar: Any
         self.schedule: LambdaLR
         self.window: list[Batch] = []
-        self.items = self.grad_norm = 0.0
+        self.scale = self.grad_norm = 0.0
         self.loss_sum = torch.zeros((), dtype=sum_dtype(run.accelerator.device), device=run.accelerator.device)
         validation = run.data.evals.get("validation")
         own = callbacks(run.cfg.trainer)
@@ -131,16 +131,18 @@ class WindowTrainer(Trainer):
         """Fetches a window and counts its items; none is left when the run, or its epoch, is over."""
         self.window = [] if self.session.over else list(islice(epoch_iterator, num_batches))
         if self.window:
-            self.items = self.session.begin_window(self.window)
+            self.scale = self.session.begin_window(self.window)
             self.loss_sum.zero_()
         return self.window, None
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
         """Adds a micro-batch's part of the window's gradient, and returns that of its loss."""
-        loss_sum = micro_batch(self.accelerator, self.run.task, model, inputs, self.items)
+        loss_sum = micro_batch(self.accelerator, self.run.task, model, inputs, self.scale)
         self.loss_sum += loss_sum
         self.stop.beat()
-        return loss_sum / (self.items or 1.0)
+        if self.accelerator.sync_gradients:  # it was the window's last
+            self.session.strategy.exchange()
+        return loss_sum * self.scale
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         """Returns the norm before clipping, and stops the run before an update that is not finite."""
