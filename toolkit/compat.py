@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from toolkit.config.messages import show
-from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
+from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.optim import rules as optim_rules
+from toolkit.rule import Rule
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
-_OWN_KEYS = {
-    "lr": "learning_rate",
-    "learning_rate": "learning_rate",
-    "weight_decay": "weight_decay",
-    "betas": "adam_beta1 and train.adam_beta2",
-    "eps": "adam_epsilon",
-    "fused": "optim",
-}
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A combination that cannot be.
-
-    Args:
-        when: whether a configuration has it; looks only at the sections of `keys`.
-        keys: the settings that it is about.
-        why: why it cannot be.
-        instead: what to do.
-        on_cpu: whether it only counts when the launcher asks for the CPU.
-    """
-
-    when: Callable[[Config], bool]
-    keys: tuple[str, ...]
-    why: str
-    instead: str
-    on_cpu: bool = False
 
 
 def _no_evaluation(config: Config) -> bool:
@@ -47,20 +21,6 @@ def _no_evaluation(config: Config) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value.strip() != ""
-
-
-def _adam_only(name: str) -> Rule:
-    return Rule(
-        lambda c: c.train.optim == "sgd" and getattr(c.train, name) != getattr(TrainConfig(), name),
-        (f"train.{name}", "train.optim"),
-        "sgd has no such setting",
-        f"remove train.{name}",
-    )
-
-
-def _own_key(name: str, own: str) -> Rule:
-    key = f"train.optim_args.{name}"
-    return Rule(lambda c: name in c.train.optim_args, (key,), "this has a key of its own", f"set train.{own}")
 
 
 def _hub_only(name: str) -> Rule:
@@ -198,14 +158,7 @@ RULES = (
         "from 1 on it counts steps",
         "give a whole number, or a fraction of all steps below 1",
     ),
-    Rule(
-        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
-        ("train.lr_scheduler_type", "train.warmup_steps"),
-        "constant has no warm-up",
-        "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
-    ),
-    *(_adam_only(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
-    *(_own_key(name, own) for name, own in _OWN_KEYS.items()),
+    *optim_rules.RULES,
     Rule(
         lambda c: c.train.mixed_precision == "fp16",
         ("train.mixed_precision",),

@@ -23,6 +23,7 @@ from toolkit.engine.saving import folder, load_best, restore_extensions, write_c
 from toolkit.errors import ConfigError, Interrupted
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
+from toolkit.optim.state import state_bytes
 from toolkit.task import Batch
 from toolkit.tracking import Tracker
 
@@ -210,6 +211,9 @@ class Session:
             self.tracker.log(
                 {"step": state.step, "epoch": self.epoch} | {f"test_{k}": v for k, v in test.metrics.items()}
             )
+        further = {name: value for extension in self.extensions.values() for name, value in extension.result().items()}
+        if further:
+            self.tracker.log({"step": state.step, "epoch": self.epoch, **further})
         return FitResult(
             steps=state.step,
             train_loss=self._session_loss / self._session_items if self._session_items else None,
@@ -219,6 +223,8 @@ class Session:
             train_seconds=self._train_seconds,
             items_per_second=self._session_items / self._train_seconds if self._train_seconds else 0.0,
             peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
+            optimizer_state_bytes=state_bytes(self.optimizer),
+            further=further,
         )
 
     def _evaluation(self, name: str) -> Evaluation | None:

@@ -104,6 +104,20 @@ def load_optimizer_state(
             state[last] = _decoded(value)
 
 
+def state_bytes(optimizer: Any) -> int:
+    """Returns the bytes of an optimizer's state, without the code books of 8-bit optimizers that all parameters share.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
+    """
+    leaves = (leaf for state in _unwrapped(optimizer).state.values() for leaf in _flat("", state))
+    return sum(
+        value.numel() * value.element_size()
+        for key, value in leaves
+        if isinstance(value, Tensor) and not key.split(SEPARATOR)[-1].startswith("qmap")
+    )
+
+
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     """Returns the optimizer inside accelerate's `AcceleratedOptimizer`, or the optimizer itself."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)

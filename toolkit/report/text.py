@@ -18,7 +18,9 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
     for name, value in figures.items():
         if value is None:
             continue
-        if name.endswith("_bytes"):
+        if name == "optimizer_state_bytes" and value < 2**20:
+            shown[name.removesuffix("_bytes")] = f"{value / 2**10:,.0f} KiB"
+        elif name.endswith("_bytes"):
             shown[name.removesuffix("_bytes")] = f"{value / 2**20:,.0f} MiB"
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
