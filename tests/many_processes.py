@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import reference_schedules
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
@@ -40,6 +41,7 @@ def main(output: Path, world: int) -> None:
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
             train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
     if world == 2:
+        reference_schedules.write(output)
         # Five rows in windows of 8 leave the second process without any in each of them.
         few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
