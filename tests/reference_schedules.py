@@ -108,8 +108,8 @@ def write(output: Path) -> None:
     """Writes the rates of all cases as one of this job's processes has them."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not torch.accelerator.is_available())
+    assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
     rates = {case: ours(case, accelerator.prepare) for case in CASES}
-    (output / f"rates-{os.environ.get('WORLD_SIZE', '1')}-{accelerator.process_index}.json").write_text(
-        json.dumps(rates)
-    )
+    name = f"rates-{accelerator.num_processes}-{accelerator.process_index}.json"
+    (output / name).write_text(json.dumps(rates))

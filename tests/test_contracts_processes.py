@@ -72,6 +72,12 @@ def test_schedules_do_not_know_how_many_processes_there_are(runs):
         assert rates == {case: reference_schedules.ours(case) for case in reference_schedules.CASES}
 
 
+def test_two_optimizers_in_one_and_a_plateau_are_the_same_under_both_engines(runs):
+    assert_same_weights(runs / "optim-loop-2", runs / "optim-trainer-2")
+    assert lines(runs / "optim-loop-2") == lines(runs / "optim-trainer-2")
+    assert len({line["learning_rate"] for line in lines(runs / "optim-loop-2", "learning_rate")}) > 1
+
+
 def test_masks_are_the_same_on_every_process(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("language_modeling/smoke_masked", tmp_path / "one", *alone, double=True)

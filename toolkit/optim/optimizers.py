@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -96,12 +97,6 @@ def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
     optimizer.mng = manager
-    if optimizer.is_paged and not any(p.device.type != "cpu" for p in model.parameters()) and not _has_accelerator():
+    if optimizer.is_paged and not torch.accelerator.is_available():
         say("warning: on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
         optimizer._cpu_paged_warned = True
-
-
-def _has_accelerator() -> bool:
-    import torch
-
-    return torch.accelerator.is_available()

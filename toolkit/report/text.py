@@ -18,10 +18,9 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
     for name, value in figures.items():
         if value is None:
             continue
-        if name == "optimizer_state_bytes" and value < 2**20:
-            shown[name.removesuffix("_bytes")] = f"{value / 2**10:,.0f} KiB"
-        elif name.endswith("_bytes"):
-            shown[name.removesuffix("_bytes")] = f"{value / 2**20:,.0f} MiB"
+        if name.endswith("_bytes"):
+            small = value < 2**20
+            shown[name.removesuffix("_bytes")] = f"{value / 2 ** (10 if small else 20):,.0f} {'K' if small else 'M'}iB"
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:
