@@ -47,6 +47,7 @@ PAIRS = {
     "muon": ("one_cycle", {}),
 }
 EXTRA = {
+    "adamw_torch": ("train.layerwise_lr_decay=0.8", "train.head_learning_rate=0.01"),
     "sgd": ("train.optim_args={momentum: 0.9, nesterov: true}",),
     "sgdw": ("train.optim_args={momentum: 0.9}",),
     "adafactor_relative": ("train.learning_rate=5.0e-5",),
