@@ -168,6 +168,11 @@ class Reviews:
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         return {"scores": self.head.predict(outputs.logits)}
 
+    def average(self, predictions: Sequence[Predictions]) -> Predictions:
+        import numpy as np
+
+        return {"scores": np.mean([each["scores"] for each in predictions], axis=0)}
+
     def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
         import numpy as np
 

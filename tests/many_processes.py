@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import local_sgd_runs
+import reference_schedules
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
@@ -25,6 +26,10 @@ C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
+OPTIM_RUN = ("train.max_steps=4", "data.max_train_samples=24", "train.per_device_train_batch_size=2",
+             "train.gradient_accumulation_steps=1", "train.optim=muon", "train.lr_scheduler_type=reduce_lr_on_plateau",
+             "train.lr_scheduler_kwargs={patience: 0, threshold: 10.0}", "eval.eval_steps=1",
+             "train.warmup_steps=0", "checkpoint.save_steps=null")  # fmt: skip
 TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
 
 
@@ -41,6 +46,9 @@ def main(output: Path, world: int) -> None:
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
             train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
     if world == 2:
+        reference_schedules.write(output)
+        for engine in ("loop", "trainer"):
+            train("reviews", output / f"optim-{engine}-2", *OPTIM_RUN, f"engine={engine}")
         # Five rows in windows of 8 leave the second process without any in each of them.
         few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)

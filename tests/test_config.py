@@ -93,8 +93,9 @@ BAD_SETTINGS = [
     ("train: 5", "4: train: received 5, expected a mapping"),
     (
         "train:\n  optim: adamx",
-        "5: train.optim: received 'adamx', allowed: 'adamw_torch', 'adamw_torch_fused', 'sgd' "
-        "(did you mean 'adamw_torch'?)",
+        "5: train.optim: received 'adamx', allowed: 'adamw_torch', 'adamw_torch_fused', 'adafactor', 'adamw_bnb_8bit', "
+        "'paged_adamw_8bit', 'lion_8bit', 'sgd', 'rmsprop', 'adagrad', 'schedule_free_adamw', 'adafactor_relative', "
+        "'adam', 'adam_bnb_8bit', 'sgdw', 'lamb_bnb_8bit', 'muon' (did you mean 'adam'?)",
     ),
     (
         "tracking: {report_to: [wandbb]}",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import many_processes
 import pytest
+import reference_schedules
 import torch
 from launching import launch
 from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
@@ -60,6 +62,18 @@ def test_class_weights_keep_the_equality_and_matter(runs, tmp_path):
     assert_same_run(tmp_path / "balanced", runs / "weights-2", DOUBLE)
     plain = lines(runs / "c1-reviews-1x8x1", "loss")
     assert abs(lines(tmp_path / "balanced", "loss")[0]["loss"] - plain[0]["loss"]) > 1e-4
+
+
+def test_schedules_do_not_know_how_many_processes_there_are(runs):
+    for rank in range(2):
+        rates = json.loads((runs / f"rates-2-{rank}.json").read_text())
+        assert rates == {case: reference_schedules.ours(case) for case in reference_schedules.CASES}
+
+
+def test_two_optimizers_in_one_and_a_plateau_are_the_same_under_both_engines(runs):
+    assert_same_weights(runs / "optim-loop-2", runs / "optim-trainer-2")
+    assert lines(runs / "optim-loop-2") == lines(runs / "optim-trainer-2")
+    assert len({line["learning_rate"] for line in lines(runs / "optim-loop-2", "learning_rate")}) > 1
 
 
 def test_masks_are_the_same_on_every_process(runs, tmp_path):

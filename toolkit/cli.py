@@ -17,6 +17,7 @@ COMMANDS = {
     "validate": "check a configuration, and name everything that is wrong with it",
     "explain": "show every setting, its value and where it comes from",
     "schema": "print the JSON Schema of a recipe's YAML, for editors",
+    "lr-plot": "draw the learning rate over the steps before a run",
     "certify": "prove on your own model and rows that the numbers are right",
     "predict": "predict new rows with a finished run",
     "evaluate": "score a finished run on another labelled file",
@@ -24,7 +25,8 @@ COMMANDS = {
     "diff": "say what differs between two runs",
     "reproduce": "run a run again from what it noted, and say whether the same bits come out",
 }
-"""Sub-commands; each is the module of that name in `toolkit.commands`, with `add_arguments` and `work`."""
+"""Sub-commands; each is the module of that name in `toolkit.commands` (`_` for `-`), with `add_arguments` and
+`work`."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -38,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for name, summary in COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
     name = parser.parse_known_args(arguments[:1])[0].command
-    module = import_module(f"toolkit.commands.{name}")
+    module = import_module(f"toolkit.commands.{name.replace('-', '_')}")
     # Parsed by a parser of its own: sub-parsers do not take overrides that stand behind an option.
     summary = COMMANDS[name]
     command = argparse.ArgumentParser(

@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from toolkit.config.messages import show
-from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
+from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.optim import rules as optim_rules
 from toolkit.rule import Rule
 from toolkit.strategies import rules as strategy_rules
 
 _TRUE = {"1", "on", "t", "true", "y", "yes"}
-_OWN_KEYS = {
-    "lr": "learning_rate",
-    "learning_rate": "learning_rate",
-    "weight_decay": "weight_decay",
-    "betas": "adam_beta1 and train.adam_beta2",
-    "eps": "adam_epsilon",
-    "fused": "optim",
-}
 
 
 def _no_evaluation(config: Config) -> bool:
@@ -29,20 +22,6 @@ def _no_evaluation(config: Config) -> bool:
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value.strip() != ""
-
-
-def _adam_only(name: str) -> Rule:
-    return Rule(
-        lambda c: c.train.optim == "sgd" and getattr(c.train, name) != getattr(TrainConfig(), name),
-        (f"train.{name}", "train.optim"),
-        "sgd has no such setting",
-        f"remove train.{name}",
-    )
-
-
-def _own_key(name: str, own: str) -> Rule:
-    key = f"train.optim_args.{name}"
-    return Rule(lambda c: name in c.train.optim_args, (key,), "this has a key of its own", f"set train.{own}")
 
 
 def _hub_only(name: str) -> Rule:
@@ -180,14 +159,7 @@ RULES = (
         "from 1 on it counts steps",
         "give a whole number, or a fraction of all steps below 1",
     ),
-    Rule(
-        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
-        ("train.lr_scheduler_type", "train.warmup_steps"),
-        "constant has no warm-up",
-        "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
-    ),
-    *(_adam_only(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
-    *(_own_key(name, own) for name, own in _OWN_KEYS.items()),
+    *optim_rules.RULES,
     Rule(
         lambda c: c.train.mixed_precision == "fp16",
         ("train.mixed_precision",),

@@ -25,11 +25,12 @@ from toolkit.model import (
     refuse_unused_parameters,
 )
 from toolkit.optim.optimizers import check_optim_args
+from toolkit.optim.schedules import check_schedule
 from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
 from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
-from toolkit.task import Processor, Task
+from toolkit.task import Averages, Processor, Task
 from toolkit.tracking import check_trackers
 
 if TYPE_CHECKING:
@@ -63,11 +64,14 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
     die_with_launcher()
     best_metric(cfg, task)
     check_optim_args(cfg.train)
+    check_schedule(cfg.train)
     check_trackers(cfg.tracking)
     check_engine(cfg)
     check_hub(cfg.checkpoint)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
+    if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
+        raise ConfigError(["train.snapshot_ensemble: received true, but this task's predictions have no mean"])
     quiet_libraries()
     accelerator = build_accelerator(cfg)
     with claimed_folder(cfg, accelerator) as (output_dir, resume):

@@ -211,6 +211,14 @@ class Samples(Protocol):
 
 
 @runtime_checkable
+class Averages(Protocol):
+    """A task whose predictions can be averaged over models."""
+
+    def average(self, predictions: Sequence[Predictions]) -> Predictions:
+        """Returns the mean of several models' predictions of the same rows; called on the main process."""
+
+
+@runtime_checkable
 class Reports(Protocol):
     """A task that has more to show in the report than figures and examples."""
 

@@ -86,12 +86,22 @@ class TrainConfig:
     """Passes over the training rows; may be fractional."""
     max_steps: Annotated[int, Field(ge=-1)] = -1
     """Above 0: train exactly so many steps, whatever `num_train_epochs` says."""
-    optim: Literal["adamw_torch", "adamw_torch_fused", "sgd"] = "adamw_torch_fused"
-    """Optimizer."""
+    optim: Literal[
+        "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "sgd",
+        "rmsprop", "adagrad", "schedule_free_adamw", "adafactor_relative", "adam", "adam_bnb_8bit", "sgdw",
+        "lamb_bnb_8bit", "muon",
+    ] = "adamw_torch_fused"  # fmt: skip
+    """Optimizer. Those with 8 bits, and `schedule_free_adamw`, need the extra `optimizers`; names from
+    `adafactor_relative` on are the toolkit's own."""
     optim_args: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the optimizer's constructor, for instance `momentum: 0.9` for `sgd`."""
     learning_rate: Annotated[float, Field(ge=0)] = 5e-5
     """Peak learning rate."""
+    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Below 1: each layer of the base model learns at so many times the rate of the one above it; the last one at
+    that of the head times this, the embeddings slowest."""
+    head_learning_rate: Annotated[float, Field(ge=0)] | None = None
+    """Peak learning rate of the parameters outside the base model; null means `learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay, on weight matrices only: never on biases and normalisation layers."""
     adam_beta1: Fraction = 0.9
@@ -102,8 +112,17 @@ class TrainConfig:
     """Adam's epsilon."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Clip the gradient's norm to this; 0 leaves it as it is (its norm is still reported)."""
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    """Shape of the learning rate over the run, in steps."""
+    lr_scheduler_type: Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
+        "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
+        "multi_step", "exponential", "cyclic", "one_cycle",
+    ] = "linear"  # fmt: skip
+    """Shape of the learning rate over the run, in steps (`toolkit lr-plot` draws it)."""
+    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the schedule, in the library's words, for instance `num_cycles: 4`."""
+    snapshot_ensemble: bool = False
+    """With `cosine_with_restarts`: keep the model at the end of each cycle, and score the mean of their predictions
+    at the end (`ensemble_` metrics)."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0
     """Steps of linear warm-up; below 1, a fraction of all steps."""
     early_stopping_patience: Positive | None = None

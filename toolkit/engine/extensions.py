@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from toolkit.optim.presets import PRESETS
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from toolkit.checkpoint import Checkpoint
     from toolkit.engine.session import Session
 
 
@@ -46,6 +49,13 @@ class Extension:
     def finish(self) -> None:
         """Called on every rank when nothing is left to train or to keep: parameters become the run's result."""
 
+    def after_best(self, best: Checkpoint) -> None:
+        """Called on every rank after the best step's parameters were put in place of the last step's."""
+
+    def result(self) -> dict[str, float]:
+        """Returns numbers for the report, after the last evaluation; parameters must stay as they are."""
+        return {}
+
     def figures(self) -> dict[str, float]:
         """Returns numbers for the next training line."""
         return {}
@@ -64,8 +74,29 @@ def _early_stopping() -> type[Extension]:
     return EarlyStopping
 
 
+def _plateau() -> type[Extension]:
+    from toolkit.engine.plateau import Plateau
+
+    return Plateau
+
+
+def _schedule_free() -> type[Extension]:
+    from toolkit.engine.schedule_free import ScheduleFree
+
+    return ScheduleFree
+
+
+def _snapshots() -> type[Extension]:
+    from toolkit.engine.snapshots import Snapshots
+
+    return Snapshots
+
+
 EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
     "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
+    "plateau": (lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau", _plateau),
+    "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree", _schedule_free),
+    "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, _snapshots),
 }
 """By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
 

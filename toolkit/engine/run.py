@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -74,6 +74,8 @@ class FitResult:
         train_seconds: time spent in training steps in this session, without evaluating and saving.
         items_per_second: items trained on per second of that.
         peak_memory_bytes: peak memory of the main process.
+        optimizer_state_bytes: memory of the optimizer's state in the main process.
+        further: what extensions have to report.
     """
 
     steps: int
@@ -84,6 +86,8 @@ class FitResult:
     train_seconds: float
     items_per_second: float
     peak_memory_bytes: int
+    optimizer_state_bytes: int = 0
+    further: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass

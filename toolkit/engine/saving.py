@@ -62,5 +62,8 @@ def load_best(session: Session) -> bool:
     if problems := on_main(session.run.accelerator, checkpoint.verify, path):
         say(f"warning: the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
         return False
-    checkpoint.load_model_into(checkpoint.open_checkpoint(path), session.bare_model)
+    best = checkpoint.open_checkpoint(path)
+    checkpoint.load_model_into(best, session.bare_model)
+    for extension in session.extensions.values():
+        extension.after_best(best)
     return True

@@ -22,6 +22,7 @@ from toolkit.engine.saving import folder, load_best, restore_extensions, write_c
 from toolkit.errors import ConfigError, Interrupted
 from toolkit.evaluation import Evaluation, evaluate
 from toolkit.optim import schedules
+from toolkit.optim.state import state_bytes
 from toolkit.strategies import build_strategy
 from toolkit.task import Batch
 from toolkit.tracking import Tracker
@@ -80,10 +81,9 @@ class Session:
     def _restore_state(self, saved: Mapping[str, Any]) -> None:
         self.state = TrainState(**saved["train"])
         if self.state.step > self.plan.total_steps:
-            already = (
-                f"the checkpoint is already at step {self.state.step}, and this would end at {self.plan.total_steps}"
-            )
-            raise ConfigError([f"train.max_steps, train.num_train_epochs: {already}"])
+            there = f"the checkpoint is already at step {self.state.step}"
+            would = f"this would end at {self.plan.total_steps}"
+            raise ConfigError([f"train.max_steps, train.num_train_epochs: {there}, and {would}"])
         schedules.seek(self.schedule, self.state.step - self.state.skipped_steps)
         if self.run.accelerator.scaler is not None and "scaler" in saved:
             self.run.accelerator.scaler.load_state_dict(saved["scaler"])
@@ -218,6 +218,9 @@ class Session:
             self.tracker.log(
                 {"step": state.step, "epoch": self.epoch} | {f"test_{k}": v for k, v in test.metrics.items()}
             )
+        further = {name: value for extension in self.extensions.values() for name, value in extension.result().items()}
+        if further:
+            self.tracker.log({"step": state.step, "epoch": self.epoch, **further})
         return FitResult(
             steps=state.step,
             train_loss=self._session_loss / self._session_items if self._session_items else None,
@@ -227,6 +230,8 @@ class Session:
             train_seconds=self._train_seconds,
             items_per_second=self._session_items / self._train_seconds if self._train_seconds else 0.0,
             peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
+            optimizer_state_bytes=state_bytes(self.optimizer),
+            further=further,
         )
 
     def _evaluation(self, name: str) -> Evaluation | None:

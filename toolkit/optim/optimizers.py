@@ -1,45 +1,59 @@
-"""Optimizers: one function per name, and the parameter groups they share."""
+"""Optimizers: built from their presets, their parameter groups, and the YAML's settings."""
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 
+from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
+from toolkit.console import say
 from toolkit.errors import ConfigError
+from toolkit.optim.groups import parameter_groups
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.schedules import peak_rate
+
+_OWN_KEYS = {"params", "lr", "weight_decay"}
 
 
-def _adamw(groups: Iterable[dict[str, Any]], train: TrainConfig, **arguments: Any) -> Optimizer:
-    betas = (train.adam_beta1, train.adam_beta2)
-    return AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_epsilon, **arguments)
+def constructor(optim: str) -> type[Optimizer]:
+    """Imports an optimizer's class.
 
-
-def _sgd(groups: Iterable[dict[str, Any]], train: TrainConfig, **arguments: Any) -> Optimizer:
-    return SGD(groups, lr=train.learning_rate, **arguments)
-
-
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "adamw_torch": _adamw,
-    "adamw_torch_fused": partial(_adamw, fused=True),
-    "sgd": _sgd,
-}
-CONSTRUCTORS: dict[str, type[Optimizer]] = {"adamw_torch": AdamW, "adamw_torch_fused": AdamW, "sgd": SGD}
+    Raises:
+        ConfigError: if its library is not installed, or too old.
+    """
+    preset = PRESETS[optim]
+    if preset.library is not None and importlib.util.find_spec(preset.library) is None:
+        hint = "pip install 'finetune-toolkit[optimizers]'"
+        raise ConfigError([f"train.optim: received {optim!r}, but {preset.library} is not installed ({hint})"])
+    module, _, name = preset.constructor.rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError([f"train.optim: received {optim!r}, which is not in what is installed: {error}"]) from error
 
 
 def check_optim_args(train: TrainConfig) -> None:
-    """Checks `train.optim_args` against the optimizer's constructor.
+    """Checks that the optimizer is installed, and `train.optim_args` against its constructor.
 
     Raises:
-        ConfigError: naming every argument that the constructor does not have.
+        ConfigError: naming what is missing, or every argument that the constructor does not have.
     """
-    known = set(inspect.signature(CONSTRUCTORS[train.optim]).parameters) - {"params", "lr", "weight_decay"}
+    preset = PRESETS[train.optim]
+    hidden = _OWN_KEYS | set(preset.fixed) | preset.hidden
+    if preset.takes:
+        hidden |= {"betas", "eps"}
+    known = sorted(set(inspect.signature(constructor(train.optim)).parameters) - hidden)
     problems = [
-        f"train.optim_args.{name}: unknown argument of {train.optim}; known: {', '.join(sorted(known))}"
+        f"train.optim_args.{name}: unknown argument of {train.optim}; known: {', '.join(known)}"
+        f"{did_you_mean(name, known)}"
         for name in train.optim_args
         if name not in known
     ]
@@ -47,28 +61,42 @@ def check_optim_args(train: TrainConfig) -> None:
         raise ConfigError(problems)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Splits trainable parameters into those that decay and those that do not.
-
-    Vectors and scalars (biases, gains and offsets of normalisation layers) do not decay, as in BERT's training
-    (Devlin et al. 2019, arXiv 1810.04805).
-    """
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
 def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
     """Builds the optimizer named by `train.optim`.
 
     Raises:
-        ConfigError: if an argument's value is refused by the optimizer.
+        ConfigError: if an argument's value is refused by the optimizer, or a rate is asked of what the model has not.
     """
-    groups = parameter_groups(model, train.weight_decay)
+    preset = PRESETS[train.optim]
+    settings: dict[str, Any] = {**preset.fixed, "lr": None if preset.relative_step else train.learning_rate}
+    if "adam_beta1" in preset.takes:
+        settings["betas"] = (train.adam_beta1, train.adam_beta2)
+    if "adam_epsilon" in preset.takes:
+        settings["eps"] = train.adam_epsilon
+    # A checkpoint tells tuples from lists, and torch's defaults are tuples.
+    own = {name: tuple(value) if isinstance(value, list) else value for name, value in train.optim_args.items()}
+    groups = parameter_groups(model, train, peak_rate(train))
+    build: Callable[..., Optimizer] = constructor(train.optim)
     try:
-        return OPTIMIZERS[train.optim](groups, train, **train.optim_args)
-    except (TypeError, ValueError) as error:
+        optimizer = build(groups, **settings, **own)
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError([f"train.optim_args: {train.optim} refuses {train.optim_args}: {error}"]) from error
+    if preset.library == "bitsandbytes":
+        _settle_8bit(optimizer, model)
+    return optimizer
+
+
+def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
+    """Keeps the states of embeddings in 32 bits, and says where nothing can be paged."""
+    from bitsandbytes.optim import GlobalOptimManager
+
+    # One for each optimizer: the library's own is one for the process, and would carry a former run's parameters over.
+    manager = GlobalOptimManager.__new__(GlobalOptimManager)
+    manager.initialize()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            manager.register_module_override(module, "weight", {"optim_bits": 32})
+    optimizer.mng = manager
+    if optimizer.is_paged and not torch.accelerator.is_available():
+        say("warning: on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
+        optimizer._cpu_paged_warned = True

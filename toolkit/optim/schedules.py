@@ -1,47 +1,37 @@
-"""Learning-rate schedules, in optimizer steps: each a factor of the peak rate as a function of the step."""
+"""Learning-rate schedules, in optimizer steps: any step can be gone to at once, whatever came before it."""
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
-
+from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
+from toolkit.errors import ConfigError
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.shapes import OWN_RISE, SHAPES, Span
 
-Factor = Callable[[int], float]
-
-
-def _warmup(step: int, warmup: int) -> float:
-    return step / max(1, warmup)
-
-
-def _constant(step: int, warmup: int, total: int) -> float:
-    return _warmup(step, warmup) if step < warmup else 1.0
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LambdaLR
 
 
-def _linear(step: int, warmup: int, total: int) -> float:
-    if step < warmup:
-        return _warmup(step, warmup)
-    return max(0.0, (total - step) / max(1, total - warmup))
+class Factor:
+    """The factor of every group's own peak rate at a step.
 
+    Args:
+        shape: the factor, before the scale.
+        scale: what has been taken off since, which `toolkit.engine.plateau` changes.
+    """
 
-def _cosine(step: int, warmup: int, total: int) -> float:
-    """Half a cosine from 1 to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
-    if step < warmup:
-        return _warmup(step, warmup)
-    progress = (step - warmup) / max(1, total - warmup)
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * progress)))
+    def __init__(self, shape: Callable[[int], float], scale: float = 1.0) -> None:
+        self.shape, self.scale = shape, scale
 
-
-SCHEDULES: dict[str, Callable[..., float]] = {
-    "linear": _linear,
-    "cosine": _cosine,
-    "constant": _constant,
-    "constant_with_warmup": _constant,
-}
+    def __call__(self, step: int) -> float:
+        """Returns the factor at a step."""
+        return self.shape(step) * self.scale
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
@@ -49,13 +39,98 @@ def warmup_steps(train: TrainConfig, total_steps: int) -> int:
     return int(train.warmup_steps) if train.warmup_steps >= 1 else math.ceil(train.warmup_steps * total_steps)
 
 
+def peak_rate(train: TrainConfig) -> float:
+    """Returns what the schedule's factor multiplies: `train.learning_rate`, unless the optimizer sets its own."""
+    return 1.0 if PRESETS[train.optim].relative_step else train.learning_rate
+
+
+def arguments(train: TrainConfig) -> dict[str, Any]:
+    """Returns the arguments that the shape can have, with their types."""
+    if train.lr_scheduler_type == "reduce_lr_on_plateau":
+        from toolkit.engine.plateau import ARGUMENTS
+
+        return ARGUMENTS
+    hints = get_type_hints(SHAPES[train.lr_scheduler_type], include_extras=True)
+    return {name: hint for name, hint in hints.items() if name not in ("step", "span", "return")}
+
+
+def check_schedule(train: TrainConfig) -> None:
+    """Checks `train.lr_scheduler_kwargs` against the schedule, before anything is loaded.
+
+    Raises:
+        ConfigError: naming every argument that is unknown, missing, or of a value that cannot be.
+    """
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+    known, given = arguments(train), train.lr_scheduler_kwargs
+    problems = []
+    for name, value in given.items():
+        key = f"train.lr_scheduler_kwargs.{name}"
+        if name not in known:
+            has = f"known: {', '.join(known)}" if known else "it has none"
+            near = did_you_mean(name, list(known))
+            problems.append(f"{key}: unknown argument of {train.lr_scheduler_type}; {has}{near}")
+            continue
+        try:
+            TypeAdapter(known[name], config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
+        except ValidationError as error:
+            problems.append(f"{key}: received {show(value)}; {error.errors()[0]['msg']}")
+    problems += [
+        f"train.lr_scheduler_kwargs.{parameter.name}: {train.lr_scheduler_type} needs it"
+        for parameter in inspect.signature(SHAPES[train.lr_scheduler_type]).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+        if parameter.name not in given
+    ]
+    if not problems:
+        try:
+            total = 100
+            SHAPES[train.lr_scheduler_type](total, Span(0, total, train.learning_rate), **_given(train))
+        except ValueError as error:
+            problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {error}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def factor_of(train: TrainConfig, total_steps: int) -> Factor:
+    """Returns the factor of the peak rate over a run of so many steps."""
+    if PRESETS[train.optim].relative_step:
+        rising = bool(train.optim_args.get("warmup_init", False))
+        return Factor(lambda step: relative_step(step, rising))
+    name, warmup = train.lr_scheduler_type, warmup_steps(train, total_steps)
+    shape, span = SHAPES[name], Span(warmup, total_steps, train.learning_rate)
+    given = _given(train)
+
+    def factor(step: int) -> float:
+        if step < warmup and name not in OWN_RISE:
+            return step / warmup
+        return shape(step, span, **given)
+
+    return Factor(factor)
+
+
+def relative_step(step: int, rising: bool) -> float:
+    """Returns the step size that `adafactor_relative` takes, before the parameter's scale (arXiv 1804.04235)."""
+    return min(1e-6 * (step + 1) if rising else 1e-2, 1.0 / math.sqrt(step + 1))
+
+
+def _given(train: TrainConfig) -> dict[str, Any]:
+    return {} if train.lr_scheduler_type == "reduce_lr_on_plateau" else train.lr_scheduler_kwargs
+
+
+def cycle_ends(train: TrainConfig, total_steps: int) -> list[int]:
+    """Returns the steps after which the cycles of `cosine_with_restarts` are over."""
+    warmup, cycles = warmup_steps(train, total_steps), train.lr_scheduler_kwargs.get("num_cycles", 1)
+    return [warmup + math.ceil(k * (total_steps - warmup) / cycles) for k in range(1, cycles + 1)]
+
+
 def build_schedule(optimizer: Optimizer, train: TrainConfig, total_steps: int) -> LambdaLR:
     """Builds the schedule named by `train.lr_scheduler_type`.
 
     It is never prepared by accelerate, which would step it once per process, and is stepped once per update.
     """
-    factor = SCHEDULES[train.lr_scheduler_type]
-    return LambdaLR(optimizer, partial(factor, warmup=warmup_steps(train, total_steps), total=total_steps))
+    from torch.optim.lr_scheduler import LambdaLR
+
+    return LambdaLR(optimizer, factor_of(train, total_steps))
 
 
 def seek(schedule: LambdaLR, step: int) -> None:

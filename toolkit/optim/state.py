@@ -20,6 +20,8 @@ SEPARATOR = "::"
 
 _NOT_SETTINGS = ("params", "param_names")
 _NUM_SHOWN = 10
+_PAGED = ("state1", "state2")
+"""The states that bitsandbytes pages."""
 
 
 def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -96,12 +98,29 @@ def load_optimizer_state(
         state = optimizer.state[parameters[name]]
         for part in path:
             state = state.setdefault(part, {})
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and last in _PAGED and hasattr(optimizer, "get_state_buffer"):
+            # Memory that may leave the GPU is the optimizer's own to give.
+            state[last] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype).copy_(value)
+        elif isinstance(value, Tensor):
             # torch reads a step count on the host, unless the kernel itself reads it: elsewhere it costs a sync each.
             is_step = last == "step" and value.dim() == 0
             state[last] = _placed(value, parameters[name], step_devices[name] if is_step else None)
         else:
             state[last] = _decoded(value)
+
+
+def state_bytes(optimizer: Any) -> int:
+    """Returns the bytes of an optimizer's state, without the code books of 8-bit optimizers that all parameters share.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
+    """
+    leaves = (leaf for state in _unwrapped(optimizer).state.values() for leaf in _flat("", state))
+    return sum(
+        value.numel() * value.element_size()
+        for key, value in leaves
+        if isinstance(value, Tensor) and not key.split(SEPARATOR)[-1].startswith("qmap")
+    )
 
 
 def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:

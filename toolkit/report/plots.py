@@ -51,6 +51,31 @@ def loss_and_metric(history: Sequence[Mapping[str, Any]], metric: str, path: Pat
     figure.savefig(path, dpi=120)
 
 
+def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
+    """Draws the learning rate over the steps.
+
+    Args:
+        steps: numbers of steps, from 1.
+        rates: the rate of each.
+        title: the schedule's name.
+        path: the picture to write; its ending says in which format.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(steps, rates, color=TRAIN)
+    axes.set_title(title, color=INK, loc="left")
+    axes.set_ylabel("learning rate", color=INK)
+    axes.set_xlabel("optimizer step", color=INK)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
 def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
     """Draws how often each true class was taken for which; the shade is the share of the true class.
 

@@ -47,16 +47,20 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         for name, evaluation in result.evaluations.items()
         for key, value in evaluation.metrics.items()
     }
+    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
     return {
         "steps": result.steps,
         "train_loss": result.train_loss,
         **metrics,
+        **result.further,
         "best_step": result.best_step,
         "best_metric": result.best,
         "train_seconds": result.train_seconds,
         "train_items_per_second": result.items_per_second,
         "peak_memory_bytes": result.peak_memory_bytes,
-        "trainable_parameters": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
+        "optimizer_state_bytes": result.optimizer_state_bytes,
+        "optimizer_state_bytes_per_parameter": result.optimizer_state_bytes / trainable if trainable else 0.0,
+        "trainable_parameters": trainable,
     }
 
 

@@ -19,7 +19,8 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
         if value is None:
             continue
         if name.endswith("_bytes"):
-            shown[name.removesuffix("_bytes")] = f"{value / 2**20:,.0f} MiB"
+            small = value < 2**20
+            shown[name.removesuffix("_bytes")] = f"{value / 2 ** (10 if small else 20):,.0f} {'K' if small else 'M'}iB"
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:

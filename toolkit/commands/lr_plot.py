@@ -1,0 +1,83 @@
+"""Draw the learning rate before a run: `toolkit lr-plot recipes/<task>.py --config FILE [section.key=value ...]`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from toolkit.commands import _recipe_config
+from toolkit.config.sections import Config
+from toolkit.errors import ConfigError, RunError
+from toolkit.task import Task
+
+if TYPE_CHECKING:
+    from toolkit.engine.run import Plan
+
+MOST_POINTS = 2000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, its YAML, the picture and the number of processes."""
+    _recipe_config.add_arguments(parser)
+    parser.add_argument("--output", default="lr.png", metavar="FILE", help="the picture to write (default: lr.png)")
+    parser.add_argument(
+        "--num_processes", type=int, default=1, metavar="N", help="processes that the run will have (default: 1)"
+    )
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Writes the picture, and prints the peak, the warm-up and the number of steps."""
+    if arguments.num_processes < 1:
+        raise ConfigError([f"--num_processes: received {arguments.num_processes}, expected at least 1"])
+    task_type, loaded = _recipe_config.load(arguments)
+    cfg = loaded.config
+    from toolkit.optim.optimizers import check_optim_args
+    from toolkit.optim.schedules import check_schedule, factor_of, peak_rate, warmup_steps
+    from toolkit.report.plots import learning_rate
+
+    check_optim_args(cfg.train)
+    check_schedule(cfg.train)
+    total = cfg.train.max_steps
+    if total <= 0:
+        total = plan(cfg, task_type(cfg), arguments.num_processes).total_steps
+    factor, peak = factor_of(cfg.train, total), peak_rate(cfg.train)
+    steps = sorted({round(i * (total - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
+    rates = [peak * factor(step) for step in steps]
+    path = Path(arguments.output)
+    try:
+        learning_rate([step + 1 for step in steps], rates, cfg.train.lr_scheduler_type, path)
+    except (OSError, ValueError) as error:
+        raise RunError(f"--output: cannot write {path}: {error}") from error
+    highest = max(range(len(rates)), key=rates.__getitem__)
+    print(f"peak     {rates[highest]:.4g} at step {steps[highest] + 1}")
+    print(f"warm-up  {warmup_steps(cfg.train, total)} steps")
+    print(f"total    {total} steps, the last at {rates[-1]:.4g}")
+    if cfg.train.lr_scheduler_type == "reduce_lr_on_plateau":
+        print("The rate falls from there when evaluations are no longer better, which nobody can draw before.")
+    print(f"written to {path}")
+
+
+def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
+    """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
+    from toolkit import modalities
+    from toolkit.console import quiet_libraries
+    from toolkit.data.batches import training_loader
+    from toolkit.data.prepare import load_rows, prepare
+    from toolkit.distributed import build_accelerator
+    from toolkit.engine.run import Plan
+    from toolkit.model import load_model_config
+    from toolkit.run import build_processor
+
+    quiet_libraries()
+    accelerator = build_accelerator(cfg)
+    with TemporaryDirectory(prefix="lr-plot-") as folder:
+        config = load_model_config(cfg.model)
+        rows = load_rows(cfg, task, accelerator, None)
+        processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
+        modalities.load(task.modality).configure(config, processor, new=cfg.model.from_config is not None)
+        task.configure(config)
+        features = prepare(rows, task, processor, cfg, accelerator).train
+        _, sampler = training_loader(features, task, processor, cfg, rank=0, world_size=num_processes)
+    return Plan.of(cfg, sampler.order.windows_per_epoch)

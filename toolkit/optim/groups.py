@@ -1,0 +1,104 @@
+"""Parameter groups: what decays, what learns at which rate, and what is a hidden matrix."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import nn
+
+from toolkit.config.sections import TrainConfig
+from toolkit.errors import ConfigError
+
+_LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
+"""A parameter's layer: its name up to the first number, the place in the outermost list of modules."""
+
+
+def in_head(model: nn.Module) -> set[str]:
+    """Returns the names of the parameters outside the base model; a head that is tied to the embeddings is not."""
+    prefix = getattr(model, "base_model_prefix", "")
+    names = [name for name, _ in model.named_parameters()]
+    if prefix and any(f".{prefix}." in f".{name}" for name in names):
+        return {name for name in names if f".{prefix}." not in f".{name}"}
+    find = getattr(model, "get_output_embeddings", None)
+    output = find() if find is not None else None
+    own = {id(p) for p in output.parameters()} - _embeddings(model) if output is not None else set()
+    return {name for name, parameter in model.named_parameters() if id(parameter) in own}
+
+
+def _embeddings(model: nn.Module) -> set[int]:
+    """Returns the identities of the weights that are looked up."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+
+
+def without_decay(model: nn.Module) -> set[str]:
+    """Returns the names of the parameters that do not decay: biases, and gains and offsets of normalisation layers.
+
+    As in BERT's training (Devlin et al. 2019, arXiv 1810.04805); vectors and scalars of other kinds neither.
+    """
+    found = {name for name, p in model.named_parameters() if p.ndim <= 1 or name.endswith("bias")}
+    for path, module in model.named_modules():
+        if "norm" in type(module).__name__.lower():
+            found |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_parameters(recurse=False)}
+    return found
+
+
+def depths(model: nn.Module) -> tuple[dict[str, int], int]:
+    """Returns how deep each parameter of the base model lies, and the number of layers.
+
+    Embeddings, and what comes before the first layer, have depth 0; layers count from 1 in the order of their
+    registration, decoders after encoders; what follows a layer outside any (a last norm, a pooler) has its depth.
+    """
+    embeddings, heads = _embeddings(model), in_head(model)
+    layers: dict[str, int] = {}
+    depth, result = 0, {}
+    for name, parameter in model.named_parameters():
+        if name in heads:
+            continue
+        if layer := _LAYER.match(name):
+            depth = layers.setdefault(layer.group(), len(layers) + 1)
+        result[name] = 0 if layer is None and id(parameter) in embeddings else depth
+    return result, len(layers)
+
+
+def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]:
+    """Returns the peak learning rate of each parameter by its name.
+
+    Raises:
+        ConfigError: if the model has no head, or no layers, of which a rate was asked for.
+    """
+    result = {name: peak for name, _ in model.named_parameters()}
+    if train.layerwise_lr_decay < 1:
+        depth, num_layers = depths(model)
+        if num_layers == 0:
+            raise ConfigError(["train.layerwise_lr_decay: no layers were found in this model; remove it"])
+        for name, each in depth.items():
+            result[name] = peak * train.layerwise_lr_decay ** (num_layers + 1 - each)
+    if train.head_learning_rate is not None:
+        heads = in_head(model)
+        if not heads:
+            raise ConfigError([
+                "train.head_learning_rate: this model has no parameters outside its base model (its output is tied to "
+                "its embeddings); remove it"
+            ])  # fmt: skip
+        result |= dict.fromkeys(heads, train.head_learning_rate)
+    return result
+
+
+def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[dict[str, Any]]:
+    """Splits trainable parameters by rate, by decay, and for `muon` by whether they are hidden matrices.
+
+    The first group, whose rate is the one that is logged, is the one that is nearest to the peak.
+    """
+    rate, still = rates(model, train, peak), without_decay(model)
+    apart = _embeddings(model) | {id(model.get_parameter(name)) for name in in_head(model)}
+    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in still else train.weight_decay}
+        if train.optim == "muon":
+            settings["matrices"] = parameter.ndim == 2 and name not in still and id(parameter) not in apart
+        kind = (abs(rate[name] - peak), name in still, *settings.values())
+        groups.setdefault(kind, {"params": [], **settings})["params"].append(parameter)
+    return [groups[kind] for kind in sorted(groups)]

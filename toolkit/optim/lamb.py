@@ -1,0 +1,49 @@
+"""LAMB over 8-bit moments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from bitsandbytes.optim import AdamW8bit
+
+MOST_NORM = 10.0
+"""Bound on a parameter's norm in the ratio, as in the authors' code."""
+
+
+class Lamb8bit(AdamW8bit):
+    """Adam with a rate of its own for each parameter, for large batches (You et al. 2020, arXiv 1904.00962).
+
+    `bitsandbytes.optim.LAMB8bit` (0.50) is no LAMB: its block-wise kernel does Adam's update on a CPU and is missing
+    on a GPU. Here its Adam gives the direction, and the ratio of norms is taken outside.
+
+    Args:
+        params: parameter groups.
+        lr: learning rate.
+        betas: decays of both moments.
+        eps: Adam's epsilon.
+        weight_decay: decay, part of the direction.
+        min_8bit_size: tensors with fewer elements keep their state in 32 bits.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        min_8bit_size: int = 4096,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, min_8bit_size=min_8bit_size)
+
+    @torch.no_grad()
+    def update_step(self, group: dict[str, Any], p: torch.Tensor, gindex: int, pindex: int) -> None:
+        """Updates one parameter."""
+        before = p.detach().clone()
+        # A rate of 1 makes the difference the direction itself.
+        super().update_step({**group, "lr": 1.0, "weight_decay": 0.0}, p, gindex, pindex)
+        direction = (before - p).add_(before, alpha=group["weight_decay"])
+        size, length = before.norm().clamp(max=MOST_NORM), direction.norm()
+        ratio = torch.where((size > 0) & (length > 0), size / length, torch.ones_like(size))
+        p.copy_(before - group["lr"] * ratio * direction)

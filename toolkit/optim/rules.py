@@ -1,0 +1,118 @@
+"""Settings of optimizers and schedules that cannot go together; a part of `toolkit.compat.RULES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolkit.config.sections import TrainConfig
+from toolkit.optim.presets import ADAM, PRESETS, Preset
+from toolkit.rule import Rule
+
+_ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - one of a column
+_OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {
+    "lr": ("learning_rate", _ALWAYS),
+    "learning_rate": ("learning_rate", _ALWAYS),
+    "weight_decay": ("weight_decay", _ALWAYS),
+    "betas": ("adam_beta1 and train.adam_beta2", lambda preset: "adam_beta1" in preset.takes),
+    "eps": ("adam_epsilon", lambda preset: "adam_epsilon" in preset.takes),
+    "fused": ("optim", lambda preset: preset.constructor == "torch.optim.AdamW"),
+    "warmup_steps": ("warmup_steps", lambda preset: preset.library == "schedulefree"),
+}
+
+
+def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:
+    return Rule(
+        lambda c: name in c.train.optim_args and where(PRESETS[c.train.optim]),
+        (f"train.optim_args.{name}",),
+        "this has a key of its own",
+        f"set train.{own}",
+    )
+
+
+def _changed(train: TrainConfig, name: str) -> bool:
+    return bool(getattr(train, name) != getattr(TrainConfig(), name))
+
+
+def _adam_only(name: str) -> Rule:
+    having = ", ".join(optim for optim, preset in PRESETS.items() if name in preset.takes)
+    return Rule(
+        lambda c: name not in PRESETS[c.train.optim].takes and _changed(c.train, name),
+        (f"train.{name}", "train.optim"),
+        f"only these have such a setting: {having}",
+        f"remove train.{name}",
+    )
+
+
+def _not_relative(name: str, instead: str) -> Rule:
+    return Rule(
+        lambda c: PRESETS[c.train.optim].relative_step and _changed(c.train, name),
+        (f"train.{name}", "train.optim"),
+        "this optimizer takes its rate from the step alone",
+        f"{instead}, or set train.optim to adafactor",
+    )
+
+
+RULES = (
+    *(_adam_only(name) for name in sorted(ADAM)),
+    *(_own_key(name, own, where) for name, (own, where) in _OWN_KEYS.items()),
+    *(
+        _not_relative(name, f"remove train.{name}")
+        for name in ("learning_rate", "layerwise_lr_decay", "head_learning_rate")
+    ),
+    Rule(
+        lambda c: PRESETS[c.train.optim].relative_step and c.train.lr_scheduler_type != "constant",
+        ("train.lr_scheduler_type", "train.optim"),
+        "this optimizer takes its rate from the step alone",
+        "set train.lr_scheduler_type to constant, or train.optim to adafactor",
+    ),
+    Rule(
+        lambda c: (
+            PRESETS[c.train.optim].library == "schedulefree"
+            and c.train.lr_scheduler_type not in ("constant", "constant_with_warmup")
+        ),
+        ("train.lr_scheduler_type", "train.optim"),
+        "averaging takes the place of a schedule",
+        "set train.lr_scheduler_type to constant or constant_with_warmup",
+    ),
+    Rule(
+        lambda c: c.train.optim == "adam_bnb_8bit" and c.train.weight_decay > 0,
+        ("train.weight_decay", "train.optim"),
+        "bitsandbytes decays beside the gradient, which is AdamW",
+        "set train.optim to adamw_bnb_8bit, or train.weight_decay to 0",
+    ),
+    Rule(
+        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
+        ("train.lr_scheduler_type", "train.warmup_steps"),
+        "constant has no warm-up",
+        "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
+    ),
+    Rule(
+        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle") and c.train.warmup_steps > 0,
+        ("train.lr_scheduler_type", "train.warmup_steps"),
+        "this schedule rises by itself",
+        "set train.warmup_steps to 0, and the rise in train.lr_scheduler_kwargs (step_size_up, pct_start)",
+    ),
+    Rule(
+        lambda c: c.train.lr_scheduler_type == "reduce_lr_on_plateau" and c.eval.eval_steps is None,
+        ("train.lr_scheduler_type", "eval.eval_steps"),
+        "the only evaluation is the one of the last step",
+        "set eval.eval_steps, for instance to epoch",
+    ),
+    Rule(
+        lambda c: c.train.snapshot_ensemble and c.train.lr_scheduler_type != "cosine_with_restarts",
+        ("train.snapshot_ensemble", "train.lr_scheduler_type"),
+        "a snapshot is taken at the end of each cycle, and there are none",
+        "set train.lr_scheduler_type to cosine_with_restarts, with train.lr_scheduler_kwargs.num_cycles",
+    ),
+    Rule(
+        lambda c: (
+            c.train.snapshot_ensemble
+            and c.data.validation_split == 0
+            and c.data.validation_file is None
+            and c.data.dataset_name is None
+        ),
+        ("train.snapshot_ensemble", "data.validation_split", "data.validation_file"),
+        "there are no validation rows to evaluate",
+        "remove train.snapshot_ensemble, or give data.validation_file, or a data.validation_split above 0",
+    ),
+)
