@@ -20,6 +20,7 @@ COMMANDS = {
     "certify": "prove on your own model and rows that the numbers are right",
     "predict": "predict new rows with a finished run",
     "evaluate": "score a finished run on another labelled file",
+    "merge": "merge the adapters of a finished run into its model",
 }
 """Sub-commands; each is the module of that name in `toolkit.commands`, with `add_arguments` and `work`."""
 

@@ -26,6 +26,9 @@ class Extension:
     def __init__(self, session: Session) -> None:
         self.session = session
 
+    def before_update(self) -> None:
+        """Called on every rank before each update, once its gradient is exchanged, clipped and known to be finite."""
+
     def after_update(self) -> None:
         """Called on every rank after each update has been counted, before anything is logged, evaluated or saved."""
 
@@ -61,8 +64,15 @@ def _early_stopping() -> type[Extension]:
     return EarlyStopping
 
 
+def _unfreezing() -> type[Extension]:
+    from toolkit.engine.unfreezing import Unfreezing
+
+    return Unfreezing
+
+
 EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
     "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
+    "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), _unfreezing),
 }
 """By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
 

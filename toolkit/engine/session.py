@@ -114,8 +114,10 @@ class Session:
         return items
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update; see `toolkit.engine.guard.refuse_non_finite`."""
+        """Refuses a non-finite update (see `toolkit.engine.guard.refuse_non_finite`); the update comes next."""
         refuse_non_finite(self.run, self.state.step + 1, grad_norm, batches)
+        for extension in self.extensions.values():
+            extension.before_update()
         if self.run.observer is not None:
             self.run.observer.gradient(self.state.step + 1, self.bare_model)
 

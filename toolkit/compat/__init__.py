@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from toolkit.compat import model
+from toolkit.compat.rule import Rule
 from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
 
@@ -21,32 +22,9 @@ _OWN_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A combination that cannot be.
-
-    Args:
-        when: whether a configuration has it; looks only at the sections of `keys`.
-        keys: the settings that it is about.
-        why: why it cannot be.
-        instead: what to do.
-        on_cpu: whether it only counts when the launcher asks for the CPU.
-    """
-
-    when: Callable[[Config], bool]
-    keys: tuple[str, ...]
-    why: str
-    instead: str
-    on_cpu: bool = False
-
-
 def _no_evaluation(config: Config) -> bool:
     data = config.data
     return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != ""
 
 
 def _adam_only(name: str) -> Rule:
@@ -84,36 +62,7 @@ RULES = (
         "the validation rows come either from a file of their own or out of the training rows",
         "remove one of them",
     ),
-    Rule(
-        lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
-        ("model.name_or_path", "model.from_config"),
-        "a model is either loaded or built anew",
-        "remove one of them",
-    ),
-    Rule(
-        lambda c: c.model.name_or_path is None and c.model.from_config is None,
-        ("model.name_or_path", "model.from_config"),
-        "no model is named",
-        "set model.name_or_path to a hub id or local folder, or give model.from_config",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
-        ("model.from_config",),
-        "it needs a model_type, as text",
-        "add one, for instance model_type: bert",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and c.model.revision is not None,
-        ("model.revision", "model.from_config"),
-        "a model that is built anew has no revision",
-        "remove model.revision",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and c.model.trust_remote_code,
-        ("model.trust_remote_code", "model.from_config"),
-        "a model that is built anew brings no code of its own",
-        "remove model.trust_remote_code",
-    ),
+    *model.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
         ("data.train_file", "data.dataset_name"),
