@@ -188,7 +188,7 @@ def test_what_cannot_be_adapted_is_refused(task, settings, message, tmp_path):
 
 
 def test_missing_libraries_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.adapters.find_spec", lambda name: None if name == "peft" else find_spec(name))
+    monkeypatch.setattr("toolkit.adaptable.find_spec", lambda name: None if name == "peft" else find_spec(name))
     with pytest.raises(ConfigError, match=r"lora needs peft, which is not installed; pip install .*\[peft\]"):
         train("reviews", tmp_path / "run", "model.peft.method=lora")
     assert not (tmp_path / "run").exists()

@@ -51,6 +51,8 @@ CONFLICTS = {
     "model.unfreeze.epoch_1=[a]": "nothing is frozen; set model.freeze, or remove model.unfreeze",
     "model.freeze=backbone model.unfreeze.later=[a]": "write them as epoch_<n> or step_<n>",
     "model.from_config.model_type=bert model.peft.method=qlora": "set model.peft.method to lora, or name a pretrained",
+    "model.peft.method=qlora checkpoint.resume=auto": "set checkpoint.resume to none, or model.peft.method to lora",
+    "model.peft.method=qlora checkpoint.load_best_model_at_end=true": "set checkpoint.load_best_model_at_end to false",
     "data.dataset_name=glue": "both name training rows; remove one of them",
     "data.train_file=null": "no training rows are named",
     "data.dataset_config_name=sst2": "remove data.dataset_config_name",

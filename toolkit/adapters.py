@@ -5,18 +5,19 @@ peft takes seconds to import, so that happens only in runs that ask for it.
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from toolkit.adaptable import PROMPTABLE
 from toolkit.config.sections import AdapterConfig, ModelConfig
 from toolkit.errors import ConfigError, InputError
 from toolkit.parts import head_modules, repeated_linears, suffixes
@@ -24,80 +25,23 @@ from toolkit.parts import head_modules, repeated_linears, suffixes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from toolkit.task import Prepared
-
 FILE = "adapter_config.json"
 BASE = "base"
 """Folder, in a run's and then in its model's, of a base model that was built anew."""
-PROMPTABLE = {
-    "AutoModelForSequenceClassification": "SEQ_CLS",
-    "AutoModelForCausalLM": "CAUSAL_LM",
-    "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
-}
-"""Heads that still answer for a text once virtual tokens stand before it, and what peft calls their task. Of the others
-it is left out: peft's class for question answering loses `token_type_ids` on the way."""
 
 
-def check_adapters(model: ModelConfig) -> None:
-    """Checks before anything is loaded what only the installed libraries and the machine can tell.
-
-    Raises:
-        ConfigError: if the method cannot be used here.
-    """
-    method = model.peft.method
-    needed = {"none": (), "qlora": ("peft", "bitsandbytes")}.get(method, ("peft",))
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        extra = "qlora" if method == "qlora" else "peft"
-        raise ConfigError([
-            f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
-            f"not installed; pip install 'finetune-toolkit[{extra}]'"
-        ])  # fmt: skip
-    if method == "qlora" and not torch.cuda.is_available():
-        raise ConfigError(
-            ["model.peft.method: qlora computes with weights of 4 bits on a GPU, and none is visible here; use lora"]
-        )
-
-
-def check_prompts(model: ModelConfig, auto_model: str) -> list[str]:
-    """Returns why virtual tokens cannot stand before this task's inputs, as a full message, or nothing."""
-    if model.peft.method != "prompt_tuning" or auto_model in PROMPTABLE:
-        return []
-    reasons = {
-        "AutoModelForQuestionAnswering": "an answer is a position in the text, which virtual tokens would shift",
-        "AutoModelForMaskedLM": "masked tokens are foreseen where they stand, and virtual tokens would shift them",
-    }
-    why = reasons.get(auto_model, "virtual tokens stand before a text, and this model sees none")
-    return [f"model.peft.method: received 'prompt_tuning', but {why}; use lora"]
-
-
-def check_room(model: ModelConfig, config: Any, data: Prepared) -> None:
-    """Refuses inputs that are too long once virtual tokens stand before them.
-
-    Raises:
-        ConfigError: if the model has no positions for them.
-    """
-    room = getattr(config, "max_position_embeddings", None)
-    if model.peft.method != "prompt_tuning" or room is None:
-        return
-    longest = max(max(rows["length"]) for rows in (data.train, *(data.features for data in data.evals.values())))
-    if longest + model.peft.num_virtual_tokens > room:
-        raise ConfigError([
-            f"model.peft.num_virtual_tokens: received {model.peft.num_virtual_tokens}, but the longest input has "
-            f"{longest} tokens and the model {room} positions in all; cut inputs shorter, or use fewer virtual tokens"
-        ])  # fmt: skip
-
-
-def quantization(model: ModelConfig) -> dict[str, Any]:
+def quantization(model: ModelConfig, config: Any, auto_class: Any) -> dict[str, Any]:
     """Returns what `from_pretrained` needs besides for weights of 4 bits (Dettmers et al. 2023, arXiv 2305.14314)."""
     if model.peft.method != "qlora":
         return {}
     from transformers import BitsAndBytesConfig
 
+    with torch.device("meta"):  # only its names are asked for; a head is trained, so it keeps its bits
+        head = head_modules(auto_class.from_config(config))
     # Arithmetic as everywhere in the toolkit: float32, and less under train.mixed_precision.
     settings = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=head or None,
     )  # fmt: skip
     return {"quantization_config": settings}
 
@@ -156,7 +100,10 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> N
         name = str(Path(name).absolute())
     adapted.peft_config["default"].base_model_name_or_path = name
     adapted.save_pretrained(folder, save_embedding_layers=False)
-    adapted.config.save_pretrained(folder)  # a base model of another task has another head: the task's labels are here
+    # A base model of another task has another head: the task's labels are here. Its weights are not of 4 bits.
+    config = copy.deepcopy(adapted.config)
+    vars(config).pop("quantization_config", None)
+    config.save_pretrained(folder)
 
 
 def merged(adapted: Any) -> PreTrainedModel:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
-from toolkit.adapters import check_adapters, check_prompts, check_room
+from toolkit.adaptable import check_adapters, check_prompts, check_room
 from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare

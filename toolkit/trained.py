@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
-from toolkit.adapters import base_of, check_adapters, load_adapters
+from toolkit.adaptable import check_adapters
+from toolkit.adapters import base_of, load_adapters
 from toolkit.config import load_config
 from toolkit.config.sections import Config
 from toolkit.console import say

@@ -93,4 +93,16 @@ RULES = (
         "set model.peft.method to lora",
         on_cpu=True,
     ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.resume != "none",
+        ("model.peft.method", "checkpoint.resume"),
+        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "set checkpoint.resume to none, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,
+        ("model.peft.method", "checkpoint.load_best_model_at_end"),
+        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "set checkpoint.load_best_model_at_end to false, or model.peft.method to lora",
+    ),
 )
