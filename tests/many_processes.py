@@ -30,6 +30,14 @@ OPTIM_RUN = ("train.max_steps=4", "data.max_train_samples=24", "train.per_device
              "train.gradient_accumulation_steps=1", "train.optim=muon", "train.lr_scheduler_type=reduce_lr_on_plateau",
              "train.lr_scheduler_kwargs={patience: 0, threshold: 10.0}", "eval.eval_steps=1",
              "train.warmup_steps=0", "checkpoint.save_steps=null")  # fmt: skip
+TRANSFER = {
+    "lora": ("reviews", "model.peft.method=lora"),
+    "lora-speech": ("reviews/smoke_audio", "model.peft.method=lora"),
+    "prompt": ("translation", "model.peft.method=prompt_tuning", "model.peft.num_virtual_tokens=4"),
+    "gradual": ("reviews", "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]",
+                "model.unfreeze.epoch_1=[bert.*]", "train.weight_decay=0.1", "train.optim_args.momentum=0.9"),
+}  # fmt: skip
+"""Adapters and freezing, which two processes must do as one."""
 TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
 
 
@@ -58,6 +66,14 @@ def main(output: Path, world: int) -> None:
         masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
         train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
         local_sgd_runs.main(output)
+        transfer(output)
+
+
+def transfer(output: Path) -> None:
+    """Trains parts of models, and adapters beside them, under both engines."""
+    for name, (task, *settings) in TRANSFER.items():
+        for engine in ("loop", "trainer"):
+            train(task, output / f"{name}-{engine}-2", *C1_RUN, *C2_SPLIT, *settings, f"engine={engine}", double=True)
 
 
 if __name__ == "__main__":

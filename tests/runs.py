@@ -74,8 +74,9 @@ def _double(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:
-    """Returns the final model's tensors."""
-    return load_file(output_dir / "model" / "model.safetensors")
+    """Returns the final model's tensors, or its adapters'."""
+    (file,) = (output_dir / "model").glob("*.safetensors")
+    return load_file(file)
 
 
 def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:

@@ -44,6 +44,18 @@ CONFLICTS = {
     "model.from_config.model_type=bert model.revision=main": "remove model.revision",
     "model.from_config.model_type=bert model.trust_remote_code=true": "remove model.trust_remote_code",
     "model.name_or_path=local model.revision=main": "'local' is a local folder; remove it",
+    "model.peft.r=4": "model.peft.r (4), model.peft.method ('none'): only lora, dora, rslora, qlora have",
+    "model.peft.method=ia3 model.peft.r=4": "set model.peft.method to lora or dora or rslora or qlora, or remove",
+    "model.peft.method=ia3 model.peft.lora_alpha=4": "remove model.peft.lora_alpha",
+    "model.peft.method=prompt_tuning model.peft.lora_dropout=0.5": "remove model.peft.lora_dropout",
+    "model.peft.method=prompt_tuning model.peft.target_modules=[a]": "remove model.peft.target_modules",
+    "model.peft.method=lora model.peft.num_virtual_tokens=4": "only prompt_tuning has such a setting",
+    "model.peft.method=lora model.freeze=backbone": "remove model.freeze, or set model.peft.method to none",
+    "model.unfreeze.epoch_1=[a]": "nothing is frozen; set model.freeze, or remove model.unfreeze",
+    "model.freeze=backbone model.unfreeze.later=[a]": "write them as epoch_<n> or step_<n>",
+    "model.from_config.model_type=bert model.peft.method=qlora": "set model.peft.method to lora, or name a pretrained",
+    "model.peft.method=qlora checkpoint.resume=auto": "set checkpoint.resume to none, or model.peft.method to lora",
+    "model.peft.method=qlora checkpoint.load_best_model_at_end=true": "set checkpoint.load_best_model_at_end to false",
     "data.dataset_name=glue": "both name training rows; remove one of them",
     "data.train_file=null": "no training rows are named",
     "data.dataset_config_name=sst2": "remove data.dataset_config_name",
@@ -148,10 +160,17 @@ def test_moments_of_8_bits_have_no_mean() -> None:
     assert problem.startswith("train.local_sgd_average_moments (true), train.optim ('adamw_bnb_8bit'): moments of 8")
 
 
+def test_qlora_wants_no_cpu() -> None:
+    with pytest.raises(ConfigError, match=r"4 bits on a GPU, and the launcher asks for the CPU; set .* to lora"):
+        load("model.peft.method=qlora", ACCELERATE_USE_CPU="True")
+
+
 @pytest.mark.parametrize(
     "words",
     [
         "train.strategy=local_sgd train.local_sgd_outer_lr=0.7 train.local_sgd_outer_momentum=0.5",
+        "model.peft.method=rslora model.peft.r=4 model.peft.target_modules=[query]",
+        "model.freeze=[backbone,head.*] model.unfreeze.step_10=[backbone.*] model.unfreeze.epoch_2=['*']",
         "data.train_file=local",
         "data.train_file=null data.dataset_name=glue data.dataset_config_name=sst2 data.revision=main",
         "data.validation_file=rows.csv eval.eval_steps=epoch checkpoint.load_best_model_at_end=true",

@@ -82,6 +82,17 @@ def test_masks_are_the_same_on_every_process(runs, tmp_path):
     assert_same_run(tmp_path / "one", runs / "masked-2", DOUBLE)
 
 
+@pytest.mark.parametrize("name", many_processes.TRANSFER)
+def test_adapters_and_freezing_are_the_same_on_every_process(name, runs, tmp_path):
+    task, *settings = many_processes.TRANSFER[name]
+    alone = ("train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
+    train(task, tmp_path / "one", *many_processes.C1_RUN, *alone, *settings, double=True)
+    # Virtual tokens stay float32 whatever the model is in.
+    assert_same_run(tmp_path / "one", runs / f"{name}-loop-2", 1e-6 if name == "prompt" else DOUBLE)
+    assert_same_weights(runs / f"{name}-loop-2", runs / f"{name}-trainer-2")
+    assert lines(runs / f"{name}-loop-2") == lines(runs / f"{name}-trainer-2")
+
+
 def test_trackers_get_the_numbers_of_several_processes_once(runs):
     assert (runs / "tracked-2" / "model" / "model.safetensors").exists()
     assert len(list((runs / "tracked-2" / "tracking").rglob("events.out.tfevents*"))) >= 1

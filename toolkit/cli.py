@@ -24,6 +24,7 @@ COMMANDS = {
     "runs": "list the runs in a folder",
     "diff": "say what differs between two runs",
     "reproduce": "run a run again from what it noted, and say whether the same bits come out",
+    "merge": "merge the adapters of a finished run into its model",
 }
 """Sub-commands; each is the module of that name in `toolkit.commands` (`_` for `-`), with `add_arguments` and
 `work`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from toolkit.adapters import quantization
 from toolkit.config.sections import ModelConfig
 from toolkit.errors import ConfigError, InputError
 
@@ -153,6 +154,7 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
             dtype=torch.float32,
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            **quantization(model, config, auto_class),
         )
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error

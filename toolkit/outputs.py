@@ -20,7 +20,7 @@ from toolkit.errors import CheckpointError, RunError
 
 CHECKPOINTS = "checkpoints"
 LOCK = ".lock"
-BEGUN = frozenset({"config.yaml", "run.json", "processor", "bad_rows.jsonl"})
+BEGUN = frozenset({"config.yaml", "run.json", "processor", "base", "bad_rows.jsonl"})
 """What a run writes before it trains."""
 
 FREE = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
+from toolkit.adaptable import check_adapters, check_prompts, check_room
 from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
@@ -32,6 +33,7 @@ from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
 from toolkit.task import Averages, Processor, Task
 from toolkit.tracking import check_trackers
+from toolkit.trainable import make_trainable
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -68,6 +70,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
     check_trackers(cfg.tracking)
     check_engine(cfg)
     check_hub(cfg.checkpoint)
+    check_adapters(cfg.model)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
@@ -77,7 +80,8 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality, auto_model = modalities.load(task.modality), task.auto_model(config)
-        if problems := modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model):
+        problems = modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model)
+        if problems := problems or check_prompts(cfg.model, auto_model):
             raise ConfigError(problems)
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)
@@ -91,8 +95,10 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
             refuse_unused_parameters(config)
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
+        check_room(cfg.model, config, data)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, auto_model, cfg.seed)
+        model = make_trainable(model, cfg, auto_model, accelerator, output_dir)
         for reason in batch_dependence(model):
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
         yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
+from toolkit.adaptable import check_adapters
+from toolkit.adapters import base_of, load_adapters
 from toolkit.config import load_config
 from toolkit.config.sections import Config
 from toolkit.console import say
@@ -68,10 +70,16 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
     """Loads a finished run's processor and model, the latter onto the device."""
-    model = replace(cfg.model, name_or_path=str(folder / "model"), from_config=None, revision=None, config_overrides={})
-    processor = modalities.load(task.modality).load_processor(str(folder / "model"), model, task.options)
+    saved = folder / "model"
+    model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
+    processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)
-    network = build_model(model, config, task.auto_model(config), cfg.seed)
+    if cfg.model.peft.method == "none":
+        network = build_model(model, config, task.auto_model(config), cfg.seed)
+    else:
+        check_adapters(model)
+        base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
+        network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     return TrainedRun(cfg, task, accelerator, processor, prepared)
 

@@ -20,6 +20,29 @@ Every = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | Lite
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Train a few new parameters beside a frozen model (extra `peft`); names as in peft."""
+
+    __pydantic_config__ = STRICT
+
+    method: Literal["none", "lora", "dora", "rslora", "ia3", "prompt_tuning", "qlora"] = "none"
+    """Low-rank updates (`lora`; `dora` with a length of their own, `rslora` scaled by the root of `r`, `qlora` beside
+    weights of 4 bits on a GPU), factors of activations (`ia3`), or virtual tokens before a text (`prompt_tuning`).
+    A head that the base model does not have is trained, and saved, whole."""
+    r: Positive = 8
+    """Rank of an update."""
+    lora_alpha: Positive = 8
+    """Updates are scaled by this over `r` (`rslora`: over its root)."""
+    lora_dropout: Fraction = 0.0
+    """Dropout before the update."""
+    target_modules: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
+    """Layers that are adapted, by the ends of their names; `auto`: every linear layer of attention and MLP (for `ia3`
+    those that peft knows for the architecture, if it does)."""
+    num_virtual_tokens: Positive = 20
+    """Virtual tokens (`prompt_tuning`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Which model is trained. Give exactly one of `name_or_path` and `from_config`."""
 
@@ -36,6 +59,13 @@ class ModelConfig:
     """Fields of the model's configuration to change, for instance `hidden_dropout_prob: 0.0`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
+    peft: AdapterConfig = field(default_factory=AdapterConfig)
+    """Adapters."""
+    freeze: Literal["backbone", "feature_extractor"] | list[str] = field(default_factory=list)
+    """What is not trained: patterns of parameter names (`bert.embeddings.*`), `backbone` (all but the head and a
+    pooler), or `feature_extractor` (the convolutions that hear, of speech models). A list may have all of them."""
+    unfreeze: dict[str, list[str]] = field(default_factory=dict)
+    """What of `freeze` is trained later: `epoch_<n>` or `step_<n>`, after which it is, to patterns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,9 @@ class Extension:
     def __init__(self, session: Session) -> None:
         self.session = session
 
+    def before_update(self) -> None:
+        """Called on every rank before each update, once its gradient is exchanged, clipped and known to be finite."""
+
     def after_update(self) -> None:
         """Called on every rank after each update has been counted, before anything is logged, evaluated or saved."""
 
@@ -92,11 +95,18 @@ def _snapshots() -> type[Extension]:
     return Snapshots
 
 
+def _unfreezing() -> type[Extension]:
+    from toolkit.engine.unfreezing import Unfreezing
+
+    return Unfreezing
+
+
 EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
     "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
     "plateau": (lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau", _plateau),
     "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree", _schedule_free),
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, _snapshots),
+    "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), _unfreezing),
 }
 """By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
 

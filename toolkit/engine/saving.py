@@ -11,6 +11,9 @@ from safetensors.torch import load_file, save_file
 from toolkit import checkpoint
 from toolkit.console import say
 from toolkit.distributed import on_main
+from toolkit.engine.run import TrainState
+from toolkit.errors import ConfigError
+from toolkit.optim import schedules
 
 if TYPE_CHECKING:
     from toolkit.engine.session import Session
@@ -48,9 +51,27 @@ def write_checkpoint(session: Session) -> None:
     checkpoint.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
 
 
-def restore_extensions(session: Session, saved: checkpoint.Checkpoint) -> None:
-    """Gives each extension back what a checkpoint holds of it; one that was not there then begins anew."""
-    for name, extension in session.extensions.items():
+def restore_session(session: Session, saved: checkpoint.Checkpoint) -> None:
+    """Puts parameters, optimizer, schedule, counters and extensions back to a checkpoint.
+
+    Raises:
+        ConfigError: if the run is to end before it.
+    """
+    checkpoint.load_model_into(saved, session.bare_model)
+    checkpoint.load_optimizer_into(saved, session.optimizer, session.bare_model)
+    state = session.state = TrainState(**saved.state["train"])
+    if state.step > session.plan.total_steps:
+        there = f"the checkpoint is already at step {state.step}"
+        would = f"this would end at {session.plan.total_steps}"
+        raise ConfigError([f"train.max_steps, train.num_train_epochs: {there}, and {would}"])
+    schedules.seek(session.schedule, state.step - state.skipped_steps)
+    if session.run.accelerator.scaler is not None and "scaler" in saved.state:
+        session.run.accelerator.scaler.load_state_dict(saved.state["scaler"])
+    best = state.best_step if session.run.cfg.checkpoint.load_best_model_at_end else None
+    if best not in (None, state.step) and not folder(session, best).is_dir():
+        say(f"the checkpoint of the best step, {best}, is not here: the best is looked for anew from here on")
+        state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
+    for name, extension in session.extensions.items():  # one that was not there then begins anew
         file = saved.path / f"{name}.safetensors"
         if name in saved.state.get("extensions", {}):
             extension.restore(load_file(file) if file.exists() else {}, saved.state["extensions"][name])

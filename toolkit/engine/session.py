@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from toolkit import checkpoint
-from toolkit.console import say
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
 from toolkit.engine.extensions import as_result, build_extensions
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
-from toolkit.engine.saving import folder, load_best, restore_extensions, write_checkpoint
-from toolkit.errors import ConfigError, Interrupted
+from toolkit.engine.saving import load_best, restore_session, write_checkpoint
+from toolkit.errors import Interrupted
 from toolkit.evaluation import Evaluation, evaluate
-from toolkit.optim import schedules
 from toolkit.optim.state import state_bytes
 from toolkit.strategies import build_strategy
 from toolkit.task import Batch
@@ -72,26 +69,9 @@ class Session:
     def restore(self) -> None:
         """Puts parameters, optimizer, schedule and counters back to the run's checkpoint, if it has one."""
         if self.run.resume is not None:
-            checkpoint.load_model_into(self.run.resume, self.bare_model)
-            checkpoint.load_optimizer_into(self.run.resume, self.optimizer, self.bare_model)
-            self._restore_state(self.run.resume.state)
-            restore_extensions(self, self.run.resume)
+            restore_session(self, self.run.resume)
+            self._saved_step = self.state.step
         self.start_clock()
-
-    def _restore_state(self, saved: Mapping[str, Any]) -> None:
-        self.state = TrainState(**saved["train"])
-        if self.state.step > self.plan.total_steps:
-            there = f"the checkpoint is already at step {self.state.step}"
-            would = f"this would end at {self.plan.total_steps}"
-            raise ConfigError([f"train.max_steps, train.num_train_epochs: {there}, and {would}"])
-        schedules.seek(self.schedule, self.state.step - self.state.skipped_steps)
-        if self.run.accelerator.scaler is not None and "scaler" in saved:
-            self.run.accelerator.scaler.load_state_dict(saved["scaler"])
-        self._saved_step = self.state.step
-        best = self.state.best_step if self.run.cfg.checkpoint.load_best_model_at_end else None
-        if best not in (None, self.state.step) and not folder(self, best).is_dir():
-            say(f"the checkpoint of the best step, {best}, is not here: the best is looked for anew from here on")
-            self.state.best_metric, self.state.best_step, self.state.evaluations_since_best = None, None, 0
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
@@ -120,8 +100,10 @@ class Session:
         return self.strategy.begin_step(own_items, items)
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update; see `toolkit.strategies.sync.Sync.check_gradient`."""
+        """Refuses a non-finite update (see `toolkit.strategies.sync.Sync.check_gradient`); the update comes next."""
         self.strategy.check_gradient(self.state.step + 1, grad_norm, batches)
+        for extension in self.extensions.values():
+            extension.before_update()
         if self.run.observer is not None and not self.strategy.failed:
             self.run.observer.gradient(self.state.step + 1, self.bare_model)
 

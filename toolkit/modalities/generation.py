@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ def continue_text(
     from transformers import GenerationConfig
 
     begin, end = separators(tokenizer)
+    block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
     ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]][-(block_size - 1) :]
     settings = GenerationConfig(
         do_sample=True, top_k=TOP_K, max_new_tokens=min(max_new_tokens, block_size - len(ids)),
@@ -43,7 +45,9 @@ def continue_text(
     )  # fmt: skip
     inputs = torch.tensor([ids], device=model.device)
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        # Of virtual tokens: positions are counted anew with them, as they should be.
+        warnings.filterwarnings("ignore", "Position ids are not supported for parameter efficient tuning")
         torch.manual_seed(seed)
         generate: Any = model.generate
         output = generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)

@@ -175,9 +175,13 @@ def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settin
     """
     from transformers.modeling_outputs import BaseModelOutput
 
+    states, mask = outputs.encoder_last_hidden_state, inputs["attention_mask"]
+    if virtual := states.shape[1] - mask.shape[1]:  # tokens of prompt tuning, which stand before the text
+        mask = torch.cat([mask.new_ones(len(mask), virtual), mask], dim=1)
+        model = model.get_base_model()  # the decoder has none
     ids: torch.Tensor = model.generate(
-        encoder_outputs=BaseModelOutput(last_hidden_state=outputs.encoder_last_hidden_state),
-        attention_mask=inputs["attention_mask"],
+        encoder_outputs=BaseModelOutput(last_hidden_state=states),
+        attention_mask=mask,
         do_sample=False,
         **{name: value for name, value in settings.items() if value is not None},
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import modalities
+from toolkit.adapters import BASE
 from toolkit.engine.run import Run
 from toolkit.report.text import readable, table
 
@@ -33,14 +34,22 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
     task = PIPELINES.get(auto_model)
     if task == "image-classification" and processor != "AutoImageProcessor":
         task = None  # the pictures are of sound, which that pipeline does not make
+    adapted = model.peft.method != "none"
     usage = (
-        f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
+        adapter_usage(processor, auto_model, base or f"path/to/this/folder/{BASE}")
+        if adapted
+        else f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
         if task
         else f"from transformers import {processor}, {auto_model}\n\n"
         f'model = {auto_model}.from_pretrained("path/to/this/folder")\n'
         f'processor = {processor}.from_pretrained("path/to/this/folder")'
     )
-    front = ["---", "library_name: transformers", *([f"pipeline_tag: {task}"] if task else []), "---"]
+    front = [
+        "---",
+        f"library_name: {'peft' if adapted else 'transformers'}",
+        *([f"pipeline_tag: {task}"] if task else []),
+        "---",
+    ]
     scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}
     blocks = [
         "\n".join(front),
@@ -52,3 +61,19 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
         "The settings, versions and data fingerprints stand in `config.yaml` and `run.json` of the run.",
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def adapter_usage(processor: str, auto_model: str, base: str) -> str:
+    """Returns the lines that load adapters, their base model and its processor.
+
+    The task's labels stand in the folder's configuration; a head of another size that the base model brings is
+    replaced by the one that was trained.
+    """
+    return (
+        f"from peft import PeftModel\nfrom transformers import AutoConfig, {processor}, {auto_model}\n\n"
+        'folder = "path/to/this/folder"\n'
+        "config = AutoConfig.from_pretrained(folder)\n"
+        f'base = {auto_model}.from_pretrained("{base}", config=config, ignore_mismatched_sizes=True)\n'
+        "model = PeftModel.from_pretrained(base, folder)\n"
+        f"processor = {processor}.from_pretrained(folder)"
+    )

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolkit.adapters import BASE, save_adapters
 from toolkit.console import print_lines, print_table, say, shorten
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.hub import push
+from toolkit.parts import count_parameters
 from toolkit.report import card, plots, text
 from toolkit.report.facts import write_json
 from toolkit.task import Predictions, Reports, Samples, Task
@@ -47,7 +49,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         for name, evaluation in result.evaluations.items()
         for key, value in evaluation.metrics.items()
     }
-    trainable = sum(p.numel() for p in run.model.parameters() if p.requires_grad)
+    trained, total = count_parameters(run.model)
     return {
         "steps": result.steps,
         "train_loss": result.train_loss,
@@ -59,8 +61,9 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "train_items_per_second": result.items_per_second,
         "peak_memory_bytes": result.peak_memory_bytes,
         "optimizer_state_bytes": result.optimizer_state_bytes,
-        "optimizer_state_bytes_per_parameter": result.optimizer_state_bytes / trainable if trainable else 0.0,
-        "trainable_parameters": trainable,
+        "optimizer_state_bytes_per_parameter": result.optimizer_state_bytes / trained if trained else 0.0,
+        "trainable_parameters": trained,
+        "trainable_fraction": trained / total,
     }
 
 
@@ -77,12 +80,17 @@ def write_predictions(task: Task, predictions: Predictions, data: Any, path: Pat
 
 
 def save_model(run: Run, figures: dict[str, Any]) -> None:
-    """Writes `model/`: weights, configuration, processor and model card, loadable by transformers alone."""
-    folder = run.output_dir / "model"
-    run.model.save_pretrained(folder)
+    """Writes `model/`: weights, configuration, processor and model card, loadable by transformers (or peft) alone."""
+    folder, settings = run.output_dir / "model", run.cfg.model
+    if settings.peft.method == "none":
+        run.model.save_pretrained(folder)
+    else:
+        save_adapters(run.model, folder, run.output_dir / BASE, settings.name_or_path)
     run.processor.save_pretrained(folder)
     (folder / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
-    for weights in folder.glob("*.safetensors"):  # safetensors lets only the owner read; a result is for colleagues too
+    for weights in folder.rglob(
+        "*.safetensors"
+    ):  # safetensors lets only the owner read; a result is for colleagues too
         weights.chmod((folder / "README.md").stat().st_mode)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from toolkit.compat import model
 from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
 from toolkit.optim import rules as optim_rules
@@ -18,10 +19,6 @@ _TRUE = {"1", "on", "t", "true", "y", "yes"}
 def _no_evaluation(config: Config) -> bool:
     data = config.data
     return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and value.strip() != ""
 
 
 def _hub_only(name: str) -> Rule:
@@ -45,36 +42,7 @@ RULES = (
         "the validation rows come either from a file of their own or out of the training rows",
         "remove one of them",
     ),
-    Rule(
-        lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
-        ("model.name_or_path", "model.from_config"),
-        "a model is either loaded or built anew",
-        "remove one of them",
-    ),
-    Rule(
-        lambda c: c.model.name_or_path is None and c.model.from_config is None,
-        ("model.name_or_path", "model.from_config"),
-        "no model is named",
-        "set model.name_or_path to a hub id or local folder, or give model.from_config",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
-        ("model.from_config",),
-        "it needs a model_type, as text",
-        "add one, for instance model_type: bert",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and c.model.revision is not None,
-        ("model.revision", "model.from_config"),
-        "a model that is built anew has no revision",
-        "remove model.revision",
-    ),
-    Rule(
-        lambda c: c.model.from_config is not None and c.model.trust_remote_code,
-        ("model.trust_remote_code", "model.from_config"),
-        "a model that is built anew brings no code of its own",
-        "remove model.trust_remote_code",
-    ),
+    *model.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
         ("data.train_file", "data.dataset_name"),
