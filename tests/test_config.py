@@ -101,7 +101,7 @@ BAD_SETTINGS = [
         "tracking: {report_to: [wandbb]}",
         "4: tracking.report_to: received 'wandbb', allowed: 'tensorboard', 'wandb', 'mlflow' (did you mean 'wandb'?)",
     ),
-    ("engine: lop", "4: engine: received 'lop', allowed: 'loop' (did you mean 'loop'?)"),
+    ("engine: lop", "4: engine: received 'lop', allowed: 'loop', 'trainer' (did you mean 'loop'?)"),
     ("train: {learning_rate: -1}", "4: train.learning_rate: received -1, must be at least 0"),
     ("seed: 4294967296", "4: seed: received 4294967296, must be below 4294967296"),
     ("train: {learning_rate: '3'}", "4: train.learning_rate: received '3' (text), expected a number of at least 0"),
