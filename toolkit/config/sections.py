@@ -36,6 +36,10 @@ class ModelConfig:
     """Fields of the model's configuration to change, for instance `hidden_dropout_prob: 0.0`."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave it off unless you have read that code."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
+        None
+    )
+    """Code that computes attention; the numbers differ in rounding. Null means the model's default, `sdpa` mostly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +114,32 @@ class TrainConfig:
     """End training after so many evaluations without a better metric (`eval.metric_for_best_model`)."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
     """By how much a metric must be better to count."""
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
+    max_time: Annotated[str, Field(pattern=r"^\d+:[0-2]\d:[0-5]\d:[0-5]\d$")] | None = None
+    """End training after so long, as `days:hours:minutes:seconds` (`00:11:30:00`), after the step that is being done;
+    evaluations, checkpoints and former sessions of the run count, reading data and models do not."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Keep an average of the weights, which keeps this part of itself at each update (0.999, say). It is what is
+    evaluated and what the run ends with; training itself does not change."""
+    mixed_precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
     """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
+    tf32: bool | None = None
+    """Let float32 products on a GPU round their factors to TensorFloat32; null leaves it as PyTorch has it."""
+    activation_checkpointing: Annotated[str, Field(pattern=r"^(none|full|every_[1-9]\d*_layers)$")] = "none"
+    """Compute activations anew in the backward pass instead of keeping them: of no layer (`none`), of all (`full`), or
+    of one in k (`every_2_layers`). The gradient stays the same."""
+    activation_offload: bool = False
+    """Keep activations in the CPU's memory between forward and backward pass. The gradient stays the same."""
+    auto_batch_size: bool = False
+    """When memory does not suffice for a micro-batch, train its rows in smaller parts from there on, on all processes
+    alike; what makes a step stays the same. Evaluation has a batch size of its own."""
+    torch_compile: bool = False
+    """Compile the training pass with `torch.compile`. Numbers agree to rounding only."""
+    torch_compile_backend: str | None = None
+    """Its backend; null means `inductor`."""
+    torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
+        None
+    )
+    """Mode of the backend `inductor`; null means `default`."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"
     """Order of the rows: shuffled, as they are, shuffled so that a step's rows have similar lengths, or `balanced`: an
     epoch has as many rows as ever, but the same number of each class, those of small classes several times."""
@@ -119,6 +147,10 @@ class TrainConfig:
     """Processes that load and collate batches; 0 means in the training process."""
     dataloader_pin_memory: bool = True
     """Load batches into pinned memory (where there is a GPU)."""
+    dataloader_persistent_workers: bool = False
+    """Keep the loader's processes from epoch to epoch."""
+    dataloader_prefetch_factor: Positive | None = None
+    """Batches that each of the loader's processes prepares ahead; null means 2."""
     ddp_find_unused_parameters: bool = False
     """Let several processes train a model of which some parameters get no gradient."""
     ddp_timeout: Positive = 1800

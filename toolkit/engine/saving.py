@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ from toolkit.console import say
 from toolkit.distributed import on_main
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from toolkit.engine.extensions import Extension
     from toolkit.engine.session import Session
 
 
@@ -50,10 +54,18 @@ def write_checkpoint(session: Session) -> None:
 
 def restore_extensions(session: Session, saved: checkpoint.Checkpoint) -> None:
     """Gives each extension back what a checkpoint holds of it; one that was not there then begins anew."""
+    for extension, tensors, values in _kept(session, saved):
+        extension.restore(tensors, values)
+
+
+def _kept(
+    session: Session, saved: checkpoint.Checkpoint
+) -> Iterator[tuple[Extension, dict[str, Tensor], dict[str, Any]]]:
+    """What a checkpoint holds of each extension."""
     for name, extension in session.extensions.items():
         file = saved.path / f"{name}.safetensors"
         if name in saved.state.get("extensions", {}):
-            extension.restore(load_file(file) if file.exists() else {}, saved.state["extensions"][name])
+            yield extension, load_file(file) if file.exists() else {}, saved.state["extensions"][name]
 
 
 def load_best(session: Session) -> bool:
@@ -62,5 +74,8 @@ def load_best(session: Session) -> bool:
     if problems := on_main(session.run.accelerator, checkpoint.verify, path):
         say(f"warning: the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
         return False
-    checkpoint.load_model_into(checkpoint.open_checkpoint(path), session.bare_model)
+    best = checkpoint.open_checkpoint(path)
+    checkpoint.load_model_into(best, session.bare_model)
+    for extension, tensors, values in _kept(session, best):
+        extension.take_best(tensors, values)
     return True

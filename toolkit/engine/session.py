@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from toolkit.console import say
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
 from toolkit.engine.extensions import as_result, build_extensions
 from toolkit.engine.guard import refuse_non_finite
+from toolkit.engine.micro_batch import micro_batch
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
 from toolkit.engine.saving import folder, load_best, restore_extensions, write_checkpoint
 from toolkit.errors import ConfigError, Interrupted
@@ -62,8 +64,12 @@ class Session:
         self._saved_step = -1
         self._evaluated: tuple[int, Evaluation] | None = None
         self._window_items = self._beat = 0.0
-        self._window: Sequence[Batch] = ()
+        self.window: Sequence[Batch] = ()
         self._last: dict[str, float] = {}
+        self.add_gradient: Callable[[Batch, float], torch.Tensor] = partial(
+            micro_batch, run.accelerator, run.task, model
+        )
+        """How engines add a micro-batch's part, given it and its window's items; an extension may do it instead."""
         self.extensions = build_extensions(self)
 
     def restore(self) -> None:
@@ -110,7 +116,7 @@ class Session:
         self.stop.beat()
         if stop:
             self._interrupt()
-        self._window, self._window_items = batches, items
+        self.window, self._window_items = batches, items
         return items
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
@@ -139,7 +145,7 @@ class Session:
             extension.after_update()
         if self.run.observer is not None:
             figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
-            self.run.observer.step(state.step, self._window, figures | self._last)
+            self.run.observer.step(state.step, self.window, figures | self._last)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""

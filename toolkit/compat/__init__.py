@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from toolkit.compat import efficiency
+from toolkit.compat.rule import Rule
 from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainConfig, TrainerConfig
 
@@ -19,25 +20,6 @@ _OWN_KEYS = {
     "eps": "adam_epsilon",
     "fused": "optim",
 }
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A combination that cannot be.
-
-    Args:
-        when: whether a configuration has it; looks only at the sections of `keys`.
-        keys: the settings that it is about.
-        why: why it cannot be.
-        instead: what to do.
-        on_cpu: whether it only counts when the launcher asks for the CPU.
-    """
-
-    when: Callable[[Config], bool]
-    keys: tuple[str, ...]
-    why: str
-    instead: str
-    on_cpu: bool = False
 
 
 def _no_evaluation(config: Config) -> bool:
@@ -206,13 +188,7 @@ RULES = (
     ),
     *(_adam_only(name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")),
     *(_own_key(name, own) for name, own in _OWN_KEYS.items()),
-    Rule(
-        lambda c: c.train.mixed_precision == "fp16",
-        ("train.mixed_precision",),
-        "fp16 needs a GPU, and the launcher asks for the CPU",
-        "use bf16 or no",
-        on_cpu=True,
-    ),
+    *efficiency.RULES,
     *(_hub_only(name) for name in ("hub_model_id", "hub_private_repo", "hub_revision")),
     Rule(
         lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
