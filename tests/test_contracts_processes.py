@@ -9,6 +9,7 @@ import pytest
 import torch
 from launching import launch
 from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
+from test_auto_batch_size import RUN as SMALL_MEMORY
 
 DOUBLE = 1e-9
 """What equal mathematics agrees to in float64."""
@@ -68,6 +69,13 @@ def test_masks_are_the_same_on_every_process(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("language_modeling/smoke_masked", tmp_path / "one", *alone, double=True)
     assert_same_run(tmp_path / "one", runs / "masked-2", DOUBLE)
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_memory_that_gives_out_on_one_process_changes_nothing(runs, when, engine, tmp_path):
+    train("reviews", tmp_path / "enough", *SMALL_MEMORY, double=True)
+    assert_same_run(tmp_path / "enough", runs / f"memory-{when}-{engine}-2", DOUBLE)
 
 
 def test_trackers_get_the_numbers_of_several_processes_once(runs):

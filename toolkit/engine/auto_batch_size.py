@@ -155,7 +155,9 @@ def exchange(session: Session) -> None:
     if world == 1:
         return
     parameters = [parameter for parameter in session.bare_model.parameters() if parameter.requires_grad]
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32, device=session.run.accelerator.device)
+    used = torch.tensor(
+        [p.grad is not None for p in parameters], dtype=torch.float32, device=session.run.accelerator.device
+    )
     torch.distributed.all_reduce(used, torch.distributed.ReduceOp.MAX)
     parameters = [parameter for parameter, somewhere in zip(parameters, used.tolist(), strict=True) if somewhere]
     for parameter in parameters:

@@ -69,6 +69,10 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
     """
     groups = parameter_groups(model, train.weight_decay)
     try:
-        return OPTIMIZERS[train.optim](groups, train, **train.optim_args)
+        optimizer = OPTIMIZERS[train.optim](groups, train, **train.optim_args)
     except (TypeError, ValueError) as error:
         raise ConfigError([f"train.optim_args: {train.optim} refuses {train.optim_args}: {error}"]) from error
+    # Fused ones leave an update that overflowed fp16 out by themselves, unseen: accelerate, and so the schedule, would
+    # count it. Without this the scaler does not call them at all then.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    return optimizer
