@@ -12,6 +12,7 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from toolkit.engine.loop import accumulate
+from toolkit.engine.micro_batch import micro_batch
 from toolkit.model import batch_dependence
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/heads.md"
@@ -140,7 +142,9 @@ def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulatio
     items = sum(float(task.count_items(batch)) for batch in window)
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    accumulate(accelerator, task, accelerator.prepare(model), window, 1 / items, beat=lambda: None)
+    prepared = accelerator.prepare(model)
+    add_gradient = partial(micro_batch, accelerator, task, prepared)
+    accumulate(accelerator, prepared, window, 1 / items, add_gradient, beat=lambda: None)
     optimizer.step()
 
 

@@ -48,3 +48,13 @@ def real_data() -> Path:
     if not REAL_DATA.is_dir():
         pytest.skip("no real data: there is no folder ../shared/data beside the repository")
     return REAL_DATA
+
+
+@pytest.fixture
+def fresh_precision():
+    """Lets runs of this process differ in precision, which accelerate decides once for a whole process."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state()
+    yield AcceleratorState._reset_state
+    AcceleratorState._reset_state()

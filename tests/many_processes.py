@@ -67,6 +67,7 @@ def main(output: Path, world: int) -> None:
         train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
         local_sgd_runs.main(output)
         transfer(output)
+        small_memory_on_the_second_process(output)
 
 
 def transfer(output: Path) -> None:
@@ -74,6 +75,21 @@ def transfer(output: Path) -> None:
     for name, (task, *settings) in TRANSFER.items():
         for engine in ("loop", "trainer"):
             train(task, output / f"{name}-{engine}-2", *C1_RUN, *C2_SPLIT, *settings, f"engine={engine}", double=True)
+
+
+def small_memory_on_the_second_process(output: Path) -> None:
+    """Runs in which only the second process's memory gives out, in the forward or in the backward pass."""
+    import pytest
+    from test_auto_batch_size import AUTO, RUN, small_memory
+
+    limit = 1 if os.environ["RANK"] == "1" else 99
+    split = ("train.per_device_train_batch_size=3", "train.gradient_accumulation_steps=2")
+    for when in ("forward", "backward"):
+        for engine in ("loop", "trainer"):
+            with pytest.MonkeyPatch.context() as patch:
+                small_memory(patch, lambda: limit, when)
+                folder = output / f"memory-{when}-{engine}-2"
+                train("reviews", folder, *RUN, *split, AUTO, f"engine={engine}", double=True)
 
 
 if __name__ == "__main__":

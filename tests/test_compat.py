@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.compat import conflicts
+from toolkit.compat import RULES, conflicts
 from toolkit.config import STRICT, Config, load_config
 from toolkit.config.paths import FILE_FORMATS
 from toolkit.config.sections import TrainConfig
@@ -105,6 +105,20 @@ CONFLICTS = {
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
     "tracking.report_to=[wandb,wandb]": "a tracker is named twice",
+    "data.validation_split=0.2 data.validation_file=rows.csv": "either from a file of their own or out of the training",
+    "train.early_stopping_patience=2": "the only evaluation is the one of the last step; set eval.eval_steps",
+    "train.early_stopping_threshold=0.1": "set train.early_stopping_patience, or remove",
+    "checkpoint.hub_model_id=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_model_id",
+    "checkpoint.hub_private_repo=true": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_private_repo",
+    "checkpoint.hub_revision=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_revision",
+    "trainer.callbacks=[a.b]": "set engine to trainer, or remove the section trainer",
+    "model.attn_implementation=flash_attention_2": "set train.mixed_precision to bf16 or fp16, or use sdpa",
+    "train.torch_compile_backend=inductor": "set train.torch_compile to true, or remove train.torch_compile_backend",
+    "train.torch_compile_mode=default": "nothing would be compiled",
+    "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor has",
+    "train.dataloader_persistent_workers=true": "batches are loaded in the training process itself",
+    "train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0, or remove",
+    "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row has no smaller parts",
     "output_dir=": "output_dir: received '', expected the name of a folder",
     "output_dir=rows.csv": "output_dir: received 'rows.csv', which is a file",
     "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
@@ -140,11 +154,36 @@ def test_files_of_a_run_that_is_over_need_not_be_there() -> None:
     assert loaded.config.data.train_file == "none.csv"
 
 
-def test_fp16_wants_no_cpu() -> None:
-    with pytest.raises(ConfigError, match="fp16 needs a GPU, and the launcher asks for the CPU; use bf16 or no"):
-        load("train.mixed_precision=fp16", ACCELERATE_USE_CPU="True")
-    assert load("train.mixed_precision=fp16", ACCELERATE_USE_CPU="False").train.mixed_precision == "fp16"
-    assert load("train.mixed_precision=bf16", ACCELERATE_USE_CPU="True").train.mixed_precision == "bf16"
+GPU_ONLY = {
+    "train.mixed_precision=fp16": "fp16 needs a GPU, and the launcher asks for the CPU; use bf16 or no",
+    "train.mixed_precision=fp8": "fp8 needs a GPU that has it, and the launcher asks for the CPU; use bf16 or no",
+    "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher asks for the CPU; remove train.tf32",
+    "train.activation_offload=true": "activations are in the CPU's memory already, since the launcher asks for the CPU",
+    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU; use",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), GPU_ONLY.items(), ids=GPU_ONLY)
+def test_what_wants_no_cpu(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(words, ACCELERATE_USE_CPU="True")
+    load(words, ACCELERATE_USE_CPU="False")
+    load("train.mixed_precision=bf16", "train.tf32=false", ACCELERATE_USE_CPU="True")
+
+
+def problems(words: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*words.split(" "), **environ)
+    return caught.value.problems
+
+
+def test_every_rule_is_tested() -> None:
+    """Each row of the table is met by one of the cases above, with its reason and its remedy."""
+    met = [problem for words in CONFLICTS for problem in problems(words)]
+    met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
+    untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
+    assert untested == []
+    assert len(RULES) >= 25
 
 
 @pytest.mark.parametrize(("variable", "name"), SHARDING.items())

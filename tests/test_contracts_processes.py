@@ -11,6 +11,7 @@ import reference_schedules
 import torch
 from launching import launch
 from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
+from test_auto_batch_size import RUN as SMALL_MEMORY
 
 DOUBLE = 1e-9
 """What equal mathematics agrees to in float64."""
@@ -91,6 +92,13 @@ def test_adapters_and_freezing_are_the_same_on_every_process(name, runs, tmp_pat
     assert_same_run(tmp_path / "one", runs / f"{name}-loop-2", 1e-6 if name == "prompt" else DOUBLE)
     assert_same_weights(runs / f"{name}-loop-2", runs / f"{name}-trainer-2")
     assert lines(runs / f"{name}-loop-2") == lines(runs / f"{name}-trainer-2")
+
+
+@pytest.mark.parametrize("when", ["forward", "backward"])
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_memory_that_gives_out_on_one_process_changes_nothing(runs, when, engine, tmp_path):
+    train("reviews", tmp_path / "enough", *SMALL_MEMORY, double=True)
+    assert_same_run(tmp_path / "enough", runs / f"memory-{when}-{engine}-2", DOUBLE)
 
 
 def test_trackers_get_the_numbers_of_several_processes_once(runs):

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from toolkit.config.sections import Config
-from toolkit.errors import InputError, RunError, ToolkitError
+from toolkit.errors import RunError, ToolkitError
 from toolkit.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -36,19 +36,21 @@ POLL_SECONDS = 0.2
 
 
 def build_accelerator(cfg: Config) -> Accelerator:
-    """Builds the run's one Accelerator.
+    """Builds the run's one Accelerator; `toolkit.machine` has looked whether the device can do what is asked.
 
     Raises:
-        InputError: if the device cannot do the asked precision.
+        RunError: if the launched processes do not find each other.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import AORecipeKwargs
 
     train = cfg.train
     # The toolkit counts items over a window and scales by that count; accelerate must not divide again. The
     # environment would win over the argument, and its value is already part of the configuration.
     os.environ.pop("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None)
-    if train.mixed_precision == "fp16" and not torch.cuda.is_available():
-        raise InputError("train.mixed_precision: fp16 needs a GPU, and none is visible here; use bf16 or no.")
+    if train.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = train.tf32
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
     # would be a run of its own.
@@ -62,6 +64,8 @@ def build_accelerator(cfg: Config) -> Accelerator:
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
             InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),
+            # torchao's, which leaves weights, and so checkpoints, as they are; accelerate would take what is installed.
+            *([AORecipeKwargs()] if train.mixed_precision == "fp8" else []),
         ],
     )
     if accelerator.num_processes != launched:

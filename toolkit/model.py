@@ -132,15 +132,17 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         seed: seed of every new weight, the same on all processes.
 
     Raises:
+        ConfigError: if nothing can be made of `model.from_config`, or if the model cannot attend as asked.
         InputError: if there are no usable weights, or if other layers than the head do not fit.
     """
     import transformers
 
     torch.manual_seed(seed)
     auto_class = getattr(transformers, auto_model)
+    attention = _attention(model, config, auto_class)
     if model.from_config is not None:
         try:
-            return auto_class.from_config(config, dtype=torch.float32)
+            return auto_class.from_config(config, dtype=torch.float32, **attention)
         except Exception as error:  # each model class has checks, and exception types, of its own
             raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
     name = str(model.name_or_path)
@@ -155,11 +157,34 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **quantization(model, config, auto_class),
+            **attention,
         )
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
     _refuse_lost_weights(loaded, info, name)
     return loaded
+
+
+ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}
+"""Attribute of a model class that says whether it can attend so; every one can do `eager`."""
+
+
+def _attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
+    """The argument that chooses the attention, if one is asked for."""
+    name = model.attn_implementation
+    if name is None:
+        return {}
+    # A class that comes with the model (trust_remote_code) is not known here: the library checks it.
+    model_class = auto_class._model_mapping.get(type(config), None)
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    if name != "eager" and model_class and not getattr(model_class, ATTENTION_FLAGS.get(name, "_supports_flash_attn")):
+        others = [other for other, flag in ATTENTION_FLAGS.items() if getattr(model_class, flag)]
+        raise ConfigError([
+            f"model.attn_implementation: received {name!r}, which {model_class.__name__} does not have; use "
+            f"{' or '.join(['eager', *others])}"
+        ])  # fmt: skip
+    return {"attn_implementation": name}
 
 
 def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:

@@ -29,6 +29,7 @@ FREE = (
     "trainer.callbacks",
     "train.max_steps",
     "train.num_train_epochs",
+    "train.max_time",
     "train.dataloader_*",
     "train.ddp_timeout",
     "eval.*",

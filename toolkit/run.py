@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
+from toolkit.activations import spare_activations
 from toolkit.adaptable import check_adapters, check_prompts, check_room
+from toolkit.compilation import compile_training
 from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
@@ -17,6 +19,7 @@ from toolkit.engine import ENGINES, check_engine
 from toolkit.engine.run import FitResult, Observer, Run, best_metric
 from toolkit.errors import ConfigError
 from toolkit.hub import check_hub
+from toolkit.machine import check_machine, machine_notes
 from toolkit.model import (
     batch_dependence,
     build_model,
@@ -71,12 +74,15 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
     check_engine(cfg)
     check_hub(cfg.checkpoint)
     check_adapters(cfg.model)
+    check_machine(cfg)
     if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
         raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
     if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
         raise ConfigError(["train.snapshot_ensemble: received true, but this task's predictions have no mean"])
     quiet_libraries()
     accelerator = build_accelerator(cfg)
+    for note in machine_notes(cfg, accelerator.device):
+        say(f"warning: {note}.")
     with claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality, auto_model = modalities.load(task.modality), task.auto_model(config)
@@ -101,6 +107,8 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         model = make_trainable(model, cfg, auto_model, accelerator, output_dir)
         for reason in batch_dependence(model):
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
+        spare_activations(model, cfg.train)
+        compile_training(model, cfg.train)
         yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)
 
 

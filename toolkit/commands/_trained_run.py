@@ -38,10 +38,15 @@ def open_trained(arguments: argparse.Namespace) -> TrainedRun:
     die_with_launcher()
     cfg, task = read_settings(Path(arguments.run), arguments.recipe)
     precision = cfg.train.mixed_precision
+    if precision == "fp8" or not cuda_available():  # what was trained elsewhere can be used here, too
+        cfg = replace(
+            cfg,
+            model=replace(cfg.model, attn_implementation=None),
+            train=replace(cfg.train, mixed_precision=precision if precision == "bf16" else "no", tf32=None),
+        )
     cfg = replace(
         cfg,
         model=replace(cfg.model, trust_remote_code=arguments.trust_remote_code),
-        train=replace(cfg.train, mixed_precision="no" if precision == "fp16" and not cuda_available() else precision),
         eval=replace(cfg.eval, per_device_eval_batch_size=arguments.batch_size or cfg.eval.per_device_eval_batch_size),
         data=replace(cfg.data, bad_rows=arguments.bad_rows or cfg.data.bad_rows),
         tracking=replace(cfg.tracking, report_to=[]),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.compat import model
+from toolkit.compat import efficiency, model
 from toolkit.config.messages import show
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
 from toolkit.optim import rules as optim_rules
@@ -128,13 +128,7 @@ RULES = (
         "give a whole number, or a fraction of all steps below 1",
     ),
     *optim_rules.RULES,
-    Rule(
-        lambda c: c.train.mixed_precision == "fp16",
-        ("train.mixed_precision",),
-        "fp16 needs a GPU, and the launcher asks for the CPU",
-        "use bf16 or no",
-        launcher="ACCELERATE_USE_CPU",
-    ),
+    *efficiency.RULES,
     *(_hub_only(name) for name in ("hub_model_id", "hub_private_repo", "hub_revision")),
     Rule(
         lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),

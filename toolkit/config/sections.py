@@ -1,7 +1,7 @@
 """Every setting, declared once: its name, type, range, default and meaning.
 
 The text below a field is its help, its JSON Schema description and its documentation. Names and defaults are
-those of `transformers.TrainingArguments` (5.x) wherever it has the setting. Nothing of ours is imported here.
+those of `transformers.TrainingArguments` (5.x) wherever it has the setting. Nothing but settings is imported here.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
-"""What every section sets as `__pydantic_config__`: unknown keys and wrong types are errors."""
-
-Positive = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Every = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | Literal["epoch"] | None
+from toolkit.config.fields import STRICT, Every, Fraction, Positive
+from toolkit.config.train_section import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +62,10 @@ class ModelConfig:
     pooler), or `feature_extractor` (the convolutions that hear, of speech models). A list may have all of them."""
     unfreeze: dict[str, list[str]] = field(default_factory=dict)
     """What of `freeze` is trained later: `epoch_<n>` or `step_<n>`, after which it is, to patterns."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
+        None
+    )
+    """Code that computes attention; the numbers differ in rounding. Null means the model's default, `sdpa` mostly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,92 +100,6 @@ class DataConfig:
     """Use only the first so many examples of each evaluation set."""
     preprocessing_num_workers: Positive | None = None
     """Processes that preprocess rows; null means in this process."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How the model is trained. A step is one optimizer step."""
-
-    __pydantic_config__ = STRICT
-
-    per_device_train_batch_size: Positive = 8
-    """Rows per process in one forward pass."""
-    gradient_accumulation_steps: Positive | None = None
-    """Forward passes per step. Null means the launcher's value, or 1."""
-    num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
-    """Passes over the training rows; may be fractional."""
-    max_steps: Annotated[int, Field(ge=-1)] = -1
-    """Above 0: train exactly so many steps, whatever `num_train_epochs` says."""
-    optim: Literal[
-        "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "sgd",
-        "rmsprop", "adagrad", "schedule_free_adamw", "adafactor_relative", "adam", "adam_bnb_8bit", "sgdw",
-        "lamb_bnb_8bit", "muon",
-    ] = "adamw_torch_fused"  # fmt: skip
-    """Optimizer. Those with 8 bits, and `schedule_free_adamw`, need the extra `optimizers`; names from
-    `adafactor_relative` on are the toolkit's own."""
-    optim_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the optimizer's constructor, for instance `momentum: 0.9` for `sgd`."""
-    learning_rate: Annotated[float, Field(ge=0)] = 5e-5
-    """Peak learning rate."""
-    layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: each layer of the base model learns at so many times the rate of the one above it; the last one at
-    that of the head times this, the embeddings slowest."""
-    head_learning_rate: Annotated[float, Field(ge=0)] | None = None
-    """Peak learning rate of the parameters outside the base model; null means `learning_rate`."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay, on weight matrices only: never on biases and normalisation layers."""
-    adam_beta1: Fraction = 0.9
-    """Decay of Adam's first moment."""
-    adam_beta2: Fraction = 0.999
-    """Decay of Adam's second moment."""
-    adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
-    """Adam's epsilon."""
-    max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Clip the gradient's norm to this; 0 leaves it as it is (its norm is still reported)."""
-    lr_scheduler_type: Literal[
-        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
-        "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
-        "multi_step", "exponential", "cyclic", "one_cycle",
-    ] = "linear"  # fmt: skip
-    """Shape of the learning rate over the run, in steps (`toolkit lr-plot` draws it)."""
-    lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the schedule, in the library's words, for instance `num_cycles: 4`."""
-    snapshot_ensemble: bool = False
-    """With `cosine_with_restarts`: keep the model at the end of each cycle, and score the mean of their predictions
-    at the end (`ensemble_` metrics)."""
-    warmup_steps: Annotated[float, Field(ge=0)] = 0
-    """Steps of linear warm-up; below 1, a fraction of all steps."""
-    early_stopping_patience: Positive | None = None
-    """End training after so many evaluations without a better metric (`eval.metric_for_best_model`)."""
-    early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
-    """By how much a metric must be better to count."""
-    mixed_precision: Literal["no", "bf16", "fp16"] | None = None
-    """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
-    strategy: Literal["sync", "local_sgd"] = "sync"
-    """How processes stay one model: by exchanging gradients in every step, or `local_sgd`, by training on their own and
-    averaging parameters now and then."""
-    local_sgd_steps: Positive = 8
-    """Steps that processes train on their own before they average (`strategy: local_sgd`)."""
-    local_sgd_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Exchange gradients in so many steps first."""
-    local_sgd_average_moments: bool = False
-    """Average the optimizer's moments too."""
-    local_sgd_outer_lr: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of an outer optimizer, SGD with Nesterov momentum, that takes the way to the average as its
-    gradient (DiLoCo: 0.7); null takes the average itself."""
-    local_sgd_outer_momentum: Fraction = 0.9
-    """Its momentum."""
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"
-    """Order of the rows: shuffled, as they are, shuffled so that a step's rows have similar lengths, or `balanced`: an
-    epoch has as many rows as ever, but the same number of each class, those of small classes several times."""
-    dataloader_num_workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that load and collate batches; 0 means in the training process."""
-    dataloader_pin_memory: bool = True
-    """Load batches into pinned memory (where there is a GPU)."""
-    ddp_find_unused_parameters: bool = False
-    """Let several processes train a model of which some parameters get no gradient."""
-    ddp_timeout: Positive = 1800
-    """Seconds after which processes that wait for each other give up."""
 
 
 @dataclass(frozen=True, kw_only=True)

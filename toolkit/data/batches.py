@@ -43,14 +43,17 @@ def _loader(
     processor: Processor,
     random: RowRandom,
     train: TrainConfig,
+    persistent: bool = False,
 ) -> DataLoader:
     return DataLoader(
         features,
         batch_sampler=batches,
-        # Workers are started anew for every epoch and so take over the sampler's current one with `random`.
+        # Workers started anew take over the sampler's epoch with `random`; those that persist share it.
         collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
         worker_init_fn=_outlive_sigterm,
+        persistent_workers=persistent,
+        prefetch_factor=train.dataloader_prefetch_factor,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
         # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
         generator=torch.Generator().manual_seed(0),
@@ -78,7 +81,12 @@ def training_loader(
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
     )
     sampler = WindowSampler(order, rank)
-    return _loader(features, sampler, task, processor, sampler.random, train), sampler
+    if train.dataloader_persistent_workers:
+        sampler.random.share()
+    loader = _loader(
+        features, sampler, task, processor, sampler.random, train, persistent=train.dataloader_persistent_workers
+    )
+    return loader, sampler
 
 
 def evaluation_loader(

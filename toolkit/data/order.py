@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import ceil
 
 import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 GROUPED_WINDOWS = 50
@@ -101,7 +102,6 @@ def _balanced(order: Order, generator: np.random.Generator) -> np.ndarray:
     return generator.permutation(np.concatenate(rows))
 
 
-@dataclass
 class RowRandom:
     """Random numbers of single examples: f(seed, epoch, row id), whatever the worker, the rank or a resume.
 
@@ -110,8 +110,21 @@ class RowRandom:
         epoch: the training epoch, or -1 in evaluation, where nothing is augmented but, for instance, masks are drawn.
     """
 
-    seed: int
-    epoch: int
+    def __init__(self, seed: int, epoch: int) -> None:
+        self.seed, self._epoch = seed, torch.tensor(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch; setting it reaches workers that were started before only after `share`."""
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self._epoch.fill_(epoch)
+
+    def share(self) -> None:
+        """Lets workers that live longer than an epoch see it change."""
+        self._epoch.share_memory_()
 
     @property
     def training(self) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PASSED_ON = frozenset({
     "debug", "full_determinism", "liger_kernel_config", "log_level", "log_level_replica", "log_on_each_node",
-    "neftune_noise_alpha", "skip_memory_metrics", "tf32", "use_liger_kernel",
+    "neftune_noise_alpha", "skip_memory_metrics", "use_liger_kernel",
 })  # fmt: skip
 """Fields of `TrainingArguments` that the Trainer acts on here. All others are about what the toolkit does itself, and
 would be ignored."""

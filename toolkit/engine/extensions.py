@@ -49,11 +49,11 @@ class Extension:
         """Holds while parameters are evaluated or saved as a result, as opposed to being trained on."""
         yield
 
+    def take_best(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Called when the best step's parameters were put in place of the last one's, with the `state` of that step."""
+
     def finish(self) -> None:
         """Called on every rank when nothing is left to train or to keep: parameters become the run's result."""
-
-    def after_best(self, best: Checkpoint) -> None:
-        """Called on every rank after the best step's parameters were put in place of the last step's."""
 
     def result(self) -> dict[str, float]:
         """Returns numbers for the report, after the last evaluation; parameters must stay as they are."""
@@ -101,12 +101,33 @@ def _unfreezing() -> type[Extension]:
     return Unfreezing
 
 
+def _max_time() -> type[Extension]:
+    from toolkit.engine.max_time import MaxTime
+
+    return MaxTime
+
+
+def _ema() -> type[Extension]:
+    from toolkit.engine.ema import AveragedWeights
+
+    return AveragedWeights
+
+
+def _auto_batch_size() -> type[Extension]:
+    from toolkit.engine.auto_batch_size import AutoBatchSize
+
+    return AutoBatchSize
+
+
 EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
     "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
     "plateau": (lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau", _plateau),
     "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree", _schedule_free),
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, _snapshots),
     "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), _unfreezing),
+    "max_time": (lambda cfg: cfg.train.max_time is not None, _max_time),
+    "ema": (lambda cfg: cfg.train.ema_decay is not None, _ema),
+    "auto_batch_size": (lambda cfg: cfg.train.auto_batch_size, _auto_batch_size),
 }
 """By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
 

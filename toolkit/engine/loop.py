@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import islice
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
 from toolkit.console import progress
@@ -18,7 +17,7 @@ from toolkit.engine.run import FitResult, Plan, Run
 from toolkit.engine.session import Session
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
-from toolkit.task import Batch, Task
+from toolkit.task import Batch
 from toolkit.tracking import Tracker
 
 
@@ -48,7 +47,7 @@ def fit(run: Run) -> FitResult:
                 for window in windows(loader, accumulation):
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
-                    loss_sum = accumulate(accelerator, run.task, model, window, scale, stop.beat)
+                    loss_sum = accumulate(accelerator, model, window, scale, session.add_gradient, stop.beat)
                     session.strategy.exchange()
                     grad_norm = clip(accelerator, model, train.max_grad_norm)
                     session.check_update(grad_norm, window)
@@ -74,20 +73,20 @@ def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 
 def accumulate(
     accelerator: Accelerator,
-    task: Task,
     model: nn.Module,
     window: Sequence[Batch],
     scale: float,
+    add_gradient: Callable[[Batch, float], torch.Tensor],
     beat: Callable[[], None],
 ) -> torch.Tensor:
     """Adds up the gradient of this rank's part of a window, from summed losses.
 
     Args:
         accelerator: the run's Accelerator.
-        task: gives the summed loss.
         model: the prepared model; its gradients are zero.
         window: this rank's micro-batches.
         scale: what `Session.begin_window` returned.
+        add_gradient: adds a micro-batch's part, given it and the scale, and returns its summed loss.
         beat: called after each micro-batch.
 
     Returns:
@@ -97,40 +96,12 @@ def accumulate(
     for number, batch in enumerate(window, start=1):
         exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
         with exchange:
-            total += micro_batch(accelerator, task, model, batch, scale)
+            total += add_gradient(batch, scale)
         beat()
     return total
-
-
-def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
-    """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
-
-    Args:
-        accelerator: the run's Accelerator.
-        task: gives the summed loss.
-        model: the prepared model.
-        batch: the micro-batch, on the CPU.
-        scale: what `Session.begin_window` returned.
-    """
-    empty = bool((batch["row_ids"] < 0).all())
-    batch = send_to_device(batch, accelerator.device, non_blocking=True)
-    with kept_buffers(model) if empty else nullcontext():
-        loss = task.loss_sum(model(**batch["inputs"]), batch)
-        accelerator.backward(loss * scale)
-    return loss.detach()
 
 
 def clip(accelerator: Accelerator, model: nn.Module, max_grad_norm: float) -> float:
     """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
     norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf"))
     return float(norm)
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts buffers back after a pass over a stand-in row, which must not enter running statistics."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    yield
-    for buffer, value in before:
-        if not torch.equal(buffer, value):
-            buffer.copy_(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,9 @@ from toolkit.errors import ConfigError
 from toolkit.optim import schedules
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from toolkit.engine.extensions import Extension
     from toolkit.engine.session import Session
 
 
@@ -71,10 +75,18 @@ def restore_session(session: Session, saved: checkpoint.Checkpoint) -> None:
     if best not in (None, state.step) and not folder(session, best).is_dir():
         say(f"the checkpoint of the best step, {best}, is not here: the best is looked for anew from here on")
         state.best_metric, state.best_step, state.evaluations_since_best = None, None, 0
-    for name, extension in session.extensions.items():  # one that was not there then begins anew
+    for extension, tensors, values in _kept(session, saved):
+        extension.restore(tensors, values)
+
+
+def _kept(
+    session: Session, saved: checkpoint.Checkpoint
+) -> Iterator[tuple[Extension, dict[str, Tensor], dict[str, Any]]]:
+    """What a checkpoint holds of each extension; one that was not there then has nothing to go on with."""
+    for name, extension in session.extensions.items():
         file = saved.path / f"{name}.safetensors"
         if name in saved.state.get("extensions", {}):
-            extension.restore(load_file(file) if file.exists() else {}, saved.state["extensions"][name])
+            yield extension, load_file(file) if file.exists() else {}, saved.state["extensions"][name]
 
 
 def load_best(session: Session) -> bool:
@@ -85,6 +97,6 @@ def load_best(session: Session) -> bool:
         return False
     best = checkpoint.open_checkpoint(path)
     checkpoint.load_model_into(best, session.bare_model)
-    for extension in session.extensions.values():
-        extension.after_best(best)
+    for extension, tensors, values in _kept(session, best):
+        extension.take_best(best, tensors, values)
     return True

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from toolkit import checkpoint
 from toolkit.engine.extensions import Extension
@@ -39,7 +40,7 @@ class ScheduleFree(Extension):
             for group in groups:
                 group["train_mode"] = True
 
-    def after_best(self, best: checkpoint.Checkpoint) -> None:
+    def take_best(self, best: checkpoint.Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Brings the optimizer's part of that step's average."""
         checkpoint.load_optimizer_into(best, self.session.optimizer, self.session.bare_model)
 

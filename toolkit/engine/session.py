@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
 from toolkit.engine.extensions import as_result, build_extensions
+from toolkit.engine.micro_batch import micro_batch
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
 from toolkit.engine.saving import load_best, restore_session, write_checkpoint
 from toolkit.errors import Interrupted
@@ -60,8 +62,12 @@ class Session:
         self._saved_step = -1
         self._evaluated: tuple[int, Evaluation] | None = None
         self._window_items = self._beat = 0.0
-        self._window: Sequence[Batch] = ()
+        self.window: Sequence[Batch] = ()
         self._last: dict[str, float] = {}
+        self.add_gradient: Callable[[Batch, float], torch.Tensor] = partial(
+            micro_batch, run.accelerator, run.task, model
+        )
+        """How engines add a micro-batch's part, given it and its window's scale; an extension may do it instead."""
         self.strategy = build_strategy(self)
         # Ranks become one model before anything else looks at it.
         self.extensions = {run.cfg.train.strategy: self.strategy, **build_extensions(self)}
@@ -96,7 +102,7 @@ class Session:
             self.strategy.refuse()
         if stop:
             self._interrupt()
-        self._window, self._window_items = batches, items
+        self.window, self._window_items = batches, items
         return self.strategy.begin_step(own_items, items)
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
@@ -127,7 +133,7 @@ class Session:
         self._train_seconds += time.perf_counter() - self._beat
         if self.run.observer is not None:
             figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
-            self.run.observer.step(state.step, self._window, figures | self._last)
+            self.run.observer.step(state.step, self.window, figures | self._last)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""

@@ -25,7 +25,6 @@ from toolkit.data.batches import training_loader
 from toolkit.data.order import WindowSampler
 from toolkit.distributed import StopSignal, sum_dtype
 from toolkit.engine.arguments import callbacks, training_arguments
-from toolkit.engine.loop import micro_batch
 from toolkit.engine.run import FitResult, Plan, Run
 from toolkit.engine.session import Session
 from toolkit.optim.optimizers import build_optimizer
@@ -137,7 +136,7 @@ class WindowTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
         """Adds a micro-batch's part of the window's gradient, and returns that of its loss."""
-        loss_sum = micro_batch(self.accelerator, self.run.task, model, inputs, self.scale)
+        loss_sum = self.session.add_gradient(inputs, self.scale)
         self.loss_sum += loss_sum
         self.stop.beat()
         if self.accelerator.sync_gradients:  # it was the window's last

@@ -81,6 +81,9 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
         optimizer = build(groups, **settings, **own)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError([f"train.optim_args: {train.optim} refuses {train.optim_args}: {error}"]) from error
+    # Fused ones leave an update that overflowed fp16 out by themselves, unseen: accelerate, and so the schedule, would
+    # count it. Without this the scaler does not call them at all then.
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     if preset.library == "bitsandbytes":
         _settle_8bit(optimizer, model)
     return optimizer

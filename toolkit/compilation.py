@@ -1,0 +1,29 @@
+"""`torch.compile` for training passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from toolkit.config.sections import TrainConfig
+
+
+def compile_training(model: nn.Module, train: TrainConfig) -> None:
+    """Compiles a model's training passes in place, as `train` asks; names of parameters stay as they are.
+
+    Evaluation and generation, whose shapes vary more and which run less often, are left as they were.
+    """
+    if not train.torch_compile:
+        return
+    import torch._inductor.config as inductor
+
+    # Dropout then draws the same random numbers as without compiling, so that only rounding differs.
+    inductor.fallback_random = True
+    model.compile(backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
+    compiled = model._compiled_call_impl
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (compiled if model.training else model._call_impl)(*arguments, **named)
+
+    model._compiled_call_impl = call
