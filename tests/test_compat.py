@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from toolkit.compat import RULES, conflicts
+from toolkit.compat import RULES
 from toolkit.config import STRICT, Config, load_config
 from toolkit.config.paths import FILE_FORMATS
-from toolkit.config.sections import TrainConfig
 from toolkit.data.sources import READERS
 from toolkit.errors import ConfigError
 from toolkit.strategies.rules import SHARDING
@@ -101,6 +100,10 @@ CONFLICTS = {
     "train.local_sgd_outer_momentum=0.5": "or remove train.local_sgd_outer_momentum",
     "train.strategy=local_sgd train.local_sgd_outer_momentum=0.5": "there is no outer optimizer; set train.local_sgd_o",
     "train.strategy=local_sgd train.local_sgd_warmup_steps=9 train.max_steps=9": "the run would end before processes",
+    "train.strategy=local_sgd train.auto_batch_size=true": "both decide how gradients are exchanged",
+    "train.strategy=local_sgd train.ema_decay=0.9": "each process would average other weights",
+    "train.ema_decay=0.9 train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "averages the weights",
+    "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "moments of 8 bits are",
     "train.strategy=local_sgd train.mixed_precision=fp16": "use bf16 or no, or set train.strategy to sync",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
@@ -159,7 +162,8 @@ GPU_ONLY = {
     "train.mixed_precision=fp8": "fp8 needs a GPU that has it, and the launcher asks for the CPU; use bf16 or no",
     "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher asks for the CPU; remove train.tf32",
     "train.activation_offload=true": "activations are in the CPU's memory already, since the launcher asks for the CPU",
-    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU; use",
+    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU",
+    "model.peft.method=qlora": "4 bits on a GPU, and the launcher asks for the CPU; set .* to lora",
 }
 
 
@@ -181,6 +185,7 @@ def test_every_rule_is_tested() -> None:
     """Each row of the table is met by one of the cases above, with its reason and its remedy."""
     met = [problem for words in CONFLICTS for problem in problems(words)]
     met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
+    met += [problem for variable in SHARDING for problem in problems("train.strategy=local_sgd", **{variable: "true"})]
     untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
     assert untested == []
     assert len(RULES) >= 25
@@ -191,17 +196,6 @@ def test_local_sgd_wants_whole_models(variable: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"the launcher asks for {name}.*set train.strategy to sync"):
         load("train.strategy=local_sgd", **{variable: "true"})
     assert load(**{variable: "true"}).train.strategy == "sync"
-
-
-def test_moments_of_8_bits_have_no_mean() -> None:
-    train = TrainConfig(strategy="local_sgd", local_sgd_average_moments=True, optim="adamw_bnb_8bit")
-    (problem,) = conflicts(replace(load(), train=train), {})
-    assert problem.startswith("train.local_sgd_average_moments (true), train.optim ('adamw_bnb_8bit'): moments of 8")
-
-
-def test_qlora_wants_no_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"4 bits on a GPU, and the launcher asks for the CPU; set .* to lora"):
-        load("model.peft.method=qlora", ACCELERATE_USE_CPU="True")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,12 @@ RULES = (
         "set train.lr_scheduler_type to constant or constant_with_warmup",
     ),
     Rule(
+        lambda c: PRESETS[c.train.optim].library == "schedulefree" and c.train.ema_decay is not None,
+        ("train.ema_decay", "train.optim"),
+        "this optimizer averages the weights itself",
+        "remove train.ema_decay",
+    ),
+    Rule(
         lambda c: c.train.optim == "adam_bnb_8bit" and c.train.weight_decay > 0,
         ("train.weight_decay", "train.optim"),
         "bitsandbytes decays beside the gradient, which is AdamW",

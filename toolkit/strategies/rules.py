@@ -65,6 +65,18 @@ RULES = (
         "use bf16 or no, or set train.strategy to sync",
     ),
     Rule(
+        lambda c: _is_local(c) and c.train.auto_batch_size,
+        ("train.strategy", "train.auto_batch_size"),
+        "both decide how gradients are exchanged",
+        "set train.strategy to sync, or find train.per_device_train_batch_size by hand",
+    ),
+    Rule(
+        lambda c: _is_local(c) and c.train.ema_decay is not None,
+        ("train.strategy", "train.ema_decay"),
+        "each process would average other weights",
+        "set train.strategy to sync, or remove train.ema_decay",
+    ),
+    Rule(
         lambda c: _is_local(c) and c.train.local_sgd_average_moments and "8bit" in c.train.optim,
         ("train.local_sgd_average_moments", "train.optim"),
         "moments of 8 bits are codes, which have no mean",
