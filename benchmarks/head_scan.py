@@ -11,8 +11,8 @@ import argparse
 import copy
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 

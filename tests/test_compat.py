@@ -121,7 +121,7 @@ GPU_ONLY = {
     "train.mixed_precision=fp8": "fp8 needs a GPU that has it, and the launcher asks for the CPU; use bf16 or no",
     "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher asks for the CPU; remove train.tf32",
     "train.activation_offload=true": "activations are in the CPU's memory already, since the launcher asks for the CPU",
-    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU; use",
+    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU;",
 }
 
 
