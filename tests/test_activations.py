@@ -1,4 +1,4 @@
-"""Activations computed anew, or moved to the CPU's memory: the same training, bit for bit; refused where it cannot be."""
+"""Activations computed anew, or moved to the CPU's memory: the same training, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def bert(**sizes):
 
 
 VIT = {"model_type": "vit", "num_channels": 3, "image_size": 32, "patch_size": 8, "hidden_size": 16,
-       "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24, "hidden_dropout_prob": 0.1}  # fmt: skip
+       "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24,
+       "hidden_dropout_prob": 0.1}  # fmt: skip
 RUNS = {
     "reviews": RANDOM["reviews"],
     "translation": RANDOM["translation"],

@@ -20,7 +20,7 @@ AUTO = "train.auto_batch_size=true"
 
 
 def small_memory(monkeypatch: pytest.MonkeyPatch, most: Callable[[], int], when: str = "forward") -> list[int]:
-    """Makes training passes of more rows than `most()` run out of memory; returns the rows of each pass, as they come."""
+    """Makes training passes of more rows than `most()` run out of memory; returns the rows of each pass."""
     build, passes = toolkit.run.build_model, []
 
     def fail(rows: int) -> None:

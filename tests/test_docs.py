@@ -263,6 +263,12 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
+def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = import_module("render_switches")
+    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+
+
 def test_scripts_are_valid_shell() -> None:
     scripts = [block for page in pages() for block in blocks(page, "bash") if block.startswith("#!")]
     assert scripts

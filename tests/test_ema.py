@@ -10,7 +10,8 @@ from stopping import StoppedError, stopper
 
 RUN = (*SGD, "data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",
        "train.gradient_accumulation_steps=1", "train.num_train_epochs=2", "checkpoint.save_steps=1",
-       "eval.eval_steps=2", "checkpoint.save_total_limit=null", "tracking.logging_steps=1", "model.config_overrides.hidden_dropout_prob=0.1")  # fmt: skip
+       "eval.eval_steps=2", "checkpoint.save_total_limit=null",
+       "tracking.logging_steps=1", "model.config_overrides.hidden_dropout_prob=0.1")  # fmt: skip
 EMA = "train.ema_decay=0.8"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from toolkit.data.order import Order, RowRandom, WindowSampler, evaluation_batches
 
@@ -108,3 +111,21 @@ def test_random_numbers_of_a_row_depend_on_seed_epoch_and_row_only():
     assert drawn(7) == first
     assert sampler.random.training
     assert not RowRandom(5, epoch=-1).training
+
+
+def _drawn(rows, *, random):
+    return [(row, float(random.generator(row).random())) for row in rows]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_draw_the_numbers_of_the_epoch_they_load(persistent):
+    """Also those that were started in an epoch before."""
+    sampler = WindowSampler(Order(12, 2, 2, 1, 0), rank=0)
+    sampler.random.share()
+    loader = DataLoader(range(12), batch_sampler=sampler, collate_fn=partial(_drawn, random=sampler.random),
+                        num_workers=2, persistent_workers=persistent, prefetch_factor=3)  # fmt: skip
+    for epoch in range(3):
+        sampler.seek(epoch)
+        loaded = [pair for batch in loader for pair in batch]
+        assert loaded == [(row, float(RowRandom(0, epoch).generator(row).random())) for row, _ in loaded]
+        assert sorted(row for row, _ in loaded) == list(range(12))

@@ -66,7 +66,7 @@ def _layers(model: nn.Module) -> list[nn.Module]:
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Lets what a training pass keeps for its backward pass wait in the CPU's memory; parameters stay where they are."""
+    """Lets what a training pass keeps for its backward pass wait in the CPU's memory; parameters stay in place."""
     entered: list[ExitStack] = []
 
     def before(module: nn.Module, arguments: Any) -> None:

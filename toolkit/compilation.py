@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,7 @@ def compile_training(model: nn.Module, train: TrainConfig) -> None:
     # Dropout then draws the same random numbers as without compiling, so that only rounding differs.
     inductor.fallback_random = True
     model.compile(backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
-    compiled = model._compiled_call_impl
+    compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
 
     def call(*arguments: Any, **named: Any) -> Any:
         return (compiled if model.training else model._call_impl)(*arguments, **named)

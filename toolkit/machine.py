@@ -59,7 +59,7 @@ def _problems(cfg: Config) -> Iterator[str]:
         yield from _compile_problems(train.torch_compile_backend or "inductor", gpu)
     backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
     if backend not in ("", "no"):
-        yield f"train.torch_compile: the launcher says {backend} (ACCELERATE_DYNAMO_BACKEND); set it in the YAML instead"
+        yield f"train.torch_compile: the launcher says {backend} (ACCELERATE_DYNAMO_BACKEND); set it in the YAML"
 
 
 def _attention_problems(name: str | None, gpu: bool) -> Iterator[str]:

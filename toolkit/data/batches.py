@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +65,17 @@ def _loader(
 def _outlive_sigterm(worker: int) -> None:
     """A scheduler signals every process of a job; the rank still needs its workers to end its step and save."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@contextmanager
+def ended_workers(loader: DataLoader) -> Iterator[None]:
+    """Ends workers that persist, at the latest, here: at its exit Python would signal them, which they outlive."""
+    try:
+        yield
+    finally:
+        if loader._iterator is not None:
+            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            loader._iterator = None
 
 
 def training_loader(

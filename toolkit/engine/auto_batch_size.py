@@ -103,8 +103,8 @@ class AutoBatchSize(Extension):
         if not smaller:
             raise RunError(
                 f"step {step + 1}: memory does not suffice for a single row ({error or 'on another process'}).\n"
-                "  Shorter rows, train.activation_checkpointing=full, train.mixed_precision=bf16 or an optimizer with a "
-                "smaller state need less."
+                "  Shorter rows, train.activation_checkpointing=full, train.mixed_precision=bf16 or an optimizer with "
+                "less state need less."
             )
         say(
             f"step {step + 1}: out of memory with {self.rows} rows; from here on micro-batches of {whole} rows are "

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from toolkit.console import progress
-from toolkit.data.batches import training_loader
+from toolkit.data.batches import ended_workers, training_loader
 from toolkit.distributed import StopSignal, sum_dtype
 from toolkit.engine.run import FitResult, Plan, Run
 from toolkit.engine.session import Session
@@ -37,7 +37,7 @@ def fit(run: Run) -> FitResult:
     model, optimizer = accelerator.prepare(run.model, optimizer)
     accumulation = train.gradient_accumulation_steps or 1
 
-    with StopSignal(accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+    with ended_workers(loader), StopSignal(accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
         session = Session(run, model, optimizer, schedule, plan, tracker, stop)
         session.restore()
         model.train()

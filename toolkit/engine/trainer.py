@@ -21,7 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from toolkit.console import progress
-from toolkit.data.batches import training_loader
+from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
 from toolkit.distributed import StopSignal, sum_dtype
 from toolkit.engine.arguments import callbacks, training_arguments
@@ -47,7 +47,7 @@ def fit(run: Run) -> FitResult:
     place = {"rank": run.accelerator.process_index, "world_size": run.accelerator.num_processes}
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
     plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
-    with StopSignal(run.accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+    with ended_workers(loader), StopSignal(run.accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
         trainer = WindowTrainer(run, plan, loader, sampler, tracker, stop)
         with progress(plan.total_steps, "train", initial=run.resume.step if run.resume else 0) as trainer.bar:
             trainer.train()
