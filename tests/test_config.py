@@ -395,9 +395,9 @@ def test_launcher_and_file_must_not_differ(own: str) -> None:
 
 @pytest.mark.parametrize("own", ["null", "bf16"])
 def test_launcher_may_not_ask_for_what_there_is_not(own: str) -> None:
-    (problem,) = problems(GOOD, f"train.mixed_precision={own}", ACCELERATE_MIXED_PRECISION="fp8")
+    (problem,) = problems(GOOD, f"train.mixed_precision={own}", ACCELERATE_MIXED_PRECISION="fp4")
     assert problem.startswith(
-        "launcher ACCELERATE_MIXED_PRECISION=fp8: train.mixed_precision: received 'fp8', allowed:"
+        "launcher ACCELERATE_MIXED_PRECISION=fp4: train.mixed_precision: received 'fp4', allowed:"
     )
 
 
