@@ -91,9 +91,11 @@ def test_engines_that_differ_are_told_apart_by_the_first_cause(engine_runs, job,
 
 
 def test_parameters_that_differ_in_the_end_are_named(engine_runs):
-    save_file({"weight": torch.tensor([1.0, 1.25])}, engine_runs / "trainer-2/model/model.safetensors")
+    save_file(
+        {"weight": torch.tensor([1.0, 1.25])}, engine_runs / f"trainer-2/checkpoints/step-{STEPS}/model.safetensors"
+    )
     (problem,) = engines.judge(engine_runs, None).problems
-    assert problem.endswith("model/model.safetensors: weight differs by up to 0.25")
+    assert problem.endswith("model.safetensors: weight differs by up to 0.25")
 
 
 def resumed(folder: Path, *steps: dict, before: int = 3) -> Path:
@@ -245,25 +247,30 @@ def test_a_killed_run_is_certified(tmp_path, capsys):
     assert max(map(len, output.split("\n\n")[0].splitlines())) <= 80
 
 
-def test_a_small_run_leaves_out_what_it_must_not_do(tmp_path):
-    made = cut(
-        tmp_path,
-        "engine=trainer",
-        "trainer.callbacks=[callbacks_for_tests.Recorder]",
-        "train.early_stopping_patience=2",
-        "eval.eval_steps=1",
-        "checkpoint.push_to_hub=true",
-        "checkpoint.hub_model_id=lab/model",
-        "train.warmup_steps=500",
-        "tracking.report_to=[tensorboard]",
-        "tracking.run_name=mine",
-    )
+LARGE = (
+    "engine=trainer trainer.callbacks=[callbacks_for_tests.Recorder] train.early_stopping_patience=2 eval.eval_steps=1",
+    "checkpoint.push_to_hub=true checkpoint.hub_model_id=lab/model train.warmup_steps=500 train.max_time=00:01:00:00",
+    "tracking.report_to=[tensorboard] tracking.run_name=mine train.torch_compile=true",
+    "train.strategy=local_sgd train.local_sgd_outer_lr=0.7 train.local_sgd_warmup_steps=2",
+    "train.lr_scheduler_type=reduce_lr_on_plateau eval.eval_steps=epoch",
+    "train.lr_scheduler_type=cosine_with_restarts train.snapshot_ensemble=true train.lr_scheduler_kwargs.num_cycles=2",
+    "train.optim=adafactor_relative train.learning_rate=5.0e-5 train.lr_scheduler_type=constant train.warmup_steps=0",
+    "train.optim=schedule_free_adamw train.lr_scheduler_type=constant_with_warmup train.layerwise_lr_decay=0.9",
+    "train.mixed_precision=fp16 train.tf32=true train.activation_offload=true model.peft.method=lora",
+)
+
+
+@pytest.mark.parametrize("words", LARGE)
+def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
+    made = cut(tmp_path, *words.split())
     for promise in promises().values():
         for job in promise.jobs(made):
             settings = [*made.settings(), *written({"engine": "loop"} | dict(job.settings))]
-            cfg = load_config(load_task_type(RECIPE).Options, CONFIG, settings).config
+            on_cpu = {"ACCELERATE_USE_CPU": "true"}
+            cfg = load_config(load_task_type(RECIPE).Options, CONFIG, settings, on_cpu).config
             assert not cfg.checkpoint.push_to_hub
             assert cfg.trainer.callbacks == []
-            assert cfg.train.early_stopping_patience is None
             assert cfg.train.warmup_steps <= 0.1
+            assert cfg.train.strategy == "sync"
+            assert cfg.train.mixed_precision == "no"
             assert cfg.tracking.report_to == []

@@ -43,7 +43,8 @@ def judge(folder: Path, cut: Cut) -> Certificate:
             first_difference(read_trace(folder, loop, rank), read_trace(folder, trainer, rank), CAUSES)
             for rank in range(processes)
         ]
-        parted.append(weight_difference(folder / loop, folder / trainer, "model/model.safetensors"))
+        last = f"checkpoints/step-{read_trace(folder, loop)[-1]['step']}/model.safetensors"
+        parted.append(weight_difference(folder / loop, folder / trainer, last))
         problems += [f"loop against trainer on {where}: {found}" for found in parted if found][:1]
     problems += _across(folder)
     steps = len(read_trace(folder, "loop-1"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.config.load import to_yaml
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.errors import RunError
 
 WINDOW = 8
@@ -22,6 +22,44 @@ WINDOW = 8
 SPLIT = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 4}
 """The window on one process, where nothing else is asked for."""
 LOG_LINES = 25
+LEFT_OUT = (
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "max_time",
+    "snapshot_ensemble",
+    # Another algorithm; what is proved is the synchronous one.
+    "strategy",
+    *(f"local_sgd_{name}" for name in ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_momentum")),
+    # For GPUs, or equal to rounding only.
+    "tf32",
+    "activation_offload",
+    "torch_compile",
+    "torch_compile_backend",
+    "torch_compile_mode",
+)
+"""Settings of training that a certificate's runs have at their defaults."""
+
+OF_OPTIMIZERS = (
+    "optim_args",
+    "layerwise_lr_decay",
+    "head_learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+)
+STILL: dict[str, Any] = {
+    "engine": "loop",
+    "train.optim": "sgd",
+    "train.learning_rate": 0.0,
+    **{f"train.{name}": getattr(TrainConfig(), name) for name in OF_OPTIMIZERS},
+    "train.lr_scheduler_type": "constant",
+    "train.num_train_epochs": 1,
+    "checkpoint.save_steps": None,
+}
+"""Settings of a run that changes no parameter."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +99,9 @@ class Cut:
             "train.max_steps": -1,
             "train.mixed_precision": "no",  # bits, and metrics to 1e-5, are promised for float32
             **SPLIT,
-            "train.early_stopping_patience": None,
-            "train.early_stopping_threshold": 0.0,
-            "eval.eval_steps": None,
+            **{f"train.{name}": getattr(TrainConfig(), name) for name in LEFT_OUT},
+            "model.attn_implementation": None,
+            "eval.eval_steps": 2 if train.lr_scheduler_type == "reduce_lr_on_plateau" else None,
             "checkpoint.save_steps": 2,
             "checkpoint.save_total_limit": None,
             "checkpoint.resume": "none",

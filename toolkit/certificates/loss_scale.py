@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.certificates import FAILED, OK, OPEN, Certificate
-from toolkit.certificates.jobs import Cut, Job, error_of
+from toolkit.certificates.jobs import STILL, Cut, Job, error_of
 from toolkit.certificates.trace import DEPENDENCE, read_gradients
 
 PROMISE = "One update is the same however its window is split over micro-batches and processes."
@@ -22,10 +22,8 @@ RATIO, COSINE = 1e-3, 1e-4
 def jobs(cut: Cut) -> list[Job]:
     """Returns one epoch of updates that change nothing, in every split, and one update of the plain Trainer in two."""
     settings: dict[str, Any] = {
-        "train.learning_rate": 0.0,  # every window's gradient is taken at the same parameters
+        **STILL,  # every window's gradient is taken at the same parameters
         "train.max_grad_norm": 0.0,
-        "train.num_train_epochs": 1,
-        "checkpoint.save_steps": None,
         **({"data.max_eval_samples": 1} if cut.evaluated else {}),
     }
     made = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.certificates import FAILED, OK, OPEN, Certificate
-from toolkit.certificates.jobs import Cut, Job, error_of
+from toolkit.certificates.jobs import STILL, Cut, Job, error_of
 
 PROMISE = "Metrics and predictions are the same on one, two and three processes, at any batch size."
 BATCHES = {1: 8, 2: 3, 3: 5}
@@ -18,17 +18,11 @@ TOLERANCE = 1e-5
 
 def jobs(cut: Cut) -> list[Job]:
     """Returns a training, and evaluations of its model: runs of one step that changes nothing."""
-    still: dict[str, Any] = {
-        "engine": "loop",
-        "train.learning_rate": 0.0,
-        "train.num_train_epochs": 1,
-        "train.max_steps": 1,
-        "train.warmup_steps": 0,
-        "train.local_sgd_warmup_steps": 0,
-        "checkpoint.save_steps": None,
-    }
+    still = STILL | {"train.max_steps": 1}
+    # Adapters are no model that another run could begin with: then it is the new one that is evaluated.
+    model_of = "loop-1" if cut.cfg.model.peft.method == "none" else None
     return [Job("loop-1", {"engine": "loop"})] + [
-        Job(f"ranks-{processes}", still | {"eval.per_device_eval_batch_size": batch}, processes, model_of="loop-1")
+        Job(f"ranks-{processes}", still | {"eval.per_device_eval_batch_size": batch}, processes, model_of=model_of)
         for processes, batch in BATCHES.items()
     ]
 
