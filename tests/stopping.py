@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+from runs import train
 
 from toolkit.engine.session import Session
 
@@ -29,3 +32,21 @@ def stopper(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
             monkeypatch.setattr(Session, "begin_window", begin_or_stop)
 
     return arm
+
+
+def train_in_legs(
+    monkeypatch: pytest.MonkeyPatch, output_dir: Path, *settings: str, legs: Iterable[tuple[int | None, str]]
+) -> None:
+    """Trains `reviews` in several goes, each resumed from the one before.
+
+    Args:
+        monkeypatch: pytest's.
+        output_dir: the run's folder.
+        *settings: `section.key=value` each.
+        legs: the step that each go is stopped before (None: it ends) and its engine.
+    """
+    stop_before = stopper(monkeypatch)
+    for step, engine in legs:
+        stop_before(step)
+        with nullcontext() if step is None else pytest.raises(StoppedError):
+            train("reviews", output_dir, *settings, f"engine={engine}", "checkpoint.resume=auto")

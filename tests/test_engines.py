@@ -5,7 +5,7 @@ from __future__ import annotations
 import callbacks_for_tests
 import pytest
 from runs import assert_same_weights, lines, predictions, train
-from stopping import StoppedError, stopper
+from stopping import StoppedError, stopper, train_in_legs
 from test_contracts_resume import RANDOM
 
 from toolkit.engine.arguments import PASSED_ON
@@ -29,19 +29,12 @@ def test_both_engines_end_with_the_same_bits(task, tmp_path):
 
 @pytest.mark.parametrize("engines", [("loop", "trainer", "loop"), ("trainer", "loop", "trainer")])
 def test_each_engine_goes_on_where_the_other_stopped(engines, tmp_path, monkeypatch):
-    stop_before = stopper(monkeypatch)
     settings = (*RANDOM["reviews"], "eval.eval_steps=4", "tracking.logging_steps=3",
                 "checkpoint.load_best_model_at_end=true")  # fmt: skip
     train("reviews", tmp_path / "whole", *settings)
     # The fifth step is in the middle of an epoch, the seventh is its last: seven steps make one.
-    for step, engine in zip((6, 8, None), engines, strict=True):
-        stop_before(step)
-        parts = (*settings, f"engine={engine}", "checkpoint.resume=auto", "checkpoint.save_steps=1")
-        if step is None:
-            train("reviews", tmp_path / "parts", *parts)
-        else:
-            with pytest.raises(StoppedError):
-                train("reviews", tmp_path / "parts", *parts)
+    legs = zip((6, 8, None), engines, strict=True)
+    train_in_legs(monkeypatch, tmp_path / "parts", *settings, "checkpoint.save_steps=1", legs=legs)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 

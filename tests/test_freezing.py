@@ -9,7 +9,7 @@ import torch
 import transformers
 from runs import assert_same_weights, lines, train, weights
 from safetensors.torch import load_file
-from stopping import StoppedError, stopper
+from stopping import train_in_legs
 from test_adapters import ARCHITECTURES, FEW
 from test_contracts_resume import RANDOM
 
@@ -66,16 +66,9 @@ def test_gradual_unfreezing_moves_nothing_before_its_time(optim, tmp_path, monke
     train("reviews", tmp_path / "trainer", *settings, "train.max_steps=9", "engine=trainer")
     assert_same_weights(tmp_path / "loop", tmp_path / "trainer")
     assert lines(tmp_path / "loop") == lines(tmp_path / "trainer")
-    stop_before = stopper(monkeypatch)
     # Right before, and right after, something is unfrozen.
-    for step, engine in ((3, "loop"), (4, "trainer"), (9, "loop"), (None, "trainer")):
-        parts = (*settings, "train.max_steps=9", f"engine={engine}", "checkpoint.resume=auto")
-        stop_before(step)
-        if step is None:
-            train("reviews", tmp_path / "parts", *parts)
-        else:
-            with pytest.raises(StoppedError):
-                train("reviews", tmp_path / "parts", *parts)
+    legs = ((3, "loop"), (4, "trainer"), (9, "loop"), (None, "trainer"))
+    train_in_legs(monkeypatch, tmp_path / "parts", *settings, "train.max_steps=9", legs=legs)
     assert_same_weights(tmp_path / "loop", tmp_path / "parts")
     assert lines(tmp_path / "loop") == lines(tmp_path / "parts")
 

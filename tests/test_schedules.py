@@ -7,7 +7,7 @@ import torch
 from reference_schedules import CASES, PEAK, STEPS, ours, reference, settings, walk
 from runs import assert_same_weights, lines, train
 from safetensors.torch import load_file
-from stopping import StoppedError, stopper
+from stopping import StoppedError, stopper, train_in_legs
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from toolkit.config.sections import TrainConfig
@@ -87,15 +87,8 @@ def test_a_plateau_is_that_of_torch_and_survives_a_resume(tmp_path, monkeypatch)
         reference.step(loss)
     assert [line["learning_rate"] for line in lines(tmp_path / "whole", "loss")] == pytest.approx(expected)
     assert len(set(expected)) == 3
-    stop_before = stopper(monkeypatch)
-    for step, engine in ((4, "trainer"), (6, "loop"), (None, "trainer")):
-        stop_before(step)
-        parts = (*PLATEAU, f"engine={engine}", "checkpoint.resume=auto")
-        if step is None:
-            train("reviews", tmp_path / "parts", *parts)
-        else:
-            with pytest.raises(StoppedError):
-                train("reviews", tmp_path / "parts", *parts)
+    legs = ((4, "trainer"), (6, "loop"), (None, "trainer"))
+    train_in_legs(monkeypatch, tmp_path / "parts", *PLATEAU, legs=legs)
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 

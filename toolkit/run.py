@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from toolkit import modalities
 from toolkit.activations import spare_activations
-from toolkit.adaptable import check_adapters, check_prompts, check_room
+from toolkit.adaptable import check_prompts, check_room
+from toolkit.checks import check_run
 from toolkit.compilation import compile_training
 from toolkit.config.sections import Config
 from toolkit.console import quiet_libraries, say
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
 from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
-from toolkit.engine import ENGINES, check_engine
-from toolkit.engine.run import FitResult, Observer, Run, best_metric
+from toolkit.engine import ENGINES
+from toolkit.engine.run import FitResult, Observer, Run
 from toolkit.errors import ConfigError
-from toolkit.hub import check_hub
-from toolkit.machine import check_machine, machine_notes
+from toolkit.machine import machine_notes
 from toolkit.model import (
     batch_dependence,
     build_model,
@@ -28,14 +28,11 @@ from toolkit.model import (
     refuse_lost_overrides,
     refuse_unused_parameters,
 )
-from toolkit.optim.optimizers import check_optim_args
-from toolkit.optim.schedules import check_schedule
 from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
 from toolkit.processes import die_with_launcher
 from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
-from toolkit.task import Averages, Processor, Task
-from toolkit.tracking import check_trackers
+from toolkit.task import Processor, Task
 from toolkit.trainable import make_trainable
 
 if TYPE_CHECKING:
@@ -67,18 +64,7 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
     """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
-    best_metric(cfg, task)
-    check_optim_args(cfg.train)
-    check_schedule(cfg.train)
-    check_trackers(cfg.tracking)
-    check_engine(cfg)
-    check_hub(cfg.checkpoint)
-    check_adapters(cfg.model)
-    check_machine(cfg)
-    if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
-        raise ConfigError(["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"])
-    if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
-        raise ConfigError(["train.snapshot_ensemble: received true, but this task's predictions have no mean"])
+    check_run(cfg, task)
     quiet_libraries()
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):

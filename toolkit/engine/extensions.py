@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from toolkit.optim.presets import PRESETS
@@ -71,70 +72,27 @@ class Extension:
         """Takes back what `state` returned."""
 
 
-def _early_stopping() -> type[Extension]:
-    from toolkit.engine.early_stopping import EarlyStopping
-
-    return EarlyStopping
-
-
-def _plateau() -> type[Extension]:
-    from toolkit.engine.plateau import Plateau
-
-    return Plateau
-
-
-def _schedule_free() -> type[Extension]:
-    from toolkit.engine.schedule_free import ScheduleFree
-
-    return ScheduleFree
-
-
-def _snapshots() -> type[Extension]:
-    from toolkit.engine.snapshots import Snapshots
-
-    return Snapshots
-
-
-def _unfreezing() -> type[Extension]:
-    from toolkit.engine.unfreezing import Unfreezing
-
-    return Unfreezing
-
-
-def _max_time() -> type[Extension]:
-    from toolkit.engine.max_time import MaxTime
-
-    return MaxTime
-
-
-def _ema() -> type[Extension]:
-    from toolkit.engine.ema import AveragedWeights
-
-    return AveragedWeights
-
-
-def _auto_batch_size() -> type[Extension]:
-    from toolkit.engine.auto_batch_size import AutoBatchSize
-
-    return AutoBatchSize
-
-
-EXTENSIONS: dict[str, tuple[Callable[[Any], bool], Callable[[], type[Extension]]]] = {
-    "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, _early_stopping),
-    "plateau": (lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau", _plateau),
-    "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree", _schedule_free),
-    "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, _snapshots),
-    "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), _unfreezing),
-    "max_time": (lambda cfg: cfg.train.max_time is not None, _max_time),
-    "ema": (lambda cfg: cfg.train.ema_decay is not None, _ema),
-    "auto_batch_size": (lambda cfg: cfg.train.auto_batch_size, _auto_batch_size),
+EXTENSIONS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "early_stopping": (lambda cfg: cfg.train.early_stopping_patience is not None, "early_stopping.EarlyStopping"),
+    "plateau": (lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau", "plateau.Plateau"),
+    "schedule_free": (lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree", "schedule_free.ScheduleFree"),
+    "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "snapshots.Snapshots"),
+    "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), "unfreezing.Unfreezing"),
+    "max_time": (lambda cfg: cfg.train.max_time is not None, "max_time.MaxTime"),
+    "ema": (lambda cfg: cfg.train.ema_decay is not None, "ema.AveragedWeights"),
+    "auto_batch_size": (lambda cfg: cfg.train.auto_batch_size, "auto_batch_size.AutoBatchSize"),
 }
-"""By the name in checkpoints: whether a configuration asks for it, and its class, imported when it is asked for."""
+"""By the name in checkpoints: whether a configuration asks for it, and its module in `toolkit.engine` and class."""
 
 
 def build_extensions(session: Session) -> dict[str, Extension]:
     """Builds what the run's configuration asks for."""
-    return {name: load()(session) for name, (asked, load) in EXTENSIONS.items() if asked(session.run.cfg)}
+    built = {}
+    for name, (asked, place) in EXTENSIONS.items():
+        if asked(session.run.cfg):
+            module, _, kind = place.partition(".")
+            built[name] = getattr(import_module(f"toolkit.engine.{module}"), kind)(session)
+    return built
 
 
 @contextmanager
