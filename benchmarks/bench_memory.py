@@ -28,7 +28,7 @@ def measure(setting: str, arguments: argparse.Namespace) -> dict[str, float]:
 
     from toolkit.activations import spare_activations
     from toolkit.config.sections import TrainConfig
-    from toolkit.distributed import peak_memory_bytes
+    from toolkit.memory import peak_memory_bytes
 
     device = Accelerator().device
     torch.manual_seed(0)

@@ -160,7 +160,7 @@ def test_bytes_of_state_are_reported(tmp_path):
     run = ("model.from_config.num_hidden_layers=1", *SMALL, "data.max_train_samples=8", "train.max_steps=1")
     result = train("reviews", tmp_path / "run", *run, sizes=())
     assert (tmp_path / "run" / "report.md").read_text().count("optimizer_state_bytes_per_parameter | 8") == 1
-    assert result.optimizer_state_bytes > 0
+    assert result.memory.optimizer_state > 0
 
 
 def test_eight_bits_leave_embeddings_and_small_tensors_alone_and_forget_former_runs():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -206,13 +205,3 @@ class StopSignal:
         while received and not self._disarmed.wait(POLL_SECONDS):
             if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
                 os._exit(EXIT_SIGTERM)
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: allocated on the GPU, or resident where there is none."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

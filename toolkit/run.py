@@ -20,6 +20,7 @@ from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Observer, Run
 from toolkit.errors import ConfigError
 from toolkit.machine import machine_notes
+from toolkit.memory import MemoryWatch
 from toolkit.model import (
     batch_dependence,
     build_model,
@@ -88,6 +89,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         check_room(cfg.model, config, data)
+        memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, auto_model, cfg.seed)
         model = make_trainable(model, cfg, auto_model, accelerator, output_dir)
@@ -95,7 +97,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
         spare_activations(model, cfg.train)
         compile_training(model, cfg.train)
-        yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, observer)
+        yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, memory, observer)
 
 
 @contextmanager

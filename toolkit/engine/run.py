@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
 from toolkit.errors import ConfigError
+from toolkit.memory import MemoryUse, MemoryWatch
 from toolkit.task import Batch, Prepared, Processor, Task
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Observer(Protocol):
         """Called before each update with the step, from 1, and the bare model, its gradient exchanged and clipped."""
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Called after each update, with this rank's micro-batches and the step's figures."""
+        """Called after each update, with this rank's micro-batches and the step's figures; `seconds` is its time."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Run:
         output_dir: the run's folder, locked and writable.
         resume: the checkpoint to go on from, or None.
         identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
+        memory: measures, from before the model was built.
         observer: looks on, or None.
     """
 
@@ -58,6 +60,7 @@ class Run:
     output_dir: Path
     resume: Checkpoint | None
     identity: Mapping[str, Any]
+    memory: MemoryWatch
     observer: Observer | None = None
 
 
@@ -73,8 +76,7 @@ class FitResult:
         best_step: step of that value.
         train_seconds: time spent in training steps in this session, without evaluating and saving.
         items_per_second: items trained on per second of that.
-        peak_memory_bytes: peak memory of the main process.
-        optimizer_state_bytes: memory of the optimizer's state in the main process.
+        memory: what it took of the main process's.
         further: what extensions have to report.
     """
 
@@ -85,8 +87,7 @@ class FitResult:
     best_step: int | None
     train_seconds: float
     items_per_second: float
-    peak_memory_bytes: int
-    optimizer_state_bytes: int = 0
+    memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from toolkit.distributed import StopSignal, all_sum, on_main, peak_memory_bytes, seed_all, sum_dtype
+from toolkit.distributed import StopSignal, all_sum, on_main, seed_all, sum_dtype
 from toolkit.engine.extensions import as_result, build_extensions
 from toolkit.engine.micro_batch import micro_batch
 from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
@@ -130,9 +130,15 @@ class Session:
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         for extension in self.extensions.values():
             extension.after_update()
-        self._train_seconds += time.perf_counter() - self._beat
+        seconds = time.perf_counter() - self._beat
+        self._train_seconds += seconds
         if self.run.observer is not None:
-            figures = {"epoch": self.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
+            figures = {
+                "epoch": self.epoch,
+                "loss_sum": float(loss_sum),
+                "num_items": self._window_items,
+                "seconds": seconds,
+            }
             self.run.observer.step(state.step, self.window, figures | self._last)
 
     def after_step(self, due: Due) -> None:
@@ -146,7 +152,8 @@ class Session:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Says that what comes next, fetching rows included, is the next step's time."""
+        """Says that what comes next, fetching rows included, is the next step's time, and its memory."""
+        self.run.memory.train()
         self._beat = time.perf_counter()
 
     def evaluate(self) -> dict[str, float]:
@@ -189,6 +196,7 @@ class Session:
     def finish(self) -> FitResult:
         """Saves and evaluates the last step, and puts the best parameters back where that was asked for."""
         run, state = self.run, self.state
+        run.memory.pause()
         if state.num_items and self._last:  # the run ended before its plan did
             self.log()
         if self.plan.save_every is not None:
@@ -217,8 +225,7 @@ class Session:
             best_step=state.best_step,
             train_seconds=self._train_seconds,
             items_per_second=self._session_items / self._train_seconds if self._train_seconds else 0.0,
-            peak_memory_bytes=peak_memory_bytes(run.accelerator.device),
-            optimizer_state_bytes=state_bytes(self.optimizer),
+            memory=run.memory.use(self.bare_model, state_bytes(self.optimizer)),
             further=further,
         )
 
@@ -242,6 +249,7 @@ class Session:
         self._saved_step = -1
 
     def _before_pause(self) -> None:
+        self.run.memory.pause()
         for extension in self.extensions.values():
             extension.before_pause()
 
@@ -267,7 +275,7 @@ class Session:
             **{name: value for extension in self.extensions.values() for name, value in extension.figures().items()},
             "num_items": state.num_items,
             "train_items_per_second": self._session_items / self._train_seconds,
-            "peak_memory_bytes": peak_memory_bytes(self.run.accelerator.device),
+            "peak_memory_bytes": self.run.memory.peak,
         }
         self.tracker.log(line)
         state.loss_sum = state.num_items = 0.0

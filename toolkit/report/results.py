@@ -59,9 +59,9 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "best_metric": result.best,
         "train_seconds": result.train_seconds,
         "train_items_per_second": result.items_per_second,
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "optimizer_state_bytes": result.optimizer_state_bytes,
-        "optimizer_state_bytes_per_parameter": result.optimizer_state_bytes / trained if trained else 0.0,
+        "peak_memory_bytes": result.memory.peak,
+        "optimizer_state_bytes": result.memory.optimizer_state,
+        "optimizer_state_bytes_per_parameter": result.memory.optimizer_state / trained if trained else 0.0,
         "trainable_parameters": trained,
         "trainable_fraction": trained / total,
     }

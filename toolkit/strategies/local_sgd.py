@@ -19,7 +19,7 @@ from toolkit.distributed import all_sum
 from toolkit.engine.guard import is_lost, non_finite_error, row_numbers
 from toolkit.errors import RunError
 from toolkit.strategies.flat import Wire
-from toolkit.strategies.sync import Sync
+from toolkit.strategies.sync import EXCHANGED_BYTES, EXCHANGES, Sync
 from toolkit.task import Batch
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class LocalSGD(Sync):
             "local_sgd_collectives": self.wire.collectives,
             "local_sgd_drift": self.drift,
         }
+
+    def result(self) -> dict[str, float]:
+        """Returns what this process gave to the averages, in the whole run."""
+        return {EXCHANGES: float(self.wire.collectives), EXCHANGED_BYTES: float(self.wire.bytes_sent)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the outer optimizer's parameters and momentum, and the counters."""

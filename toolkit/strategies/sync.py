@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from torch.nn.parallel import DistributedDataParallel
+
 from toolkit.engine.extensions import Extension
 from toolkit.engine.guard import refuse_non_finite
 from toolkit.task import Batch
+
+EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
+"""Figures of a run on several processes: collectives, and the bytes that one process gave to them."""
 
 
 class Sync(Extension):
@@ -50,3 +55,14 @@ class Sync(Extension):
     def refuse(self) -> None:
         """Called on every rank before a step when one of them has `failed`; raises RunError."""
         raise AssertionError("no process fails alone")
+
+    def result(self) -> dict[str, float]:
+        """Returns what this process gave to the exchange in the whole run: gradients in buckets, and buffers."""
+        model, steps = self.session.model, self.session.state.step
+        if not isinstance(model, DistributedDataParallel):
+            return {}
+        facts = model._get_ddp_logging_data()
+        buckets = str(facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]).split(",")
+        buffers = [buffer for buffer in model.modules_buffers if model.broadcast_buffers]
+        sizes = [*map(int, buckets), *([sum(b.numel() * b.element_size() for b in buffers)] if buffers else [])]
+        return {EXCHANGES: float(len(sizes) * steps), EXCHANGED_BYTES: float(sum(sizes) * steps)}
