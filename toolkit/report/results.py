@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def write_results(run: Run, result: FitResult) -> None:
     figures = summary_figures(run, result)
     records = _write_all_predictions(run, result)
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
-    write_json(output_dir / "run.json", facts | {"result": figures})
+    write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
     plots.loss_and_metric(history, best_metric(run.cfg, run.task)[0], output_dir / "loss.png")
     examples = [run.task.summary(record) for record in records]
     samples = _samples(run)
