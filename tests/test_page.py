@@ -82,7 +82,8 @@ def test_both_forms_say_the_same() -> None:
 def test_templates_are_part_of_the_package(tmp_path: Path) -> None:
     build = "from setuptools import setup; setup()"
     subprocess.run(
-        [sys.executable, "-c", build, "-q", "build_py", "--build-lib", str(tmp_path / "lib"), "egg_info", "-e", str(tmp_path)],
+        [sys.executable, "-c", build, "-q", "build_py", "--build-lib", str(tmp_path / "lib"),
+         "egg_info", "-e", str(tmp_path)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     made = {path.name for path in (tmp_path / "lib" / "toolkit" / "report" / "templates").iterdir()}
