@@ -255,9 +255,7 @@ def test_a_model_that_depends_on_the_batch_is_warned_of_at_the_start(kind, tmp_p
 def test_a_report_shows_classes_and_confusion(finished):
     report = (finished / "report.md").read_text()
     assert "| label | precision | recall | f1 | rows |" in report
-    assert "(confusion_validation.png)" in report
-    with Image.open(finished / "confusion_validation.png") as picture:
-        assert min(picture.size) > 200
+    assert "| true class | fruit | leaf | tool |" in report
 
 
 def test_a_pipeline_answers_as_the_run_did(finished):

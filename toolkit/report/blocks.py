@@ -93,7 +93,7 @@ class Figure:
         title: what it shows, for those who do not see it too.
         svg: the drawing, made by `charts` and trusted; nothing for a PNG.
         png: the bytes of a PNG; nothing for an SVG.
-        file: name of the same picture beside the report, for Markdown; nothing leaves it out there.
+        file: name of the same picture beside the report, for Markdown; nothing leaves the figure out there.
     """
 
     kind: ClassVar[str] = "figure"
@@ -105,10 +105,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as many as there is room for."""
+    """Figures side by side, as many as there is room for.
+
+    Args:
+        title: what they show together.
+        figures: SVG or PNG.
+        file: name of one picture of all, for Markdown; nothing shows there those that have files of their own.
+    """
 
     kind: ClassVar[str] = "gallery"
+    title: str
     figures: Sequence[Figure]
+    file: str = ""
 
 
 @dataclass(frozen=True)
