@@ -187,6 +187,9 @@ class Reviews:
     def summary(self, record: dict[str, Any]) -> str:
         return f"{shorten(record[self.modality])}\n    -> {self.head.summary(record)}"
 
+    def picture(self, row: Row) -> bytes | None:
+        return self.inputs.thumbnail(row["image"], self.options) if self.modality == "image" else None
+
     def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
         return self.head.error(record)
 

@@ -234,6 +234,14 @@ class Judges(Protocol):
 
 
 @runtime_checkable
+class Pictures(Protocol):
+    """A task whose rows may be pictures."""
+
+    def picture(self, row: Row) -> bytes | None:
+        """Returns a small PNG or JPEG of a checked row, for the report; None where there is nothing to see."""
+
+
+@runtime_checkable
 class Reports(Protocol):
     """A task that has more to show in the report than figures and examples."""
 

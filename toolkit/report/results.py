@@ -17,7 +17,7 @@ from toolkit.report import card, markdown, page, text
 from toolkit.report.blocks import Gallery, Section
 from toolkit.report.charts import sheet
 from toolkit.report.facts import write_json
-from toolkit.report.sections import CURVES, Outcome, lead, sections
+from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
 from toolkit.report.worst import Worst, Wrong
 from toolkit.task import Judges, Predictions, Reports, Samples, Task
 from toolkit.tracking import read_metrics
@@ -122,7 +122,7 @@ def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[dict[str, 
     shown: list[dict[str, Any]] | None = None
     worst = Worst(run.task) if isinstance(run.task, Judges) else None
     for name, evaluation in result.evaluations.items():
-        file = run.output_dir / ("predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl")
+        file = run.output_dir / predictions_file(name)
         judge = worst if shown is None else None
         first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, judge)
         shown = first if shown is None else shown

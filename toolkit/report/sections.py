@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolkit.certificates.text import state_of
-from toolkit.config import dump_config
 from toolkit.config.describe import Change, changes
 from toolkit.config.load import to_yaml
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.memory import MemoryUse
-from toolkit.report.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Section, Table, Text
+from toolkit.report.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.report.curves import History, curves
 from toolkit.report.text import bytes_text, readable
 from toolkit.report.worst import Wrong
-from toolkit.task import Judges
+from toolkit.task import Judges, Pictures
 
 CURVES = "curves.svg"
 """The file with all curves, for Markdown."""
@@ -69,6 +68,11 @@ class Outcome:
     predicted: Mapping[str, int] | None = None
 
 
+def predictions_file(name: str) -> str:
+    """Returns the name of the file with the predictions of an evaluation set."""
+    return "predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl"
+
+
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
@@ -94,7 +98,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Samples", [Code(sample) for sample in outcome.samples]),
         Section("Where and how", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Switches", _switches(changed)),
-        Section("Memory", _memory(outcome.result.memory, outcome.predicted)),
+        Section("Memory", memory_table(outcome.result.memory, outcome.predicted)),
         Section("Changed settings", [_changes(changed)]),
         Section("Run lock", _lock(run, outcome.facts)),
     ]
@@ -128,26 +132,30 @@ def _rows(facts: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-def _described(run: Run, record: dict[str, Any]) -> list[str]:
-    """The input and what became of it: the first line of a record's summary, and the rest."""
-    first, _, rest = run.task.summary(record).partition("\n")
-    return [first, " ".join(rest.replace("->", "", 1).split())]
+def _described(run: Run, line: int, record: dict[str, Any]) -> list[Any]:
+    """The input on a line of the first set's predictions and what became of it, as a record's summary has them."""
+    first, *rest = (part.strip() for part in run.task.summary(record).splitlines())
+    prediction = "; ".join([each.removeprefix("->").strip() for each in rest])
+    rows = next(iter(run.data.evals.values())).rows
+    picture = run.task.picture(rows[line - 1]) if isinstance(run.task, Pictures) else None
+    return [first if picture is None else Pictured(first, picture), prediction]
 
 
 def _examples(run: Run, records: Sequence[dict[str, Any]]) -> list[Block]:
     if not records:
         return []
-    rows = [_described(run, record) for record in records]
+    rows = [_described(run, line, record) for line, record in enumerate(records, start=1)]
     return [Text("Of rows that it was not trained on."), Table(["input", "prediction"], rows)]
 
 
 def _worst(run: Run, worst: Sequence[Wrong]) -> list[Block]:
     if not worst or not isinstance(run.task, Judges):
         return []
-    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.record)] for wrong in worst]
+    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in worst]
     name = next(iter(run.data.evals))
+    file = predictions_file(name)
     return [
-        Text(f"The most wrong predictions of the {name} rows; whole, in the lines of predictions.jsonl named here."),
+        Text(f"The most wrong predictions of the {name} rows; whole, in the lines of {file} named here."),
         Table(["line", run.task.error_name, "input", "prediction"], rows, sortable=True),
     ]
 
@@ -178,8 +186,13 @@ def _switches(changed: Sequence[Change]) -> list[Block]:
     return [Table(["switch", "value", "what it does"], on)] if on else [Text("None: plain training.")]
 
 
-def _memory(memory: MemoryUse, predicted: Mapping[str, int] | None) -> list[Block]:
-    """Parts of the memory as measured, beside what was predicted for them."""
+def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) -> list[Block]:
+    """Returns parts of the memory as measured, beside what was predicted for them.
+
+    Args:
+        memory: measured bytes.
+        predicted: bytes by the names of `MEMORY`, as far as they are known; None if nothing was predicted.
+    """
     rows: list[list[Any]] = []
     for part, words in MEMORY.items():
         count = getattr(memory, part)
@@ -212,10 +225,11 @@ def _changes(changed: Sequence[Change]) -> Table:
 
 def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:
     kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "versions")}
+    settings = (run.output_dir / "config.yaml").read_text(encoding="utf-8")
     return [
         Text("The same run again, with a check that it ends with the same bits; and how this one was started:"),
         Code(f"toolkit reproduce {shlex.quote(run.cfg.output_dir)}\n\n{shlex.join(facts['command'])}", "bash"),
-        Folded("config.yaml: every setting", [Code(dump_config(run.cfg).rstrip(), "yaml")]),
+        Folded("config.yaml: every setting", [Code(settings.rstrip(), "yaml")]),
         Folded("Versions", [_pairs(facts["versions"], "package", "version")]),
         Folded("run.json", [Code(json.dumps(kept, indent=2, ensure_ascii=False), "json")]),
     ]
