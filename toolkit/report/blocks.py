@@ -121,14 +121,14 @@ class Gallery:
     """Figures side by side, as many as there is room for.
 
     Args:
-        title: what they show together.
         figures: SVG or PNG.
+        title: what they show together.
         file: name of one picture of all, for Markdown; nothing shows there those that have files of their own.
     """
 
     kind: ClassVar[str] = "gallery"
-    title: str
     figures: Sequence[Figure]
+    title: str = "Figures"
     file: str = ""
 
 

@@ -90,7 +90,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
         Section("Result", [_highlights(outcome, metric), Folded("All figures", [_pairs(plain, "figure", "value")])]),
-        Section("Curves", [Gallery("Curves over the steps", figures, CURVES)] if figures else []),
+        Section("Curves", [Gallery(figures, "Curves over the steps", CURVES)] if figures else []),
         *outcome.sections,
         Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
         Section("Worst errors", _worst(run, outcome.worst)),
