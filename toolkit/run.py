@@ -19,6 +19,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Observer, Run
 from toolkit.errors import ConfigError
+from toolkit.imports import import_all
 from toolkit.machine import machine_notes
 from toolkit.memory import MemoryWatch
 from toolkit.model import (
@@ -89,6 +90,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         check_room(cfg.model, config, data)
+        import_all(cfg, config, auto_model)
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, auto_model, cfg.seed)

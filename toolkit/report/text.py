@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.certificates.text import state_of as certificate_state
 from toolkit.config import dump_config
-from toolkit.console import format_value
+from toolkit.console import format_bytes, format_value
 from toolkit.engine.run import Run
 
 
@@ -19,8 +19,7 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
         if value is None:
             continue
         if name.endswith("_bytes"):
-            small = value < 2**20
-            shown[name.removesuffix("_bytes")] = f"{value / 2 ** (10 if small else 20):,.0f} {'K' if small else 'M'}iB"
+            shown[name.removesuffix("_bytes")] = format_bytes(value)
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:
