@@ -1,0 +1,66 @@
+"""Pages in a headless browser without network, where one is installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser on PATH ({', '.join(NAMES)})")
+NO_ADDRESS = "--host-resolver-rules=MAP * ~NOTFOUND"
+
+
+def open_page(page: Path, script: str = "", width: int = 1280) -> tuple[str, Any]:
+    """Opens a page as it is, and runs a script in a copy of it, whose policy alone is opened for that.
+
+    Args:
+        page: the HTML file.
+        script: the body of a function; what it returns comes back.
+        width: of the window, in pixels.
+
+    Returns:
+        The page's document after its own scripts, and what the script returned.
+
+    Raises:
+        AssertionError: for anything on the browser's console.
+    """
+    document = _dump(page, width)
+    if not script:
+        return document, None
+    text = page.read_text(encoding="utf-8")
+    policy = re.compile(r"script-src &#39;sha256-[^;]*;")
+    assert len(policy.findall(text)) == 1
+    probe = f"<script>document.body.dataset.found = JSON.stringify((() => {{{script}}})());</script></body>"
+    copy = page.with_name(f"probe-{page.name}")
+    copy.write_text(policy.sub("script-src 'unsafe-inline';", text).replace("</body>", probe), encoding="utf-8")
+    found = re.search(r'<body[^>]* data-found="([^"]*)"', _dump(copy, width))
+    assert found is not None, "the script did not end"
+    return document, json.loads(found[1].replace("&quot;", '"').replace("&lt;", "<").replace("&amp;", "&"))
+
+
+def screenshot(page: Path, picture: Path, width: int, height: int = 2400, dark: bool = False) -> None:
+    """Makes a PNG of a page."""
+    dark_flags = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    _run(page, width, f"--screenshot={picture}", "--hide-scrollbars", *dark_flags, height=height)
+
+
+def _dump(page: Path, width: int) -> str:
+    done = _run(page, width, "--dump-dom", "--enable-logging=stderr", "--v=0")
+    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not said, said
+    return done.stdout
+
+
+def _run(page: Path, width: int, *flags: str, height: int = 2400) -> subprocess.CompletedProcess[str]:
+    assert BROWSER is not None
+    fixed = ("--headless", "--no-sandbox", "--disable-gpu", NO_ADDRESS, f"--window-size={width},{height}")
+    return subprocess.run(
+        [BROWSER, *fixed, *flags, page.absolute().as_uri()], capture_output=True, text=True, check=True, timeout=90
+    )
