@@ -15,12 +15,14 @@ from toolkit.cli import main
 from toolkit.comparison import running
 from toolkit.comparison.checking import Launch, check_variants
 from toolkit.comparison.meter import count_positions
-from toolkit.comparison.results import build, compared, markdown, table
+from toolkit.comparison.page import sections, title_and_lead
+from toolkit.comparison.results import build, compared, table
 from toolkit.comparison.running import Comparison, jobs_of, run_jobs
 from toolkit.comparison.summary import Figure, pareto, summarise
 from toolkit.comparison.variants import QUESTIONS, Variant, combine, of_question, read_switch
 from toolkit.errors import ConfigError, InputError
 from toolkit.recipe import load_task_type
+from toolkit.report import markdown
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 
@@ -193,9 +195,9 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     assert [row["name"] for row in found["variants"] if "figures" in row] == ["0", "3"]
     assert found["variants"][3]["differs"] == {"train.optim": ["adamw_torch", "adafactor"]}
     assert "train.optim=adafactor" in found["variants"][3]["command"]
-    page = markdown(found)
-    assert "- 1 did not run" in page
-    assert page.count("| 3 |") == 2
+    page = markdown.render(*title_and_lead(found), sections(found))
+    assert "2 1 did not run: its process ended with exit code 1" in page
+    assert page.count("| 4 | 3 |") == 3
 
 
 def test_what_is_finished_is_not_run_again(comparison):

@@ -54,7 +54,9 @@ def format_bytes(value: float) -> str:
     """Formats an amount of memory in KiB, MiB or, from ten on, GiB."""
     if value < 2**20:
         return f"{value / 2**10:,.0f} KiB"
-    return f"{value / 2**20:,.0f} MiB" if value < 10 * 2**30 else f"{value / 2**30:,.1f} GiB"
+    if value < 10 * 2**30:
+        return f"{value / 2**20:,.{1 if value < 10 * 2**20 else 0}f} MiB"
+    return f"{value / 2**30:,.1f} GiB"
 
 
 def rich_console() -> Console:

@@ -10,7 +10,6 @@ from toolkit.comparison.running import Comparison, Job, command_of
 from toolkit.comparison.summary import against_first, summarise
 from toolkit.config import flatten
 from toolkit.console import format_bytes, format_value
-from toolkit.report.text import cell
 
 SAME = "~"
 """Stands before a ratio that could be chance."""
@@ -71,7 +70,7 @@ def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any])
 def columns(found: Mapping[str, Any]) -> dict[str, str]:
     """Returns the figures that tables show, in order, by their name in `figures`, with their titles."""
     metric = found["metric"].get("name")
-    return {"train_peak": "peak memory", "step_seconds": "step", "real_per_second": "real/s"} | (
+    return {"train_peak": "peak memory", "step_seconds": "step", "real_per_second": "real items/s"} | (
         {metric: metric.removeprefix("eval_")} if metric else {}
     )
 
@@ -117,57 +116,13 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["variant", first, "optimizer", *rest], rows
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    """Returns `comparison.md`."""
-    names = columns(found)
-    several = found["num_processes"] > 1
-    titles = ["variant", *names.values(), "padding", *(["sent per step"] if several else [])]
-    lines = [_line(titles), "|" + "---|" * len(titles)]
-    parts = [
-        _line(["variant", "parameters", "gradients", "optimizer state", "activations and the rest"]),
-        "|" + "---|" * 5,
-    ]
-    reasons, commands = [], []
-    for variant in found["variants"]:
-        commands += [f"{variant['name']}:", "", f"    {variant['command']}", ""]
-        if variant["reason"]:
-            reasons.append(f"- {variant['name']} did not run: {cell(variant['reason'])}")
-        if "figures" not in variant:
-            continue
-        figures = [_full(name, figure) for name in names if (figure := variant["figures"].get(name))]
-        sent = [f"{variant['exchange']['collectives']:.3g} collectives, {format_bytes(variant['exchange']['bytes'])}"]
-        lines.append(_line([variant["name"], *figures, f"{variant['padding']:.0%}", *(sent if several else [])]))
-        parts.append(_line([variant["name"], *(format_bytes(value) for value in variant["memory"].values())]))
-    hardware = found["hardware"] or {}
-    device = ", ".join(hardware.get("gpus", [])) or f"{hardware.get('cpus')} CPUs"
-    seeds = ", ".join(map(str, found["seeds"]))
-    head = [
-        f"# {found['recipe']} --config {found['config']}",
-        "",
-        f"{found['num_processes']} process{'es' if several else ''} on {device}; seeds {seeds}, in turn. {LEGEND}",
-        "",
-    ]
-    return "\n".join([
-        *head, *lines, "", "## Memory by part", "", *parts, "", *reasons, *([""] if reasons else []),
-        "## Commands", "", *commands,
-    ]).rstrip() + "\n"  # fmt: skip
-
-
-def _full(name: str, figure: Mapping[str, Any]) -> str:
-    spread = interval(name, figure)
-    more = [text for text in (f"({spread})" if spread else "", compared(figure)) if text]
-    return " ".join([shown(name, figure["value"]), *more])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(cell, cells))} |"
-
-
 def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `comparison.json`, `comparison.md` and `comparison.html`."""
-    from toolkit.comparison.page import page
+    """Writes `comparison.json`, and the page as `comparison.md` and `comparison.html`."""
+    from toolkit.comparison.page import sections, title_and_lead
+    from toolkit.report import markdown, page
     from toolkit.report.facts import write_json, write_text
 
+    said = (*title_and_lead(found), sections(found))
     write_json(folder / "comparison.json", found)
-    write_text(folder / "comparison.md", markdown(found))
-    write_text(folder / "comparison.html", page(found))
+    write_text(folder / "comparison.md", markdown.render(*said))
+    write_text(folder / "comparison.html", page.render(*said))

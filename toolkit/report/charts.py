@@ -16,7 +16,7 @@ import numpy as np
 
 WIDTH, PLOT_HEIGHT, ROW = 440, 200, 18
 RIGHT, BOTTOM = WIDTH - 14, 40
-LETTER = 7.3
+LETTER = 7.8
 """About how wide a letter is, in pixels."""
 COLOURS = 6
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "12 4")
