@@ -66,8 +66,8 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
     """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
-    check_run(cfg, task)
     quiet_libraries()
+    check_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
         say(f"warning: {note}.")

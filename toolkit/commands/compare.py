@@ -46,8 +46,10 @@ def work(arguments: argparse.Namespace) -> None:
     variants = of_question(question) if question else _switched(arguments, loaded)
     from toolkit.comparison.checking import Launch, check_variants
     from toolkit.comparison.running import Comparison, jobs_of
+    from toolkit.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
 
+    quiet_libraries()
     launch = Launch.of(arguments.launch, question.processes if question else 1)
     overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
     checked = check_variants(task_type, arguments.config, overrides, variants, launch)
