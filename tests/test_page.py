@@ -30,7 +30,7 @@ def everything() -> list[Section]:
     blocks = [
         Text(NASTY),
         Highlights([(NASTY, NASTY)]),
-        Gallery(NASTY, [Figure(NASTY, svg=chart), Figure("p", png=b"png")]),
+        Gallery([Figure(NASTY, svg=chart), Figure("p", png=b"png")], NASTY),
     ]
     return [
         Section("One", [Table([NASTY, "size"], rows, sortable=True, caption=NASTY)]),

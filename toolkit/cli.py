@@ -19,6 +19,7 @@ COMMANDS = {
     "schema": "print the JSON Schema of a recipe's YAML, for editors",
     "lr-plot": "draw the learning rate over the steps before a run",
     "certify": "prove on your own model and rows that the numbers are right",
+    "compare": "show what switches do to memory, time and quality on your own model and rows",
     "predict": "predict new rows with a finished run",
     "evaluate": "score a finished run on another labelled file",
     "runs": "list the runs in a folder",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.processes import is_first_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def say(text: str) -> None:
@@ -38,6 +42,7 @@ def quiet_libraries() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it wants a kernel from the hub
     if not is_first_rank():
         datasets.disable_progress_bars()
 
@@ -47,11 +52,26 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def format_bytes(value: float) -> str:
+    """Formats an amount of memory in KiB, MiB or, from ten on, GiB."""
+    if value < 2**20:
+        return f"{value / 2**10:,.0f} KiB"
+    if value < 10 * 2**30:
+        return f"{value / 2**20:,.{1 if value < 10 * 2**20 else 0}f} MiB"
+    return f"{value / 2**30:,.1f} GiB"
+
+
+def rich_console() -> Console:
+    """Returns a console as wide as the terminal, or of 80 columns where there is none."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+
+
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
     """Prints a two-column table on the main process."""
     if not is_first_rank():
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -61,7 +81,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     for name, value in rows.items():
         if "/" not in name:  # what there is once per class stands in the report
             table.add_row(Text(name), Text(format_value(value)))
-    Console(width=None if sys.stdout.isatty() else 80).print(table)
+    rich_console().print(table)
 
 
 def shorten(text: str, width: int = 70) -> str:

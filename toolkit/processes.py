@@ -24,12 +24,18 @@ def is_first_rank() -> bool:
 
 def die_with_launcher() -> None:
     """Sends this process SIGTERM when its launcher dies, which would otherwise leave it alive (Linux only)."""
-    if not (is_launched() and sys.platform == "linux"):
+    if is_launched():
+        die_with_parent(signal.SIGTERM)
+
+
+def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
+    """Sends this process a signal when its parent dies, also as the program that it becomes (Linux only)."""
+    if sys.platform != "linux":
         return
-    launcher = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != launcher:  # it died before the call above
-        os.kill(os.getpid(), signal.SIGTERM)
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the call above
+        os.kill(os.getpid(), number)
 
 
 def end_process(code: int) -> NoReturn:
@@ -40,3 +46,8 @@ def end_process(code: int) -> NoReturn:
         time.sleep(0.1)  # let the launcher read the message before it sees the process gone
         os._exit(code)
     sys.exit(code)
+
+
+if __name__ == "__main__":  # `python -m toolkit.processes COMMAND ...`: a command that ends with who started it
+    die_with_parent()
+    os.execv(sys.argv[1], sys.argv[1:])

@@ -19,6 +19,7 @@ from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_mai
 from toolkit.engine import ENGINES
 from toolkit.engine.run import FitResult, Observer, Run
 from toolkit.errors import ConfigError
+from toolkit.imports import import_all
 from toolkit.machine import machine_notes
 from toolkit.memory import MemoryWatch
 from toolkit.model import (
@@ -65,8 +66,8 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
     """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
-    check_run(cfg, task)
     quiet_libraries()
+    check_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
         say(f"warning: {note}.")
@@ -89,6 +90,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         check_room(cfg.model, config, data)
+        import_all(cfg, config, auto_model)
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, auto_model, cfg.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,13 +38,12 @@ def work(arguments: argparse.Namespace) -> None:
 
 def show(found: Sequence[Difference], one: str, other: str) -> None:
     """Prints differences as a table a section."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from toolkit.console import format_value, shorten
+    from toolkit.console import format_value, rich_console, shorten
 
-    console = Console(width=None if sys.stdout.isatty() else 80)
+    console = rich_console()
     for section, title in TITLES.items():
         rows = [difference for difference in found if difference.section == section]
         if not rows:

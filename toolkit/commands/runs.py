@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Prints a table of all runs in a folder and below."""
-    from rich.console import Console
     from rich.table import Table
 
+    from toolkit.console import rich_console
     from toolkit.errors import InputError
     from toolkit.report.runs import find_records
 
@@ -39,7 +38,7 @@ def work(arguments: argparse.Namespace) -> None:
         table.add_column(name, overflow="fold")
     for record in records:
         table.add_row(*_row(record, folder, arguments.sort))
-    Console(width=None if sys.stdout.isatty() else 80).print(table)
+    rich_console().print(table)
 
 
 def _order(value: Any) -> tuple[bool, float]:

@@ -16,7 +16,7 @@ import numpy as np
 
 WIDTH, PLOT_HEIGHT, ROW = 440, 200, 18
 RIGHT, BOTTOM = WIDTH - 14, 40
-LETTER = 7.3
+LETTER = 7.8
 """About how wide a letter is, in pixels."""
 COLOURS = ("#1f4e9e", "#e06c00", "#0f8f6b", "#a8328f", "#7a5f00", "#56a3e8")
 """Of the lines where no page says otherwise."""

@@ -12,11 +12,12 @@ from typing import Any
 from toolkit.certificates.text import state_of
 from toolkit.config.describe import Change, changes
 from toolkit.config.load import to_yaml
+from toolkit.console import format_bytes
 from toolkit.engine.run import FitResult, Run, best_metric
 from toolkit.memory import MemoryUse
 from toolkit.report.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.report.curves import History, curves
-from toolkit.report.text import bytes_text, readable
+from toolkit.report.text import readable
 from toolkit.report.worst import Wrong
 from toolkit.task import Judges, Pictures
 
@@ -204,15 +205,15 @@ def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) 
     header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
     return [
         Text(
-            f"Memory of the main process above the {bytes_text(memory.baseline)} that it held before the model was "
-            f"built; at most it held {bytes_text(memory.peak)} in all, evaluations and rows included."
+            f"Memory of the main process above the {format_bytes(memory.baseline)} that it held before the model was "
+            f"built; at most it held {format_bytes(memory.peak)} in all, evaluations and rows included."
         ),
         Table(header, rows),
     ]
 
 
 def _bytes(count: int) -> Cell:
-    return Cell(bytes_text(count), count)
+    return Cell(format_bytes(count), count)
 
 
 def _changes(changed: Sequence[Change]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.console import format_value
+from toolkit.console import format_bytes, format_value
 
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -15,14 +15,9 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
         if value is None:
             continue
         if name.endswith("_bytes"):
-            shown[name.removesuffix("_bytes")] = bytes_text(value)
+            shown[name.removesuffix("_bytes")] = format_bytes(value)
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:
             shown[name] = format_value(value)
     return shown
-
-
-def bytes_text(count: float) -> str:
-    """Returns bytes in KiB, or from 1 MiB on in MiB."""
-    return f"{count / 2**10:,.0f} KiB" if count < 2**20 else f"{count / 2**20:,.0f} MiB"

@@ -1,0 +1,102 @@
+"""See what switches do: `toolkit compare recipes/<task>.py --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.commands import _recipe_config
+from toolkit.comparison.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from toolkit.comparison.checking import Checked
+    from toolkit.config import Loaded
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what is compared, and how often."""
+    _recipe_config.add_arguments(parser)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--switch", action="append", metavar="KEY=A,B",
+        help="a setting and its values, the baseline's first; A+other.key=C changes another setting with it",
+    )  # fmt: skip
+    what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
+    parser.add_argument("--mode", choices=MODES, default="product", help="how several switches are combined (product)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each variant, in turn (3)")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of each run (as configured)")
+    parser.add_argument("--launch", metavar="FILE", help="configuration of accelerate launch, for several processes")
+    parser.add_argument("--draws", type=int, default=200, metavar="N", help="draws for the metric's interval (200)")
+    parser.add_argument("--skip-refused", action="store_true", help="leave out variants that cannot run")
+    parser.add_argument("--output-dir", metavar="DIR", help="where the comparison goes (OUTPUT_DIR-compare)")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Runs what is not finished yet, and writes the comparison; exit code 1 if nothing could be compared."""
+    for name, least in (("seeds", 1), ("draws", 0), ("steps", 1)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise InputError(f"--{name}: received {value}, must be at least {least}")
+    task_type, loaded = _recipe_config.load(arguments)
+    question = QUESTIONS[arguments.preset] if arguments.preset else None
+    variants = of_question(question) if question else _switched(arguments, loaded)
+    from toolkit.comparison.checking import Launch, check_variants
+    from toolkit.comparison.running import Comparison, jobs_of
+    from toolkit.console import quiet_libraries
+    from toolkit.data.fingerprints import code_fingerprint
+
+    quiet_libraries()
+    launch = Launch.of(arguments.launch, question.processes if question else 1)
+    overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
+    checked = check_variants(task_type, arguments.config, overrides, variants, launch)
+    _refuse(checked, lenient=arguments.skip_refused or question is not None)
+    cfg = loaded.config
+    comparison = Comparison(
+        recipe=Path(arguments.recipe),
+        config=Path(arguments.config),
+        overrides=overrides,
+        checked=checked,
+        launch=launch,
+        seeds=range(cfg.seed, cfg.seed + arguments.seeds),
+        draws=arguments.draws,
+        code=code_fingerprint(task_type(cfg)),
+        folder=Path(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
+    )
+    comparison.folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    jobs = jobs_of(comparison)
+    from toolkit.comparison import progress, results
+
+    progress.run_and_show(comparison, jobs)
+    facts = {"command": ["toolkit", *sys.argv[1:]], "mode": None if question else arguments.mode,
+             "preset": arguments.preset, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
+    found = results.build(comparison, jobs, facts)
+    results.write(found, comparison.folder)
+    progress.show_result(found)
+    print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
+    if not any("figures" in variant for variant in found["variants"]):
+        raise RunError("no variant came to its end; the reasons stand above")
+
+
+def _switched(arguments: argparse.Namespace, loaded: Loaded) -> list[Variant]:
+    from toolkit.config import flatten
+    from toolkit.config.load import to_yaml
+
+    configured = {k: v if isinstance(v, str) else to_yaml(v) for k, v in flatten(loaded.config).items()}
+    variants = combine([read_switch(text, configured) for text in arguments.switch], arguments.mode)
+    if len(variants) == 1:
+        raise InputError("--switch: there is nothing to compare; give a second value")
+    return variants
+
+
+def _refuse(checked: Checked, lenient: bool) -> None:
+    """Names what cannot run before anything does; stops, unless the rest is to be compared without it."""
+    first = checked.variants[0].name
+    if first in checked.refused or not lenient or len(checked.refused) == len(checked.variants):
+        checked.refuse()
+    for name, problems in checked.refused.items():
+        print(f"left out: variant {name}: {'; '.join(problems)}")

@@ -1,0 +1,147 @@
+"""Looks at every variant before any runs: names what is wrong, and keeps the rows of a step the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.checks import check_run
+from toolkit.comparison.variants import Variant
+from toolkit.config import load_config
+from toolkit.config.sections import Config
+from toolkit.errors import ConfigError, InputError
+from toolkit.task import Task
+
+QUIET = (
+    "checkpoint.resume=none",
+    "checkpoint.push_to_hub=false",
+    "tracking.report_to=[]",
+    "tracking.run_name=null",
+    "tracking.logging_steps=1",
+)
+"""Every variant runs with these: what is compared has a folder of its own, and says what each step did."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a variant are started.
+
+    Args:
+        file: configuration of `accelerate launch`, or None.
+        processes: how many there are.
+        environ: what that file makes of the environment, as far as a run's settings depend on it.
+    """
+
+    file: Path | None
+    processes: int
+    environ: Mapping[str, str]
+
+    @staticmethod
+    def of(file: str | None, processes: int) -> Launch:
+        """Reads a launcher's file; without one, `processes` are started on this machine.
+
+        Raises:
+            InputError: if it cannot be read, or is for several machines.
+        """
+        if file is None:
+            return Launch(None, processes, {})
+        from toolkit.config.source import read_file
+
+        values = read_file(Path(file)).values
+        if values.get("num_machines", 1) != 1:
+            raise InputError(f"--launch: {file} is for {values['num_machines']} machines; compare starts runs on one")
+        names = {"mixed_precision": "ACCELERATE_MIXED_PRECISION",
+                 "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"}  # fmt: skip
+        environ = {variable: str(values[name]) for name, variable in names.items() if name in values}
+        return Launch(Path(file), int(values.get("num_processes") or 1), environ)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Variants that can run, and the reasons why others cannot.
+
+    Args:
+        variants: all of them, in order.
+        configs: the configuration of each that can run, by name.
+        refused: what is wrong with each other one, by name.
+    """
+
+    variants: Sequence[Variant]
+    configs: Mapping[str, Config]
+    refused: Mapping[str, Sequence[str]]
+
+    def refuse(self) -> None:
+        """Stops if there is anything wrong: what is so of all variants is said once.
+
+        Raises:
+            ConfigError: naming the variants.
+        """
+        problems: dict[str, list[str]] = {}
+        for name, messages in self.refused.items():
+            for message in messages:
+                problems.setdefault(message, []).append(name)
+        every = len(self.variants)
+        if problems:
+            raise ConfigError([
+                message if len(names) == every else f"variant {' and '.join(names)}: {message}"
+                for message, names in problems.items()
+            ])  # fmt: skip
+
+
+def check_variants(
+    task_type: type[Task], file: str, overrides: Sequence[str], variants: Sequence[Variant], launch: Launch
+) -> Checked:
+    """Loads the configuration of every variant, and asks all that can be asked of it before a run.
+
+    A variant that changes the rows per process but not the accumulation gets the accumulation that leaves a step as
+    many rows as the baseline's.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+
+    def load(variant: Variant) -> Config:
+        settings = [*overrides, *QUIET, *variant.overrides]
+        cfg = load_config(
+            task_type.Options, file, settings, environ={**environ, **launch.environ}, columns=task_type.columns
+        ).config
+        check_run(cfg, task_type(cfg))
+        return cfg
+
+    done: list[Variant] = []
+    configs: dict[str, Config] = {}
+    refused: dict[str, Sequence[str]] = {}
+    rows: int | None = None
+    for variant in variants:
+        try:
+            cfg = load(variant)
+            if rows is None:
+                rows = step_rows(cfg, launch.processes)
+            elif fixed := _accumulation(cfg, variant, rows, launch.processes):
+                variant = replace(variant, fixed=fixed)
+                cfg = load(variant)
+            configs[variant.name] = cfg
+        except ConfigError as error:
+            refused[variant.name] = error.problems
+        done.append(variant)
+    return Checked(done, configs, refused)
+
+
+def step_rows(cfg: Config, processes: int) -> int:
+    """Returns the training rows of one step, over all processes."""
+    return cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
+
+
+def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
+    """Returns the accumulation that gives a step so many rows, if it is not what the variant has or asks for."""
+    key = "train.gradient_accumulation_steps"
+    if step_rows(cfg, processes) == rows or key in variant.settings:
+        return {}
+    at_once = cfg.train.per_device_train_batch_size * processes
+    if rows % at_once:
+        raise ConfigError([
+            f"train.per_device_train_batch_size: {at_once} rows at once do not divide the {rows} of the baseline's "
+            f"step; choose a divisor, or say {key} as well"
+        ])  # fmt: skip
+    return {key: str(rows // at_once)}

@@ -1,0 +1,204 @@
+"""Runs the variants, each run in a process of its own, in turn: A B C, A B C; what is finished stays finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from toolkit.comparison.checking import QUIET, Checked, Launch
+from toolkit.comparison.variants import Variant
+from toolkit.comparison.worker import FAILED, MEASURED
+from toolkit.data.sources import fingerprint
+from toolkit.report.facts import versions, write_json
+
+JOB = "job.json"
+LOG_LINES = 12
+
+digest_of = lru_cache(fingerprint)
+"""Data files are the same for nearly all variants; each is read once."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is run.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML.
+        overrides: settings of all variants.
+        checked: the variants.
+        launch: how processes are started.
+        seeds: of the repeats; each variant runs with each.
+        draws: sets that are drawn for the metric's interval.
+        code: digest of the toolkit's and the recipe's code.
+        folder: where everything goes.
+    """
+
+    recipe: Path
+    config: Path
+    overrides: Sequence[str]
+    checked: Checked
+    launch: Launch
+    seeds: Sequence[int]
+    draws: int
+    code: str
+    folder: Path
+
+
+@dataclass
+class Job:
+    """One run of a variant, and how far it is; `seconds` is the time of its process."""
+
+    variant: Variant
+    seed: int
+    state: Literal["waiting", "running", "done", "kept", "failed", "left out"] = "waiting"
+    seconds: float = 0.0
+    reason: str = ""
+    measured: dict[str, Any] | None = None
+
+
+def jobs_of(comparison: Comparison) -> list[Job]:
+    """Returns all runs in the order in which they are done; those that are finished already are `kept`."""
+    found = [Job(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
+    for job in found:
+        if job.variant.name in comparison.checked.refused:
+            job.state, job.reason = "left out", "; ".join(comparison.checked.refused[job.variant.name])
+        else:
+            _take_finished(comparison, job)
+    return found
+
+
+def run_jobs(comparison: Comparison, jobs: Sequence[Job], changed: Callable[[], None]) -> None:
+    """Runs what is waiting.
+
+    Args:
+        comparison: what is run.
+        jobs: all runs; their states are changed.
+        changed: called whenever one was.
+    """
+    failed: dict[str, str] = {}
+    for job in jobs:
+        if job.state != "waiting":
+            continue
+        if job.variant.name in failed:  # it would fail with another seed, too
+            job.state, job.reason = "failed", failed[job.variant.name]
+        else:
+            job.state = "running"
+            changed()
+            began = time.monotonic()
+            _run(comparison, job)
+            job.seconds = time.monotonic() - began
+            if job.reason:
+                failed[job.variant.name] = job.reason
+        changed()
+
+
+def command_of(comparison: Comparison, variant: Variant) -> str:
+    """Returns the command that trains a variant by itself."""
+    python, file = "python", comparison.launch.file
+    if file is not None:
+        python = f"accelerate launch --config_file {file}"
+    elif comparison.launch.processes > 1:
+        python = f"torchrun --standalone --nproc_per_node {comparison.launch.processes}"
+    settings = " ".join(_quoted(text) for text in [*comparison.overrides, *variant.overrides])
+    return f"{python} {comparison.recipe} --config {comparison.config} {settings}".rstrip()
+
+
+def _quoted(text: str) -> str:
+    from shlex import quote
+
+    return quote(text)
+
+
+def _folder(comparison: Comparison, job: Job) -> Path:
+    return comparison.folder / "runs" / job.variant.slug / f"seed-{job.seed}"
+
+
+def _work(comparison: Comparison, job: Job, folder: Path) -> dict[str, Any]:
+    """Describes a run to its process; a finished run of the same description need not be run again."""
+    cfg = comparison.checked.configs[job.variant.name]
+    data = cfg.data
+    # Checkpoints are written only where the best model is asked for.
+    saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
+    settings = [*comparison.overrides, *QUIET, *saving, *job.variant.overrides]
+    return {
+        "recipe": str(comparison.recipe.absolute()),
+        "config": str(comparison.config.absolute()),
+        "config_sha256": hashlib.sha256(comparison.config.read_bytes()).hexdigest(),
+        "overrides": [*settings, f"seed={job.seed}", f"output_dir={folder / 'run'}"],
+        "launch": str(comparison.launch.file),
+        "processes": comparison.launch.processes,
+        "draws": comparison.draws,
+        "versions": versions(),
+        "code": comparison.code,
+        "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
+        "folder": str(folder),
+    }
+
+
+def _described(work: Mapping[str, Any]) -> dict[str, Any]:
+    """A description without the places of its files."""
+    settings = [text for text in work["overrides"] if not text.startswith("output_dir=")]
+    return {**{name: value for name, value in work.items() if name != "folder"}, "overrides": settings}
+
+
+def _take_finished(comparison: Comparison, job: Job) -> None:
+    folder = _folder(comparison, job)
+    try:
+        known = json.loads((folder / JOB).read_text(encoding="utf-8"))
+        measured = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return
+    if _described(known) == _described(_work(comparison, job, folder)):
+        job.state, job.measured = "kept", measured
+
+
+def _run(comparison: Comparison, job: Job) -> None:
+    """Runs one job; its folder gets its name when all is in it."""
+    final = _folder(comparison, job)
+    folder, log = final.with_name(f"{final.name}.part"), final.with_name(f"{final.name}.log")
+    for old in (final, folder):
+        shutil.rmtree(old, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(folder / JOB, _work(comparison, job, folder))
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+    environ["TOKENIZERS_PARALLELISM"] = "false"
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "toolkit.processes", *_start(comparison.launch), str(folder / JOB)]
+        done = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environ, check=False)
+    if done.returncode or not (folder / MEASURED).exists():
+        job.state, job.reason = "failed", _reason(folder, log, done.returncode)
+        return
+    shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+    folder.rename(final)
+    job.state, job.measured = "done", json.loads((final / MEASURED).read_text(encoding="utf-8"))
+
+
+def _start(launch: Launch) -> Iterator[str]:
+    """Yields the command that starts a worker, without its argument."""
+    yield sys.executable
+    if launch.file is not None:
+        yield from ("-m", "accelerate.commands.launch", "--config_file", str(launch.file))
+    elif launch.processes > 1:
+        yield from ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(launch.processes))
+    yield from ("-m", "toolkit.comparison.worker")
+
+
+def _reason(folder: Path, log: Path, code: int) -> str:
+    """Says why a run failed: in its own words, or with the end of what it printed."""
+    if (folder / FAILED).exists():
+        return (folder / FAILED).read_text(encoding="utf-8").strip()
+    end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
+    died = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    hint = " (out of memory?)" if code == -9 else ""
+    return f"its process ended with {died}{hint}; the end of {log}:\n{end}"

@@ -1,0 +1,88 @@
+"""Trains one variant and measures it: `python -m toolkit.comparison.worker JOB.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from toolkit.config import load_config
+from toolkit.errors import ToolkitError
+from toolkit.processes import die_with_parent
+from toolkit.recipe import load_task_type
+
+FAILED = "error.txt"
+MEASURED = "measurement.json"
+
+
+def main(file: str) -> None:
+    """Trains as the job says; what was measured, or the error, goes into the job's folder."""
+    work = json.loads(Path(file).read_text(encoding="utf-8"))
+    folder = Path(work["folder"])
+    try:
+        _measure(work, folder)
+    except ToolkitError as error:
+        (folder / FAILED).write_text(str(error), encoding="utf-8")
+        raise SystemExit(error.exit_code) from error
+    except Exception as error:
+        (folder / FAILED).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
+        raise
+
+
+def _measure(work: dict[str, Any], folder: Path) -> None:
+    from toolkit.comparison.meter import Meter
+    from toolkit.distributed import all_sum, on_main
+    from toolkit.engine import ENGINES
+    from toolkit.main import leave_group
+    from toolkit.run import prepared_run
+
+    task_type = load_task_type(work["recipe"])
+    cfg = load_config(task_type.Options, work["config"], work["overrides"], columns=task_type.columns).config
+    meter = Meter()
+    with prepared_run(cfg, task_type(cfg), Path(work["recipe"]), meter) as job:
+        result = ENGINES[cfg.engine]()(job)
+        real, positions = (all_sum(job.accelerator, *map(float, counts)) for counts in (meter.real, meter.positions))
+        on_main(job.accelerator, _write, work, job, result, meter, real, positions)
+    leave_group()
+
+
+def _write(work: dict[str, Any], job: Any, result: Any, meter: Any, real: list[float], positions: list[float]) -> None:
+    """Writes what was measured, last of all: a folder that has it is finished."""
+    from dataclasses import asdict
+
+    from toolkit.comparison.bootstrap import resampled
+    from toolkit.engine.run import best_metric
+    from toolkit.report.facts import write_json
+    from toolkit.report.results import summary_figures
+    from toolkit.strategies.sync import EXCHANGED_BYTES, EXCHANGES
+    from toolkit.tracking import read_metrics
+
+    name, greater = best_metric(job.cfg, job.task)
+    values: list[float] = []
+    evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
+    if evaluation is not None and metric != "loss":
+        data = job.data.evals["validation"]
+        values = resampled(job.task, evaluation.predictions, data, metric, work["draws"])
+    history = read_metrics(job.output_dir / "metrics.jsonl")
+    facts = json.loads((job.output_dir / "run.json").read_text(encoding="utf-8"))
+    measured = {
+        "metric": {"name": name, "greater_is_better": greater, "draws": values},
+        "figures": summary_figures(job, result),
+        "memory": asdict(result.memory) | {"rest": result.memory.rest},
+        "steps": {"seconds": meter.seconds, "real": real, "positions": positions, "items": meter.items},
+        "exchange": {"collectives": result.further.get(EXCHANGES, 0), "bytes": result.further.get(EXCHANGED_BYTES, 0)},
+        "loss": [[line["step"], line["loss"]] for line in history if line.get("loss") is not None],
+        "num_processes": job.accelerator.num_processes,
+        "device": str(job.accelerator.device.type),
+        "hardware": facts["hardware"],
+        "versions": facts["versions"],
+    }
+    write_json(Path(work["folder"]) / MEASURED, measured)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    die_with_parent()
+    main(sys.argv[1])
