@@ -165,6 +165,17 @@ def svg(parts: Iterable[str], title: str, height: float) -> str:
     )
 
 
+def standalone(picture: str) -> str:
+    """Returns a picture as a file of its own, with the colours that a page would give it."""
+    style = (
+        "svg{color:#1d2430;--soft:#5a6475;--line:#d9dde4;background:#fff}.s0{--colour:#1f4e9e}.s1{--colour:#e06c00}"
+        ".s2{--colour:#0f8f6b}.s3{--colour:#a8328f}.s4{--colour:#7a5f00}.s5{--colour:#56a3e8}"
+        ".line{stroke:var(--colour)}.point{fill:var(--colour)}.soft{fill:var(--soft)}.grid{stroke:var(--line)}"
+    )
+    head, end, rest = picture.partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg" width="{1.5 * WIDTH:.0f}"{end}<style>{style}</style>{rest}\n'
+
+
 def text(words: str, x: float, y: float, anchor: str = "start", kind: str = "soft") -> str:
     """Returns an escaped text at a place in pixels; `anchor` is start, middle or end, `kind` a class of the page."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
