@@ -17,7 +17,7 @@ from typing import Any
 from toolkit.comparison import pictures
 from toolkit.comparison.results import interval, shown
 from toolkit.report import markdown
-from toolkit.report.charts import standalone
+from toolkit.report.charts import sheet
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"
@@ -131,7 +131,7 @@ def main() -> None:
     PAGE.write_text(rendered(found), encoding="utf-8")
     numbers = range(1, len(found["variants"]) + 1)
     for name, picture in pictures.draw(found["variants"], numbers, found["metric"]).items():
-        (PICTURES / f"worked_example_{name}.svg").write_text(standalone(picture), encoding="utf-8")
+        (PICTURES / f"worked_example_{name}.svg").write_text(sheet([picture]), encoding="utf-8")
 
 
 if __name__ == "__main__":

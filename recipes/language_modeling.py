@@ -75,6 +75,7 @@ class LanguageModeling:
     modality = "text"
     scores: ClassVar[Mapping[str, bool]] = {"perplexity": False, "token_accuracy": True}
     best_metric = "perplexity"
+    error_name = "loss per token"
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -217,6 +218,9 @@ class LanguageModeling:
     def summary(self, record: dict[str, Any]) -> str:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
         return f"{shorten(record['text'])}\n    -> {known} ({record['num_tokens']} tokens)"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
         from toolkit.modalities.generation import continue_text

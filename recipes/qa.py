@@ -69,6 +69,7 @@ class QuestionAnswering:
     modality = "text"
     scores: ClassVar[Mapping[str, bool]] = {"exact_match": True, "f1": True}
     best_metric = "f1"
+    error_name = "1 - F1"
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
@@ -181,6 +182,12 @@ class QuestionAnswering:
     def summary(self, record: dict[str, Any]) -> str:
         known = f", expected {shorten(' / '.join(record['answers']), 24)!r}" if record["answers"] else ""
         return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 32)!r}{known}"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        from toolkit.metrics.answers import f1
+
+        wrong = 1.0 - f1(record["prediction_text"], record["answers"])
+        return (wrong, record["score"]) if wrong else None  # of equally wrong ones, those it was surest of
 
     def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
         from toolkit.modalities.spans import best_answers

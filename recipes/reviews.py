@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from toolkit.data.order import RowRandom
     from toolkit.heads import Head
+    from toolkit.report.blocks import Section
 
 MODALITY_SETTINGS = {"max_length": "text", "image": "image", "audio": "audio"}
 PROBLEM_SETTINGS = {
@@ -109,6 +110,7 @@ class Reviews:
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
         self.state, self.scores, self.best_metric = self.head.state, self.head.scores, self.head.best_metric
+        self.error_name = self.head.error_name
 
     @property
     def inputs(self) -> ModuleType:
@@ -185,7 +187,13 @@ class Reviews:
     def summary(self, record: dict[str, Any]) -> str:
         return f"{shorten(record[self.modality])}\n    -> {self.head.summary(record)}"
 
-    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
+    def picture(self, row: Row) -> bytes | None:
+        return self.inputs.thumbnail(row["image"], self.options) if self.modality == "image" else None
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        return self.head.error(record)
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
         import numpy as np
 
         return self.head.report_sections(name, predictions["scores"], np.asarray(data.features["label"][:]), folder)

@@ -78,6 +78,7 @@ class Translation:
     modality = "seq2seq"
     scores: ClassVar[Mapping[str, bool]] = {"bleu": True, "chrf": True, "token_accuracy": True}
     best_metric = "bleu"
+    error_name = "100 - chrF"
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -207,6 +208,13 @@ class Translation:
     def summary(self, record: dict[str, Any]) -> str:
         known = f"\n    expected {shorten(record['reference'])}" if record["reference"] else ""
         return f"{shorten(record['source'])}\n    ->       {shorten(record['prediction'])}{known}"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        from sacrebleu import sentence_chrf
+
+        if record["reference"] is None or record["reference"] == record["prediction"]:
+            return None
+        return (100.0 - float(sentence_chrf(record["prediction"], [record["reference"]]).score),)
 
     def _texts(self, predictions: Predictions, data: EvalData) -> list[str]:
         from toolkit.modalities import seq2seq

@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from runs import ROOT
 from sklearn import metrics as sklearn_metrics
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -17,6 +18,7 @@ from toolkit.errors import DataError
 from toolkit.heads import HEADS
 from toolkit.heads.losses import sigmoid_losses, softmax_losses
 from toolkit.recipe import load_task_type
+from toolkit.report import markdown
 from toolkit.task import IGNORE_INDEX, BadRow
 
 OPTIONS = {
@@ -195,17 +197,54 @@ def test_regression_scores_are_those_of_scikit_learn():
     assert made.metrics(np.ones((3, 1), np.float32), np.array([[1.0], [2.0], [3.0]]))["pearson"] == 0.0
 
 
-def test_odd_names_neither_break_the_table_nor_the_picture(tmp_path):
+def test_odd_names_do_not_break_the_tables(tmp_path):
     names = ["a|b", r"$\frac$", ("犬 " * 30).strip()]
     made = learned("single_label_classification", names, labels=names)
     scores, targets = np.eye(3, dtype=np.float32)[[0, 1, 1, 2]], np.array([0, 1, 2, 2])
-    table, picture = made.report_sections("validation", scores, targets, tmp_path)
-    assert r"| a\|b | 1.000 | 1.000 | 1.000 | 1 |" in table
-    assert "confusion_validation.png" in picture
-    assert (tmp_path / "confusion_validation.png").stat().st_size > 1000
-    assert (
-        "| r2 | pearson |"
-        in learned("regression", ["1,2", "3,4"]).report_sections(
-            "test", np.ones((2, 2), np.float32), np.array([[1.0, 2.0], [3.0, math.nan]]), tmp_path
-        )[0]
+    (section,) = made.report_sections("validation", scores, targets, tmp_path)
+    assert section.title == "Classes (validation)"
+    table, matrix = section.blocks
+    assert r"| a\|b | 1.000 | 1.000 | 1.000 | 1 |" in markdown.table(table.header, table.rows)
+    assert [[cell.text for cell in row[1:]] for row in matrix.rows] == [
+        ["1", "0", "0"],
+        ["0", "1", "0"],
+        ["0", "1", "1"],
+    ]
+    assert [cell.shade for cell in matrix.rows[2][1:]] == [0.0, 0.5, 0.5]
+    assert list(tmp_path.iterdir()) == []
+    (numbers,) = learned("regression", ["1,2", "3,4"]).report_sections(
+        "test", np.ones((2, 2), np.float32), np.array([[1.0, 2.0], [3.0, math.nan]]), tmp_path
     )
+    assert numbers.blocks[0].header == ["label", "r2", "pearson", "rows"]
+
+
+def test_the_confusion_of_many_classes_is_a_picture_whatever_they_are_called(tmp_path):
+    names = ["a|b", r"$\frac$", ("犬 " * 30).strip(), *map(str, range(20))]
+    made = learned("single_label_classification", names, labels=names)
+    scores, targets = np.eye(23, dtype=np.float32)[[0, 1, 1, 2]], np.array([0, 1, 2, 2])
+    (section,) = made.report_sections("validation", scores, targets, tmp_path)
+    picture = section.blocks[1]
+    assert picture.file == "confusion_validation.png"
+    assert (tmp_path / picture.file).read_bytes() == picture.png
+    with Image.open(tmp_path / picture.file) as opened:
+        assert min(opened.size) > 200
+
+
+@pytest.mark.parametrize(
+    ("problem", "labels", "scores", "label", "error"),
+    [
+        ("single_label_classification", ["a", "b"], [0.25, 0.75], "a", (0.75,)),
+        ("single_label_classification", ["a", "b"], [0.25, 0.75], "b", None),
+        ("single_label_classification", ["a", "b"], [0.25, 0.75], None, None),
+        ("multi_label_classification", [["a"], ["b"]], [0.75, 0.0], [{"name": "b", "value": 1.0}], (0.875,)),
+        ("multi_label_classification", [["a"], ["b"]], [0.75, 0.0], [{"name": "a", "value": 1.0}], None),
+        ("multi_label_classification", [["a"], ["b"]], [0.75, 0.0], None, None),
+        ("regression", [1, 2], [3.0], [1.0], (4.0,)),
+        ("regression", [1, 2], [3.0], None, None),
+        ("regression", ["1,2", "3,4"], [3.0, 7.0], [1.0, math.nan], (4.0,)),
+        ("regression", ["1,2", "3,4"], [3.0, 7.0], [3.0, 7.0], None),
+    ],
+)
+def test_how_wrong_a_prediction_is(problem, labels, scores, label, error):
+    made = learned(problem, labels)
+    assert made.error(made.record(np.array(scores, np.float32), label)) == error

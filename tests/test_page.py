@@ -27,7 +27,11 @@ def everything() -> list[Section]:
     """One of each block, with user text wherever there can be some."""
     chart = line_chart({NASTY: ([1, 2], [1.0, 2.0]), "b": ([1], [3])}, title=NASTY, x_label=NASTY, y_label=NASTY)
     rows = [[NASTY, 3.0], ["b", Cell("twenty", 20.0, 0.5)], ["a", None], ["c", -1], ["d", math.nan]]
-    blocks = [Text(NASTY), Highlights([(NASTY, NASTY)]), Gallery([Figure(NASTY, svg=chart), Figure("p", png=b"png")])]
+    blocks = [
+        Text(NASTY),
+        Highlights([(NASTY, NASTY)]),
+        Gallery(NASTY, [Figure(NASTY, svg=chart), Figure("p", png=b"png")]),
+    ]
     return [
         Section("One", [Table([NASTY, "size"], rows, sortable=True, caption=NASTY)]),
         Section(NASTY, blocks),

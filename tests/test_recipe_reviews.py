@@ -32,9 +32,8 @@ def run_command(*arguments: str) -> int:
 
 def test_a_run_leaves_exactly_these_files(finished):
     assert {path.name for path in finished.iterdir()} == {
-        ".lock", "checkpoints", "config.yaml", "confusion_test.png", "confusion_validation.png",
-        "loss.png", "metrics.jsonl", "model", "predictions.jsonl",
-        "predictions_test.jsonl", "processor", "report.md", "run.json",
+        ".lock", "checkpoints", "config.yaml", "curves.svg", "metrics.jsonl", "model", "predictions.jsonl",
+        "predictions_test.jsonl", "processor", "report.html", "report.md", "run.json",
     }  # fmt: skip
     assert {path.name for path in (finished / "model").iterdir()} == {
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",

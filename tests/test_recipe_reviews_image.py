@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -255,9 +257,17 @@ def test_a_model_that_depends_on_the_batch_is_warned_of_at_the_start(kind, tmp_p
 def test_a_report_shows_classes_and_confusion(finished):
     report = (finished / "report.md").read_text()
     assert "| label | precision | recall | f1 | rows |" in report
-    assert "(confusion_validation.png)" in report
-    with Image.open(finished / "confusion_validation.png") as picture:
-        assert min(picture.size) > 200
+    assert "| true class | fruit | leaf | tool |" in report
+
+
+def test_a_report_shows_pictures_that_can_still_be_read(finished):
+    report = (finished / "report.html").read_text()
+    shown = re.findall(r'<img src="data:image/jpeg;base64,([^"]*)" alt="">fruit/', report)
+    assert len(shown) > 3
+    with Image.open(io.BytesIO(base64.b64decode(shown[0]))) as picture:
+        assert max(picture.size) <= image.THUMBNAIL
+    options = SimpleNamespace(image=ImageOptions())
+    assert image.thumbnail({"path": "gone.png", "bytes": None, "name": "gone.png"}, options) is None
 
 
 def test_a_pipeline_answers_as_the_run_did(finished):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from toolkit.config.sections import Config
     from toolkit.data.order import RowRandom
+    from toolkit.report.blocks import Section
 
 IGNORE_INDEX = -100
 """Label that counts as no item (the convention of torch and transformers). Among floating labels, where -100 is a
@@ -219,15 +220,37 @@ class Averages(Protocol):
 
 
 @runtime_checkable
+class Judges(Protocol):
+    """A task that can say how wrong a prediction is, for the worst ones in the report."""
+
+    error_name: str
+    """What `error` measures."""
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        """Returns how wrong a record of `Task.records` is; None where it is right, or its answer is not known.
+
+        The first number is what `error_name` says, greater is worse; further ones order those that are equal.
+        """
+
+
+@runtime_checkable
+class Pictures(Protocol):
+    """A task whose rows may be pictures."""
+
+    def picture(self, row: Row) -> bytes | None:
+        """Returns a small PNG or JPEG of a checked row, for the report; None where there is nothing to see."""
+
+
+@runtime_checkable
 class Reports(Protocol):
     """A task that has more to show in the report than figures and examples."""
 
-    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[str]:
-        """Returns blocks of Markdown about an evaluation set.
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        """Returns parts of the report about an evaluation set.
 
         Args:
             name: the set's name (`validation`, `test`).
             predictions: in row order.
             data: the set.
-            folder: the run's output folder, for pictures; a block refers to them relative to it.
+            folder: the run's output folder, for pictures of the Markdown report.
         """

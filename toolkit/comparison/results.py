@@ -121,7 +121,7 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     from toolkit.comparison.page import sections, title_and_lead
     from toolkit.report import markdown, page
     from toolkit.report.blocks import Gallery
-    from toolkit.report.charts import standalone
+    from toolkit.report.charts import sheet
     from toolkit.report.facts import write_json, write_text
 
     said = (*title_and_lead(found), sections(found))
@@ -131,4 +131,4 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     for figure in (
         f for section in said[2] for block in section.blocks if isinstance(block, Gallery) for f in block.figures
     ):
-        write_text(folder / figure.file, standalone(figure.svg))
+        write_text(folder / figure.file, sheet([figure.svg]))

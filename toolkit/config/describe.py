@@ -6,16 +6,59 @@ import dataclasses
 import inspect
 import textwrap
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 from pydantic import TypeAdapter
 
 from toolkit.config.load import Loaded, field_types, flatten, section_types, to_yaml
 from toolkit.config.messages import Key, expected
-from toolkit.config.sections import TopLevel
+from toolkit.config.sections import Config, TopLevel
 
 WIDTH = 80
 _KEY_WIDTH, _ORIGIN_WIDTH = 36, 8
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that has another value than its default.
+
+    Args:
+        key: dotted.
+        value: what it is.
+        default: what it would be; `dataclasses.MISSING` where it must be given.
+        kind: the dataclass that declares it.
+    """
+
+    key: str
+    value: Any
+    default: Any
+    kind: type
+
+    @property
+    def help(self) -> str:
+        """What the setting does."""
+        properties = _described(self.kind)["properties"]
+        return str(properties[self.key.rpartition(".")[2]].get("description", ""))
+
+
+def changes(config: Config) -> list[Change]:
+    """Returns all settings that are not at their defaults, in block order."""
+    top = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(TopLevel)]
+    found = [Change(name, value, _default_value(TopLevel, name), TopLevel) for name, value in top]
+    for name in section_types(type(config.task)):
+        found += _settings(name, getattr(config, name))
+    return [change for change in found if change.value != change.default]
+
+
+def _settings(prefix: str, section: Any) -> Iterator[Change]:
+    for field in dataclasses.fields(section):
+        key, value = f"{prefix}.{field.name}", getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _settings(key, value)
+        else:
+            yield Change(key, value, _default_value(type(section), field.name), type(section))
 
 
 def schema(options: type) -> dict[str, Any]:
@@ -86,6 +129,12 @@ def explain_text(loaded: Loaded) -> str:
     return "\n".join(lines) + "\n"
 
 
+@cache
+def _described(kind: type) -> dict[str, Any]:
+    """As `_section_schema`, made once; to be read only."""
+    return _section_schema(kind)
+
+
 def _section_schema(kind: type) -> dict[str, Any]:
     described = TypeAdapter(kind).json_schema()
     described["description"] = _docstring(kind)
@@ -102,10 +151,13 @@ def _docstring(kind: type) -> str:
 
 
 def _default(kind: type, name: str) -> str:
+    value = _default_value(kind, name)
+    return "must be given" if value is dataclasses.MISSING else f"default: {to_yaml(value)}"
+
+
+def _default_value(kind: type, name: str) -> Any:
     field = next(field for field in dataclasses.fields(kind) if field.name == name)
-    if field.default_factory is not dataclasses.MISSING:
-        return f"default: {to_yaml(field.default_factory())}"
-    return "must be given" if field.default is dataclasses.MISSING else f"default: {to_yaml(field.default)}"
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def _indented(text: str) -> list[str]:

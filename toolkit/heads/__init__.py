@@ -19,6 +19,8 @@ from toolkit.heads.single_label import SingleLabel
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from toolkit.report.blocks import Section
+
 
 class Head(Protocol):
     """One problem type. Built as `HeadClass(options)` with the task's options."""
@@ -27,6 +29,8 @@ class Head(Protocol):
     """The metrics that can name the best model, and whether greater is better."""
     best_metric: str
     """The one of them that does, unless the YAML names another."""
+    error_name: str
+    """What `error` measures."""
     has_classes: bool
     """Whether each row has exactly one class."""
     state: dict[str, Any]
@@ -75,7 +79,10 @@ class Head(Protocol):
     def summary(self, record: Mapping[str, Any]) -> str:
         """Returns a record's prediction and, if known, label for a person."""
 
-    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        """As `toolkit.task.Judges.error`."""
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
         """As `toolkit.task.Reports.report_sections`."""
 
 

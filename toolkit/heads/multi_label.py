@@ -18,6 +18,8 @@ from toolkit.task import BadRow
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from toolkit.report.blocks import Section
+
 THRESHOLD = 0.5
 _VALUES = {True: 1.0, False: 0.0, None: None}  # and so for 1 and 0, which equal them
 
@@ -31,6 +33,7 @@ class MultiLabel:
 
     scores: Mapping[str, bool] = dict.fromkeys(("f1_micro", "f1_macro", "subset_accuracy"), True)
     best_metric = "f1_micro"
+    error_name = "mean distance"
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -104,9 +107,16 @@ class MultiLabel:
         known = f" (labelled {', '.join(record['label']) or 'nothing'})" if record["label"] is not None else ""
         return f"{', '.join(record['prediction']) or 'nothing'}{known}"
 
-    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        if record["label"] is None or set(record["label"]) == set(record["prediction"]):
+            return None
+        distances = [abs(score - (name in record["label"])) for name, score in record["scores"].items()]
+        return (sum(distances) / len(distances),)
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
+        from toolkit.report.blocks import Section
         from toolkit.report.classes import score_table
 
         names, counts = ("precision", "recall", "f1"), np.nansum(targets, axis=0)
         table = score_table(self.state["labels"], self.metrics(scores, targets), names, counts)
-        return [f"## Labels ({name})\n\n{table}"]
+        return [Section(f"Labels ({name})", [table])]

@@ -17,6 +17,8 @@ from toolkit.task import BadRow
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from toolkit.report.blocks import Section
+
 ONLY_TARGET = "value"
 
 
@@ -29,6 +31,7 @@ class Regression:
 
     scores: Mapping[str, bool] = {"mse": False, "mae": False, "r2": True, "pearson": True}
     best_metric = "mse"
+    error_name = "squared error"
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -92,14 +95,21 @@ class Regression:
         known = f" (labelled {_shown(record['label'])})" if record["label"] is not None else ""
         return f"{_shown(record['prediction'])}{known}"
 
-    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        label, prediction = record["label"], record["prediction"]
+        pairs = [(true, prediction[name]) for name, true in label.items()] if isinstance(label, dict) else None
+        errors = [(true - predicted) ** 2 for true, predicted in pairs or [(label, prediction)] if true is not None]
+        return (sum(errors) / len(errors),) if any(errors) else None
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
+        from toolkit.report.blocks import Section
         from toolkit.report.classes import score_table
 
         labels, counts = self.state["labels"], (~np.isnan(targets)).sum(axis=0)
         if len(labels) == 1:
             return []
         table = score_table(labels, self.metrics(scores, targets), ("r2", "pearson"), counts)
-        return [f"## Numbers ({name})\n\n{table}"]
+        return [Section(f"Numbers ({name})", [table])]
 
 
 def _number(value: Any) -> float:

@@ -19,12 +19,15 @@ from toolkit.task import IGNORE_INDEX, BadRow
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from toolkit.report.blocks import Section
+
 
 class SingleLabel:
     """Single-label classification; see `toolkit.heads.Head`."""
 
     scores: Mapping[str, bool] = dict.fromkeys(("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True)
     best_metric = "accuracy"
+    error_name = "confidence"
     has_classes = True
 
     def __init__(self, options: Any) -> None:
@@ -94,19 +97,21 @@ class SingleLabel:
         known = f", labelled {record['label']}" if record["label"] is not None else ""
         return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%}{known})"
 
-    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[str]:
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        wrong = record["label"] not in (None, record["prediction"])
+        return (record["scores"][record["prediction"]],) if wrong else None
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
         from sklearn.metrics import confusion_matrix
 
-        from toolkit.report.classes import score_table
-        from toolkit.report.plots import confusion
+        from toolkit.report.blocks import Section
+        from toolkit.report.classes import confusion, score_table
 
         labels, predictions = self.state["labels"], scores.argmax(-1)
         counts = confusion_matrix(targets, predictions, labels=range(len(labels)))
-        picture = f"confusion_{name}.png"
-        confusion(counts, labels, folder / picture)
         names = ("precision", "recall", "f1")
         table = score_table(labels, self.metrics(scores, targets), names, counts.sum(axis=1))
-        return [f"## Classes ({name})\n\n{table}", f"![Predicted and true classes of the {name} rows]({picture})"]
+        return [Section(f"Classes ({name})", [table, confusion(counts, labels, name, folder)])]
 
 
 def _label_text(label: Any) -> str:

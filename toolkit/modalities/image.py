@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I",
 ASPECT = (3 / 4, 4 / 3)
 ERASED = (0.02, 0.33)
 DEFAULT_SIZE = 224
+THUMBNAIL = 96
+"""Longer side of a picture in a report, in pixels."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
@@ -235,3 +238,15 @@ def _erase(picture: torch.Tensor, generator: np.random.Generator, probability: f
 def shown(file: Mapping[str, Any]) -> str:
     """Returns what stands for a picture in messages and predictions: its name."""
     return str(file["name"])
+
+
+def thumbnail(file: Mapping[str, Any], options: Any) -> bytes | None:
+    """Returns a picture as a small JPEG for a report, or None if it cannot be read any more."""
+    try:
+        picture = as_channels(decode(file, options.image.max_pixels), 3)
+    except BadRow:
+        return None
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    stream = io.BytesIO()
+    picture.save(stream, "JPEG", quality=80)
+    return stream.getvalue()

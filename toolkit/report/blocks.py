@@ -32,6 +32,19 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Pictured:
+    """A cell of a table that shows a small picture above its text.
+
+    Args:
+        text: what is shown below it, and alone in Markdown.
+        picture: the bytes of a PNG or JPEG.
+    """
+
+    text: str
+    picture: bytes
+
+
+@dataclass(frozen=True)
 class Text:
     """A paragraph."""
 
@@ -67,7 +80,7 @@ class Table:
 
     Args:
         header: names of the columns.
-        rows: of cells: numbers, texts, None for what is missing, or `Cell`.
+        rows: of cells: numbers, texts, None for what is missing, `Cell` or `Pictured`.
         sortable: whether a click on a column's name sorts the rows (in HTML).
         caption: what it shows, or nothing.
     """
@@ -91,9 +104,9 @@ class Figure:
 
     Args:
         title: what it shows, for those who do not see it too.
-        svg: the drawing, made by `charts` and trusted; nothing for a PNG.
+        svg: the drawing, made by `charts` and trusted; nothing for another picture.
         png: the bytes of a PNG; nothing for an SVG.
-        file: name of the same picture beside the report, for Markdown; nothing leaves it out there.
+        file: name of the same picture beside the report, for Markdown; nothing leaves the figure out there.
     """
 
     kind: ClassVar[str] = "figure"
@@ -105,10 +118,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as many as there is room for."""
+    """Figures side by side, as many as there is room for.
+
+    Args:
+        figures: SVG or PNG.
+        title: what they show together.
+        file: name of one picture of all, for Markdown; nothing shows there those that have files of their own.
+    """
 
     kind: ClassVar[str] = "gallery"
     figures: Sequence[Figure]
+    title: str = "Figures"
+    file: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +164,7 @@ class Section:
 
 def shown(value: Any) -> str:
     """Returns a cell as text: numbers with four significant digits, whole ones with commas, a dash for None."""
-    if isinstance(value, Cell):
+    if isinstance(value, Cell | Pictured):
         return value.text
     if value is None:
         return MISSING

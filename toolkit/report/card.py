@@ -9,7 +9,8 @@ from typing import Any
 from toolkit import modalities
 from toolkit.adapters import BASE
 from toolkit.engine.run import Run
-from toolkit.report.text import readable, table
+from toolkit.report.markdown import table
+from toolkit.report.text import readable
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -57,7 +58,7 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
         f"{origin[0].upper()}{origin[1:]} on `{source}` ({len(run.data.train):,} training rows after tokenisation) "
         f"with finetune-toolkit, seed {run.cfg.seed}.",
         f"```python\n{usage}\n```",
-        "## Scores\n\n" + ("\n".join(table(scores, "metric", "value")) if scores else "Not evaluated."),
+        "## Scores\n\n" + (table(["metric", "value"], list(scores.items())) if scores else "Not evaluated."),
         "The settings, versions and data fingerprints stand in `config.yaml` and `run.json` of the run.",
     ]
     return "\n\n".join(blocks) + "\n"

@@ -18,13 +18,21 @@ WIDTH, PLOT_HEIGHT, ROW = 440, 200, 18
 RIGHT, BOTTOM = WIDTH - 14, 40
 LETTER = 7.8
 """About how wide a letter is, in pixels."""
-COLOURS = 6
+COLOURS = ("#1f4e9e", "#e06c00", "#0f8f6b", "#a8328f", "#7a5f00", "#56a3e8")
+"""Of the lines where no page says otherwise."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "12 4")
 """Lines differ in colour and in dashes, for those who do not see colours."""
 MOST_POINTS = 400
 """Most points of a line that are drawn; of more, the lowest and highest of each stretch are."""
 MOST_MARKED = 60
 """Most points of a chart that are marked, and say their value."""
+
+STYLE = (
+    "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}.line{stroke:var(--colour)}.point{fill:var(--colour)}"
+    ".s0{--colour:#1f4e9e}.s1{--colour:#e06c00}.s2{--colour:#0f8f6b}.s3{--colour:#a8328f}.s4{--colour:#7a5f00}"
+    ".s5{--colour:#56a3e8}"
+)
+"""The colours of pictures that stand in no page."""
 
 Line = tuple[Sequence[float | None], Sequence[float | None]]
 """Places and values of a line's points; None and NaN are missing, and leave a gap."""
@@ -80,9 +88,11 @@ def axis(
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if low == high:
-        room = 1.0 if whole or not low else abs(low) / 10
-        low, high = low - (0 if zero and not low else room), high + room
+    if low == high == 0:
+        high = 1.0
+    elif low == high:
+        room = 1.0 if whole else abs(low) / 10
+        low, high = low - room, high + room
     elif not whole:
         room = (high - low) / 20
         low, high = low if zero and not low else low - room, high + room
@@ -118,7 +128,7 @@ def number_text(value: float, step: float) -> str:
         if not value:
             return "0"
         power = math.floor(math.log10(abs(value)) + 1e-9)
-        return f"{value / 10.0**power:.{_decimals(step / 10.0**power)}f}e{power}"
+        return f"{float(f'{value / 10.0**power:.{_decimals(step / 10.0**power)}f}'):g}e{power}"
     return f"{value:.{_decimals(step)}f}"
 
 
@@ -165,20 +175,40 @@ def svg(parts: Iterable[str], title: str, height: float) -> str:
     )
 
 
-def standalone(picture: str) -> str:
-    """Returns a picture as a file of its own, with the colours that a page would give it."""
-    style = (
-        "svg{color:#1d2430;--soft:#5a6475;--line:#d9dde4;background:#fff}.s0{--colour:#1f4e9e}.s1{--colour:#e06c00}"
-        ".s2{--colour:#0f8f6b}.s3{--colour:#a8328f}.s4{--colour:#7a5f00}.s5{--colour:#56a3e8}"
-        ".line{stroke:var(--colour)}.point{fill:var(--colour)}.soft{fill:var(--soft)}.grid{stroke:var(--line)}"
-    )
-    head, end, rest = picture.partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg" width="{1.5 * WIDTH:.0f}"{end}<style>{style}</style>{rest}\n'
-
-
 def text(words: str, x: float, y: float, anchor: str = "start", kind: str = "soft") -> str:
     """Returns an escaped text at a place in pixels; `anchor` is start, middle or end, `kind` a class of the page."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def coloured(number: int, *parts: str) -> str:
+    """Returns parts in the colour of the line of that number, by the page if there is one."""
+    colour = COLOURS[number % len(COLOURS)]
+    return f'<g class="s{number % len(COLOURS)}" stroke="{colour}" fill="{colour}">{"".join(parts)}</g>'
+
+
+def sheet(drawings: Sequence[str]) -> str:
+    """Puts charts into one picture, two in a row, that needs no page: it brings the colours that a page would give it.
+
+    Args:
+        drawings: what `line_chart` returned.
+
+    Returns:
+        A whole SVG file.
+    """
+    heights = [int(drawing.split('viewBox="0 0 ', 1)[1].split('"')[0].split()[1]) for drawing in drawings]
+    parts, top = [], 10
+    for first in range(0, len(drawings), 2):
+        for column, drawing in enumerate(drawings[first : first + 2]):
+            place = (
+                f'<svg x="{10 + column * (WIDTH + 30)}" y="{top}" width="{WIDTH}" height="{heights[first + column]}" '
+            )
+            parts.append(drawing.replace("<svg ", place, 1))
+        top += max(heights[first : first + 2]) + 20
+    width = 2 * WIDTH + 50 if len(drawings) > 1 else WIDTH + 20
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" width="{width}" height="{top}">'
+        f'<style>{STYLE}</style><rect width="{width}" height="{top}" fill="#fff"/>{"".join(parts)}</svg>\n'
+    )
 
 
 def frame(x: Axis, y: Axis, x_label: str) -> list[str]:
@@ -209,11 +239,11 @@ def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) ->
             wide = 34 + LETTER * len(words)
             if x > 2 and x + wide > WIDTH:
                 x, y = 2.0, y + ROW
-            dash = DASHES[number % len(DASHES)]
-            parts.append(
-                f'<g class="s{number % COLOURS}"><line class="line" stroke="#1f4e9e" stroke-width="2.5" '
-                f'stroke-dasharray="{dash}" x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4:.0f}" y2="{y - 4:.0f}"/></g>'
+            sample = (
+                f'<line class="line" stroke-width="2.5" stroke-dasharray="{DASHES[number % len(DASHES)]}" '
+                f'x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4:.0f}" y2="{y - 4:.0f}"/>'
             )
+            parts.append(coloured(number, sample))
             parts.append(text(words, x + 27, y))
             x += wide + 12
     return parts, y + 16
@@ -230,19 +260,17 @@ def _line(
         f"{'M' if begin else 'L'}{a:.1f} {b:.1f}"
         for a, b, begin in zip(across[there], up[there], begins[there], strict=True)
     ]
-    dash = DASHES[number % len(DASHES)]
     path = (
-        f'<path class="line" d="{"".join(pieces)}" fill="none" stroke="#1f4e9e" stroke-width="2" '
-        f'stroke-linejoin="round" stroke-dasharray="{dash}"/>'
+        f'<path class="line" d="{"".join(pieces)}" fill="none" stroke-width="2" stroke-linejoin="round" '
+        f'stroke-dasharray="{DASHES[number % len(DASHES)]}"/>'
     )
-    # A point without neighbours would be a line of no length.
     points = (
-        f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3"><title>'
+        f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3" stroke="none"><title>'
         f"{escape(name)}, step {step:,.10g}: {value:.5g}</title></circle>"
         for a, b, step, value in zip(across[there], up[there], steps[kept][there], values[kept][there], strict=True)
         if marked
     )
-    return [f'<g class="s{number % COLOURS}">', path, *points, "</g>"] if there.any() else []
+    return [coloured(number, path, *points)] if there.any() else []
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:

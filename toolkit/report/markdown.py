@@ -57,7 +57,7 @@ def _block(block: Block) -> str:
             return "\n\n".join([*([f"{line(caption)}:"] if caption else []), table(header, rows)])
         case Figure(title, file=file):
             return f"![{line(title)}]({file})" if file else ""
-        case Gallery(figures):
-            return "\n\n".join(_blocks(figures))
+        case Gallery(figures, title, file):
+            return f"![{line(title)}]({file})" if file else "\n\n".join(_blocks(figures))
         case Folded(title, inner):
             return "\n\n".join([f"<details>\n<summary>{line(title)}</summary>", *_blocks(inner), "</details>"])

@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from toolkit.adapters import BASE, save_adapters
 from toolkit.console import print_lines, print_table, say, shorten
-from toolkit.engine.run import FitResult, Run, best_metric
+from toolkit.engine.run import FitResult, Run
 from toolkit.hub import push
 from toolkit.parts import count_parameters
-from toolkit.report import card, plots, text
+from toolkit.report import card, markdown, page, text
+from toolkit.report.blocks import Gallery, Section
+from toolkit.report.charts import sheet
 from toolkit.report.facts import write_json
-from toolkit.task import Predictions, Reports, Samples, Task
+from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
+from toolkit.report.worst import Worst, Wrong
+from toolkit.task import Judges, Predictions, Reports, Samples, Task
 from toolkit.tracking import read_metrics
 
 SHOWN_EXAMPLES = 3
 
 
-def write_results(run: Run, result: FitResult) -> None:
-    """Writes `model/`, `predictions.jsonl`, `report.md`, `loss.png` and the results in `run.json`; prints a summary."""
+def write_results(run: Run, result: FitResult, *, predicted: Mapping[str, int] | None = None) -> None:
+    """Writes `model/`, predictions, the report with its curves, and the results in `run.json`; prints a summary.
+
+    Args:
+        run: the run.
+        result: what came out of its training.
+        predicted: bytes that were predicted for parts of its memory (`toolkit.report.sections.MEMORY`), or None.
+    """
     output_dir = run.output_dir
-    history = read_metrics(output_dir / "metrics.jsonl")
     figures = summary_figures(run, result)
-    records = _write_all_predictions(run, result)
+    examples, worst = _write_all_predictions(run, result)
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
-    plots.loss_and_metric(history, best_metric(run.cfg, run.task)[0], output_dir / "loss.png")
-    examples = [run.task.summary(record) for record in records]
-    samples = _samples(run)
-    page = text.report(run, facts, figures, examples, _sections(run, result), samples)
-    (output_dir / "report.md").write_text(page, encoding="utf-8")
+    history = read_metrics(output_dir / "metrics.jsonl")
+    own, samples = _sections(run, result), _samples(run)
+    write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted))
     save_model(run, figures)
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
-    if records:
-        print_lines("Predictions on rows it was not trained on", examples)
+    if examples:
+        print_lines("Predictions on rows it was not trained on", map(run.task.summary, examples))
     if samples:
         print_lines("Samples", map(shorten, samples))
     push(run.cfg, output_dir / "model")
-    say(f"\nModel, report and predictions are in {output_dir}/ (report.md, model/, predictions.jsonl)")
+    say(f"\nModel, report and predictions are in {output_dir}/ (report.html, report.md, model/, predictions.jsonl)")
+
+
+def write_report(run: Run, outcome: Outcome) -> None:
+    """Writes `report.html`, `report.md` and the curves that the latter shows."""
+    title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
+    (run.output_dir / "report.html").write_text(page.render(title, below, parts), encoding="utf-8")
+    (run.output_dir / "report.md").write_text(markdown.render(title, below, parts), encoding="utf-8")
+    drawn = [
+        figure.svg for part in parts for block in part.blocks if isinstance(block, Gallery) for figure in block.figures
+    ]
+    (run.output_dir / CURVES).write_text(sheet(drawn), encoding="utf-8")
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
@@ -68,14 +87,17 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     }
 
 
-def write_predictions(task: Task, predictions: Predictions, data: Any, path: Path) -> list[dict[str, Any]]:
-    """Writes one JSON line per example, in row order, and returns the first few records."""
-    records = task.records(predictions, data)
+def write_predictions(
+    task: Task, predictions: Predictions, data: Any, path: Path, worst: Worst | None = None
+) -> list[dict[str, Any]]:
+    """Writes one JSON line per example, in row order, and returns the first few records; `worst` sees them all."""
     first: list[dict[str, Any]] = []
     with path.open("w", encoding="utf-8") as file:
-        for record in records:
+        for line, record in enumerate(task.records(predictions, data), start=1):
             if len(first) < SHOWN_EXAMPLES:
                 first.append(record)
+            if worst is not None:
+                worst.see(line, record)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return first
 
@@ -95,13 +117,16 @@ def save_model(run: Run, figures: dict[str, Any]) -> None:
         weights.chmod((folder / "README.md").stat().st_mode)
 
 
-def _write_all_predictions(run: Run, result: FitResult) -> list[dict[str, Any]]:
-    shown: list[dict[str, Any]] = []
+def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[dict[str, Any]], list[Wrong]]:
+    """Writes the predictions of every evaluation set; returns the first and the worst records of the first one."""
+    shown: list[dict[str, Any]] | None = None
+    worst = Worst(run.task) if isinstance(run.task, Judges) else None
     for name, evaluation in result.evaluations.items():
-        file = "predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl"
-        first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], run.output_dir / file)
-        shown = shown or first
-    return shown
+        file = run.output_dir / predictions_file(name)
+        judge = worst if shown is None else None
+        first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, judge)
+        shown = first if shown is None else shown
+    return shown or [], worst.found() if worst else []
 
 
 def _samples(run: Run) -> list[str]:
@@ -111,11 +136,11 @@ def _samples(run: Run) -> list[str]:
     return run.task.samples(run.model, run.processor)
 
 
-def _sections(run: Run, result: FitResult) -> list[str]:
+def _sections(run: Run, result: FitResult) -> list[Section]:
     if not isinstance(run.task, Reports):
         return []
     return [
-        block
+        part
         for name, evaluation in result.evaluations.items()
-        for block in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
+        for part in run.task.report_sections(name, evaluation.predictions, run.data.evals[name], run.output_dir)
     ]

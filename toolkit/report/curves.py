@@ -1,0 +1,65 @@
+"""Curves of a run over its steps, from the lines of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.report.blocks import Figure
+from toolkit.report.charts import Line, line_chart
+
+MOST_METRICS = 4
+"""Most metrics that are drawn, the one for the best model first."""
+MIB = 2**20
+
+History = Sequence[Mapping[str, Any]]
+
+
+def curves(history: History, metric: str) -> list[Figure]:
+    """Draws losses, metrics, learning rate, gradient norm, speed and memory.
+
+    Args:
+        history: lines of `metrics.jsonl`.
+        metric: the metric that names the best model, with `eval_`.
+
+    Returns:
+        One figure each, without those that there is nothing to draw of.
+    """
+    losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
+    found = [_figure("Loss", losses, "mean loss per item")] if any(line[0] for line in losses.values()) else []
+    names = dict.fromkeys([metric, *(name for line in history for name in line if _is_metric(name))])
+    drawn = [(name, line) for name in names if name != "eval_loss" and len((line := _line(history, name))[0]) > 1]
+    found += [
+        _figure(f"{_words(name)} (validation)", {_words(name): line}, _words(name))
+        for name, line in drawn[:MOST_METRICS]
+    ]
+    for name, title, label, unit in (
+        ("learning_rate", "Learning rate", "learning rate", 1),
+        ("grad_norm", "Gradient norm", "norm before clipping", 1),
+        ("train_items_per_second", "Speed", "items per second", 1),
+        ("peak_memory_bytes", "Peak memory so far", "MiB, main process", MIB),
+    ):
+        line = _line(history, name, unit)
+        if line[0]:
+            found.append(_figure(title, {title.lower(): line}, label, zero=name != "grad_norm"))
+    return found
+
+
+def _is_metric(name: str) -> bool:
+    return name.startswith("eval_") and "/" not in name and not name.endswith(("_per_second", "_seconds"))
+
+
+def _words(name: str) -> str:
+    return name.removeprefix("eval_").replace("_", " ")
+
+
+def _line(history: History, name: str, unit: int = 1) -> Line:
+    points = [(line["step"], line[name]) for line in history if name in line]
+    return [step for step, _ in points], [None if value is None else value / unit for _, value in points]
+
+
+def _figure(title: str, lines: Mapping[str, Line], label: str, zero: bool = False) -> Figure:
+    title = title[:1].upper() + title[1:]
+    kept = {name: line for name, line in lines.items() if line[0]}
+    svg = line_chart(kept, title=f"{title} over the steps", x_label="optimizer step", y_label=label, zero=zero)
+    return Figure(title, svg=svg)

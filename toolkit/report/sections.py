@@ -1,0 +1,236 @@
+"""What the report of a run says, part by part."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from toolkit.certificates.text import state_of
+from toolkit.config.describe import Change, changes
+from toolkit.config.load import to_yaml
+from toolkit.console import format_bytes
+from toolkit.engine.run import FitResult, Run, best_metric
+from toolkit.memory import MemoryUse
+from toolkit.report.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.report.curves import History, curves
+from toolkit.report.text import readable
+from toolkit.report.worst import Wrong
+from toolkit.task import Judges, Pictures
+
+CURVES = "curves.svg"
+"""The file with all curves, for Markdown."""
+SIZES = {
+    *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),
+    *("train.weight_decay", "train.adam_beta1", "train.adam_beta2", "train.adam_epsilon", "train.warmup_steps"),
+}
+"""Settings of every training, which switch nothing on."""
+PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
+"""What settings are that were left to the launcher, and not set there either."""
+SWITCHES = ("train.", "model.peft.", "model.freeze", "model.unfreeze", "model.attn_implementation", "engine")
+"""Beginnings of the names of settings that change how a model is trained, and not what."""
+MEMORY = {
+    "parameters": "weights and buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "rest": "activations and the rest",
+    "train_peak": "peak of training steps",
+}
+"""Parts of `toolkit.memory.MemoryUse`, and their names."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a run, for its report.
+
+    Args:
+        result: what the engine returned.
+        facts: what `run.json` says of the run.
+        figures: its results by name.
+        history: lines of `metrics.jsonl`.
+        examples: a few records of predictions.
+        worst: the worst predictions of the first evaluation set, worst first.
+        sections: what the task itself has to show.
+        samples: texts that the model made.
+        predicted: bytes that were predicted for parts of the memory, by the names of `MEMORY`; None if none were.
+    """
+
+    result: FitResult
+    facts: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    history: History
+    examples: Sequence[dict[str, Any]]
+    worst: Sequence[Wrong]
+    sections: Sequence[Section]
+    samples: Sequence[str]
+    predicted: Mapping[str, int] | None = None
+
+
+def predictions_file(name: str) -> str:
+    """Returns the name of the file with the predictions of an evaluation set."""
+    return "predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl"
+
+
+def lead(run: Run, facts: Mapping[str, Any]) -> str:
+    """Returns the sentence below the report's title."""
+    base, processes = run.cfg.model.name_or_path, facts["num_processes"]
+    model = f"{base}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
+    alone = "one process" if processes == 1 else f"{processes} processes"
+    return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
+
+
+def sections(run: Run, outcome: Outcome) -> list[Section]:
+    """Returns all parts of a run's report, in order."""
+    metric = best_metric(run.cfg, run.task)[0]
+    figures = curves(outcome.history, metric)
+    # What a task says of each class, it shows in sections of its own.
+    plain = readable({name: value for name, value in outcome.figures.items() if "/" not in name})
+    changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
+    parts = [
+        Section("Result", [_highlights(outcome, metric), Folded("All figures", [_pairs(plain, "figure", "value")])]),
+        Section("Curves", [Gallery(figures, "Curves over the steps", CURVES)] if figures else []),
+        *outcome.sections,
+        Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
+        Section("Worst errors", _worst(run, outcome.worst)),
+        Section("Example predictions", _examples(run, outcome.examples)),
+        Section("Samples", [Code(sample) for sample in outcome.samples]),
+        Section("Where and how", [_pairs(_where(run, outcome.facts), "what", "value")]),
+        Section("Switches", _switches(changed)),
+        Section("Memory", memory_table(outcome.result.memory, outcome.predicted)),
+        Section("Changed settings", [_changes(changed)]),
+        Section("Run lock", _lock(run, outcome.facts)),
+    ]
+    return [part for part in parts if part.blocks]
+
+
+def _pairs(rows: Mapping[str, Any], left: str, right: str) -> Table:
+    return Table([left, right], list(rows.items()))
+
+
+def _highlights(outcome: Outcome, metric: str) -> Highlights:
+    figures = outcome.figures
+    names = dict.fromkeys([metric, "eval_loss", "train_loss", "train_items_per_second", "peak_memory_bytes"])
+    shown = readable({name: figures.get(name) for name in names})
+    words = {name: name.replace("eval_", "validation ").replace("train_", "training ", 1) for name in shown}
+    words |= {"train_items_per_second": "items per second", "peak_memory": "peak memory"}
+    seconds = outcome.result.train_seconds
+    return Highlights(
+        [(words[name].replace("_", " "), value) for name, value in shown.items()]
+        + [("training time", f"{seconds:,.1f} s"), ("steps", f"{outcome.result.steps:,}")]
+    )
+
+
+def _rows(facts: Mapping[str, Any]) -> Table:
+    bad = facts["bad_rows"]
+    left_out = {split: f"{count:,} bad rows left out, see bad_rows.jsonl" for split, count in bad.items() if count}
+    counts = {split: f"{count:,}" for split, count in facts["num_rows"].items()}
+    return _pairs(
+        {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
+        "set", "rows",
+    )  # fmt: skip
+
+
+def _described(run: Run, line: int, record: dict[str, Any]) -> list[Any]:
+    """The input on a line of the first set's predictions and what became of it, as a record's summary has them."""
+    first, *rest = (part.strip() for part in run.task.summary(record).splitlines())
+    prediction = "; ".join([each.removeprefix("->").strip() for each in rest])
+    rows = next(iter(run.data.evals.values())).rows
+    picture = run.task.picture(rows[line - 1]) if isinstance(run.task, Pictures) else None
+    return [first if picture is None else Pictured(first, picture), prediction]
+
+
+def _examples(run: Run, records: Sequence[dict[str, Any]]) -> list[Block]:
+    if not records:
+        return []
+    rows = [_described(run, line, record) for line, record in enumerate(records, start=1)]
+    return [Text("Of rows that it was not trained on."), Table(["input", "prediction"], rows)]
+
+
+def _worst(run: Run, worst: Sequence[Wrong]) -> list[Block]:
+    if not worst or not isinstance(run.task, Judges):
+        return []
+    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in worst]
+    name = next(iter(run.data.evals))
+    file = predictions_file(name)
+    return [
+        Text(f"The most wrong predictions of the {name} rows; whole, in the lines of {file} named here."),
+        Table(["line", run.task.error_name, "input", "prediction"], rows, sortable=True),
+    ]
+
+
+def _device(facts: Mapping[str, Any]) -> str:
+    return ", ".join(facts["hardware"]["gpus"]) or f"{facts['hardware']['cpus']} CPUs"
+
+
+def _where(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "processes": facts["num_processes"],
+        "engine": facts["engine"],
+        "device": _device(facts),
+        "seed": str(facts["seed"]),
+        "certificate": state_of(run.cfg),
+        **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
+        # How a task computes its scores, where that has a name.
+        **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
+    }
+
+
+def _switches(changed: Sequence[Change]) -> list[Block]:
+    on = [
+        [change.key, to_yaml(change.value), change.help]
+        for change in changed
+        if change.key.startswith(SWITCHES) and change.key not in SIZES
+    ]
+    return [Table(["switch", "value", "what it does"], on)] if on else [Text("None: plain training.")]
+
+
+def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) -> list[Block]:
+    """Returns parts of the memory as measured, beside what was predicted for them.
+
+    Args:
+        memory: measured bytes.
+        predicted: bytes by the names of `MEMORY`, as far as they are known; None if nothing was predicted.
+    """
+    rows: list[list[Any]] = []
+    for part, words in MEMORY.items():
+        count = getattr(memory, part)
+        row: list[Any] = [words, _bytes(count)]
+        if predicted is not None:
+            guess = predicted.get(part)
+            row += [None if guess is None else _bytes(guess), guess / count if guess is not None and count else None]
+        rows.append(row)
+    header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
+    return [
+        Text(
+            f"Memory of the main process above the {format_bytes(memory.baseline)} that it held before the model was "
+            f"built; at most it held {format_bytes(memory.peak)} in all, evaluations and rows included."
+        ),
+        Table(header, rows),
+    ]
+
+
+def _bytes(count: int) -> Cell:
+    return Cell(format_bytes(count), count)
+
+
+def _changes(changed: Sequence[Change]) -> Table:
+    missing = dataclasses.MISSING
+    rows = [[c.key, to_yaml(c.value), "must be given" if c.default is missing else to_yaml(c.default)] for c in changed]
+    return Table(
+        ["setting", "value", "default"], rows, sortable=True, caption="Settings that are not at their defaults"
+    )
+
+
+def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:
+    kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "versions")}
+    settings = (run.output_dir / "config.yaml").read_text(encoding="utf-8")
+    return [
+        Text("The same run again, with a check that it ends with the same bits; and how this one was started:"),
+        Code(f"toolkit reproduce {shlex.quote(run.cfg.output_dir)}\n\n{shlex.join(facts['command'])}", "bash"),
+        Folded("config.yaml: every setting", [Code(settings.rstrip(), "yaml")]),
+        Folded("Versions", [_pairs(facts["versions"], "package", "version")]),
+        Folded("run.json", [Code(json.dumps(kept, indent=2, ensure_ascii=False), "json")]),
+    ]
