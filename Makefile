@@ -8,10 +8,10 @@ SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-distributed test-real quality bench
+.PHONY: help setup demo smoke test test-distributed test-real quality bench worked-example
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-distributed test-real: export HF_HUB_OFFLINE := 1
+demo smoke test test-distributed test-real worked-example: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,3 +59,6 @@ bench: setup ## run every benchmark and print its table
 	    echo "bench: $$file"; \
 	    $(BIN)/python "$$file" || exit 1; \
 	done
+
+worked-example: setup ## measure docs/worked_example.md anew, on the real pictures in ../shared/data (some ten minutes)
+	$(BIN)/python docs/worked_example.py

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import needs_browser, open_page
 from runs import ROOT, TINY
 
 from toolkit.cli import main
@@ -16,7 +17,7 @@ from toolkit.comparison import running
 from toolkit.comparison.checking import Launch, check_variants
 from toolkit.comparison.meter import count_positions
 from toolkit.comparison.page import sections, title_and_lead
-from toolkit.comparison.results import build, compared, table
+from toolkit.comparison.results import build, compared, table, write
 from toolkit.comparison.running import Comparison, jobs_of, run_jobs
 from toolkit.comparison.summary import Figure, pareto, summarise
 from toolkit.comparison.variants import QUESTIONS, Variant, combine, of_question, read_switch
@@ -262,6 +263,33 @@ def test_padding_is_counted_by_masks_or_rows():
     assert count_positions({"inputs": {"pixel_values": torch.zeros(3, 1)}, "row_ids": ids}) == (2, 3)
 
 
+# The page
+
+
+@needs_browser
+def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
+    asked, _ = comparison("adamw_torch", "adafactor", "muon", "sgd", seeds=(1,))
+    jobs = jobs_of(asked)
+    run_jobs(asked, jobs, lambda: None)
+    for job, peak in zip(jobs, (300, 100, 200), strict=False):
+        job.measured = measurement(peak=peak * 2**20)
+    write(build(asked, jobs, {"command": ["toolkit", "compare"]}), tmp_path)
+    script = """
+        const table = document.querySelector("table.sortable");
+        const order = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
+        const click = () => [...table.querySelectorAll("th button")].find(
+            (button) => button.textContent.startsWith("peak memory")).click();
+        const found = [order()];
+        click(); found.push(order());
+        click(); found.push(order());
+        return found;
+    """
+    for width in (1280, 400):
+        document, orders = open_page(tmp_path / "comparison.html", script, width)
+        assert orders == [["1", "2", "3", "4"], ["2", "3", "1", "4"], ["1", "3", "2", "4"]]
+    assert document.count("<svg") == 3
+
+
 # The command
 
 
@@ -298,4 +326,5 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     assert fine["memory"]["optimizer_state"] > fine["memory"]["gradients"]
     assert "figures" not in failed
     assert table(found)[1][1][0] == "learning_rate=1e30"
-    assert {"comparison.json", "comparison.md", "comparison.html", "runs"} == {path.name for path in output.iterdir()}
+    files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
+    assert files == {path.name for path in output.iterdir()}

@@ -79,12 +79,8 @@ def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
     if not measured:
         return
     numbers, variants = zip(*measured, strict=True)
-    metric, greater = found["metric"].get("name"), bool(found["metric"].get("greater_is_better"))
-    yield Gallery([
-        Figure("Memory against time", pictures.trade_off(variants, numbers, metric, greater)),
-        Figure("What memory is made of", pictures.memory_parts(variants, numbers)),
-        Figure("Training loss", pictures.losses(variants, numbers)),
-    ])  # fmt: skip
+    drawn = pictures.draw(variants, numbers, found["metric"])
+    yield Gallery([Figure(title, drawn[name], file=f"{name}.svg") for name, title in pictures.TITLES.items()])
 
 
 def _memory(measured: list[tuple[int, Any]]) -> Table:

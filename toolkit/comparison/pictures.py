@@ -37,6 +37,30 @@ PARTS = {
 BAR, GAP = 20, 30
 
 
+TITLES = {
+    "trade_off": "Memory against time",
+    "memory": "What memory is made of",
+    "loss": "Training loss",
+}
+"""All pictures by name."""
+
+
+def draw(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]) -> dict[str, str]:
+    """Draws all pictures.
+
+    Args:
+        variants: with `figures`.
+        numbers: what each is called.
+        metric: `name` and `greater_is_better` of the metric, or nothing.
+    """
+    name, greater = metric.get("name"), bool(metric.get("greater_is_better"))
+    return {
+        "trade_off": trade_off(variants, numbers, name, greater),
+        "memory": memory_parts(variants, numbers),
+        "loss": losses(variants, numbers),
+    }
+
+
 def trade_off(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool) -> str:
     """Draws peak memory against step time; a line joins the variants that no other one beats in both.
 

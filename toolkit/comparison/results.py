@@ -117,12 +117,18 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `comparison.json`, and the page as `comparison.md` and `comparison.html`."""
+    """Writes `comparison.json`, and the page as `comparison.html`, and as `comparison.md` with its pictures."""
     from toolkit.comparison.page import sections, title_and_lead
     from toolkit.report import markdown, page
+    from toolkit.report.blocks import Gallery
+    from toolkit.report.charts import sheet
     from toolkit.report.facts import write_json, write_text
 
     said = (*title_and_lead(found), sections(found))
     write_json(folder / "comparison.json", found)
     write_text(folder / "comparison.md", markdown.render(*said))
     write_text(folder / "comparison.html", page.render(*said))
+    for figure in (
+        f for section in said[2] for block in section.blocks if isinstance(block, Gallery) for f in block.figures
+    ):
+        write_text(folder / figure.file, sheet([figure.svg]))

@@ -27,6 +27,13 @@ MOST_POINTS = 400
 MOST_MARKED = 60
 """Most points of a chart that are marked, and say their value."""
 
+STYLE = (
+    "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}.line{stroke:var(--colour)}.point{fill:var(--colour)}"
+    ".s0{--colour:#1f4e9e}.s1{--colour:#e06c00}.s2{--colour:#0f8f6b}.s3{--colour:#a8328f}.s4{--colour:#7a5f00}"
+    ".s5{--colour:#56a3e8}"
+)
+"""The colours of pictures that stand in no page."""
+
 Line = tuple[Sequence[float | None], Sequence[float | None]]
 """Places and values of a line's points; None and NaN are missing, and leave a gap."""
 
@@ -180,7 +187,7 @@ def coloured(number: int, *parts: str) -> str:
 
 
 def sheet(drawings: Sequence[str]) -> str:
-    """Puts charts into one picture, two in a row, that needs no page: black on white.
+    """Puts charts into one picture, two in a row, that needs no page: it brings the colours that a page would give it.
 
     Args:
         drawings: what `line_chart` returned.
@@ -200,7 +207,7 @@ def sheet(drawings: Sequence[str]) -> str:
     width = 2 * WIDTH + 50 if len(drawings) > 1 else WIDTH + 20
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}" width="{width}" height="{top}">'
-        f'<rect width="{width}" height="{top}" fill="#fff"/>{"".join(parts)}</svg>\n'
+        f'<style>{STYLE}</style><rect width="{width}" height="{top}" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
 
 
