@@ -19,6 +19,7 @@ from toolkit.report.charts import (
     WIDTH,
     Axis,
     axis,
+    coloured,
     frame,
     line_chart,
     svg,
@@ -182,7 +183,7 @@ def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) 
 def _box(series: int, x: float, y: float, width: float, height: float, words: str = "") -> str:
     """A rectangle in the colour of a series."""
     size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return f'<g class="s{series}"><rect class="point" {size}><title>{escape(words)}</title></rect></g>'
+    return coloured(series, f'<rect class="point" {size}><title>{escape(words)}</title></rect>')
 
 
 def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
