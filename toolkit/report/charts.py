@@ -27,12 +27,8 @@ MOST_POINTS = 400
 MOST_MARKED = 60
 """Most points of a chart that are marked, and say their value."""
 
-STYLE = (
-    "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}.line{stroke:var(--colour)}.point{fill:var(--colour)}"
-    ".s0{--colour:#1f4e9e}.s1{--colour:#e06c00}.s2{--colour:#0f8f6b}.s3{--colour:#a8328f}.s4{--colour:#7a5f00}"
-    ".s5{--colour:#56a3e8}"
-)
-"""The colours of pictures that stand in no page."""
+STYLE = "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}"
+"""Ink and grid of pictures that stand in no page; lines bring their own colours."""
 
 Line = tuple[Sequence[float | None], Sequence[float | None]]
 """Places and values of a line's points; None and NaN are missing, and leave a gap."""
