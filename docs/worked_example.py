@@ -16,6 +16,8 @@ from typing import Any
 
 from toolkit.comparison import pictures
 from toolkit.comparison.results import interval, shown
+from toolkit.comparison.summary import overlap
+from toolkit.config.load import to_yaml
 from toolkit.report import markdown
 from toolkit.report.charts import sheet
 
@@ -108,14 +110,16 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[
     lines = []
     for name, title in names.items():
         old, new = before["figures"][name], after["figures"][name]
-        chance = old["low"] <= new["high"] and new["low"] <= old["high"]
+        chance = overlap((old["low"], old["high"]), (new["low"], new["high"]))
         lines.append(
             f"- {title}: {shown(name, old['value'])} -> {shown(name, new['value'])}"
             + (", which could be chance" if chance else f", x{new['value'] / old['value']:.2f}")
         )
-    changes = {key: pair[1] for key, pair in after["differs"].items()}
-    earlier = {key: pair[1] for key, pair in before["differs"].items()}
-    changed = [f"`{key}: {value}`" for key, value in changes.items() if key not in earlier or earlier[key] != value]
+    changes, earlier = ({key: pair[1] for key, pair in each["differs"].items()} for each in (after, before))
+    baseline = {key: pair[0] for key, pair in after["differs"].items()}
+    changed = [
+        f"`{key}: {to_yaml(value)}`" for key, value in changes.items() if earlier.get(key, baseline[key]) != value
+    ]
     return "\n".join([f"Changed: {', '.join(changed)}.", "", *lines])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from toolkit.comparison import running
 from toolkit.comparison.checking import Launch, check_variants
 from toolkit.comparison.meter import count_positions
 from toolkit.comparison.page import sections, title_and_lead
-from toolkit.comparison.results import build, compared, table, write
+from toolkit.comparison.results import build, compared, excuse, table, write
 from toolkit.comparison.running import Comparison, jobs_of, run_jobs
 from toolkit.comparison.summary import Figure, pareto, summarise
 from toolkit.comparison.variants import QUESTIONS, Variant, combine, of_question, read_switch
@@ -36,7 +37,10 @@ def test_a_switch_is_a_key_and_its_values():
     assert read_switch("train.optim_args={a: 1, b: 2},{}", {}) == [
         {"train.optim_args": "{a: 1, b: 2}"}, {"train.optim_args": "{}"},
     ]  # fmt: skip
-    assert read_switch("model.freeze=[a, b],'x,y'", {})[1] == {"model.freeze": "'x,y'"}
+    assert read_switch("model.freeze=[a, b],'x,y'", {})[1] == {"model.freeze": "x,y"}
+    assert read_switch("task.source_prefix=don't say,translate: ", {}) == [
+        {"task.source_prefix": "don't say"}, {"task.source_prefix": "translate: "},
+    ]  # fmt: skip
 
 
 def test_a_value_can_bring_further_settings():
@@ -49,13 +53,17 @@ def test_a_value_can_bring_further_settings():
 def test_one_value_is_compared_with_what_is_configured():
     configured = {"train.optim": "adamw_torch"}
     assert read_switch("train.optim=sgd", configured) == [{"train.optim": "adamw_torch"}, {"train.optim": "sgd"}]
-    with pytest.raises(InputError, match="is what the configuration says"):
-        read_switch("train.optim=adamw_torch", configured)
 
 
-@pytest.mark.parametrize("text", ["train.optim", "=sgd", "train.optim=", "train.optim=sgd,sgd"])
+@pytest.mark.parametrize("text", ["train.optim", "=sgd", "train.optim=", "train.optim=sgd,sgd", "a.b=[1,2", "a.b='x,y"])
 def test_what_is_no_switch_is_refused(text):
     with pytest.raises(InputError, match="--switch: received"):
+        read_switch(text, {})
+
+
+@pytest.mark.parametrize("text", ["seed=1,2", "output_dir=a,b", "train.optim=sgd,adam+tracking.logging_steps=5"])
+def test_what_the_comparison_sets_itself_is_no_switch(text):
+    with pytest.raises(InputError, match="is set by the comparison itself"):
         read_switch(text, {})
 
 
@@ -67,6 +75,14 @@ def test_modes_combine_switches():
     assert names["cumulative"] == ["x=1, y=3", "+ x=2", "+ y=4", "+ y=5"]
     assert combine(switches, "one-at-a-time")[2].settings == {"a.x": "1", "b.y": "4"}
     assert combine(switches, "cumulative")[3].settings == {"a.x": "2", "b.y": "5"}
+
+
+def test_what_a_value_brings_goes_when_the_value_does():
+    switch = [{"a.x": "1", "a.rate": "7"}, {"a.x": "2", "a.other": "8"}, {"a.x": "3"}]
+    for mode in ("one-at-a-time", "cumulative"):
+        assert [v.settings for v in combine([switch], mode)] == switch
+    with pytest.raises(InputError, match=r"a\.x is in two switches"):
+        combine([switch, [{"a.x": "4"}, {"a.x": "5"}]], "product")
 
 
 # Checks before anything runs
@@ -114,14 +130,23 @@ def test_a_step_keeps_its_rows():
 def test_the_launchers_settings_count(tmp_path):
     file = tmp_path / "launch.yaml"
     file.write_text("num_processes: 2\nmixed_precision: bf16\n")
-    launch = Launch.of(str(file), 1)
+    launch = Launch.of(str(file), None)
     assert launch.processes == 2
     checked = check({}, {"train.mixed_precision": "no"}, launch=launch)
     assert checked.configs["0"].train.mixed_precision == "bf16"
     assert "the launcher says" in checked.refused["1"][0]
-    file.write_text("num_machines: 2\n")
-    with pytest.raises(InputError, match="for 2 machines"):
-        Launch.of(str(file), 1)
+    with pytest.raises(InputError, match="needs 3 processes, received 2"):
+        launch.check(3)
+    assert Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), 4).processes == 4
+    with pytest.raises(InputError, match="say --processes N"):
+        Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), None)
+    with pytest.raises(InputError, match="for several machines"):
+        Launch.of(str(ROOT / "accelerate_configs/multi_node.yaml"), 4)
+
+
+def test_the_same_settings_twice_are_refused():
+    refused = check({"train.learning_rate": "1e-3"}, {"train.learning_rate": "0.001"}).refused
+    assert refused == {"1": ["has the same settings as the variant 0"]}
 
 
 def test_every_question_can_be_asked():
@@ -142,6 +167,9 @@ settings = dict(text.split("=", 1) for text in work["overrides"])
 open(%r, "a").write(settings["train.optim"] + " " + settings["seed"] + "\\n")
 if settings["train.optim"] == "sgd":
     sys.exit("no memory left")
+if settings["train.optim"] == "muon" and settings["seed"] == "2":
+    open(work["folder"] + "/error.txt", "w").write("step 3: the loss is not finite")
+    sys.exit(1)
 if settings["train.optim"] == "lamb_bnb_8bit":
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
@@ -201,6 +229,16 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     assert page.count("| 4 | 3 |") == 3
 
 
+def test_a_variant_that_failed_once_goes_on_with_other_seeds(comparison):
+    asked, log = comparison("adamw_torch", "muon", seeds=(1, 2, 3))
+    jobs = jobs_of(asked)
+    run_jobs(asked, jobs, lambda: None)
+    assert len(log.read_text().splitlines()) == 6
+    found = build(asked, jobs, {})
+    assert excuse(found, found["variants"][1]) == "1 ran 2 of 3 times: step 3: the loss is not finite"
+    assert excuse(found, found["variants"][0]) is None
+
+
 def test_what_is_finished_is_not_run_again(comparison):
     asked, log = comparison("adamw_torch", "adafactor")
     jobs = jobs_of(asked)
@@ -219,12 +257,21 @@ def stop_after(jobs, number: int) -> None:
         raise KeyboardInterrupt
 
 
-def test_another_question_is_run_anew(comparison):
+def test_another_question_is_run_anew(comparison, tmp_path):
     asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
     run_jobs(asked, jobs_of(asked), lambda: None)
-    for name, value in (("draws", 11), ("overrides", ["train.max_steps=3"]), ("code", "other")):
-        changed = Comparison(**{**vars(asked), name: value})
+    launch = tmp_path / "launch.yaml"
+    launch.write_text("num_processes: 1")
+    for name, value in (
+        ("draws", 11),
+        ("overrides", ["train.max_steps=3"]),
+        ("code", "other"),
+        ("launch", Launch(launch, 1, {})),
+    ):
+        changed = replace(asked, **{name: value})
         assert [job.state for job in jobs_of(changed)] == ["waiting", "waiting"], name
+    run_jobs(changed, jobs_of(changed), lambda: None)
+    assert [job.state for job in jobs_of(asked)] == ["kept", "kept"]  # what was finished before is still there
 
 
 # Figures
@@ -241,7 +288,7 @@ def test_figures_stand_against_the_baseline_with_their_intervals():
     assert against["train_peak"].ratio == 2.5
     assert (against["train_peak"].same, against["step_seconds"].same) == (False, False)
     assert against["eval_accuracy"].same
-    assert compared({"ratio": 1.004, "same": True}) == "~ x1.00"
+    assert [compared({"ratio": 1.004, "same": same}) for same in (True, False, None)] == ["~ x1.00", "x1.00", "? x1.00"]
 
 
 def test_one_run_has_no_interval_for_its_memory():
@@ -250,6 +297,21 @@ def test_one_run_has_no_interval_for_its_memory():
     assert alone["padding"] == pytest.approx(0.2)
     assert alone["exchange"] == {"collectives": 2, "bytes": 400}
     assert len(alone["loss"]) == 21
+
+
+def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison, tmp_path):
+    asked, _ = comparison("adamw_torch", "adafactor", "muon", seeds=(1,))
+    jobs = jobs_of(asked)
+    for job in jobs:
+        job.measured = measurement()
+    jobs[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
+    jobs[2].measured["metric"]["name"] = "eval_other"
+    jobs[2].measured["figures"]["eval_other"] = 0.5
+    found = build(asked, jobs, {"command": ["toolkit", "compare"]})
+    write(found, tmp_path)
+    assert ["eval_accuracy" in variant["figures"] for variant in found["variants"]] == [True, False, False]
+    assert [len(row) for row in table(found)[1]] == [6, 6, 6]
+    assert "inf" not in (tmp_path / "comparison.json").read_text().lower()
 
 
 def test_pareto_points_are_those_that_none_beats():
@@ -327,4 +389,4 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     assert "figures" not in failed
     assert table(found)[1][1][0] == "learning_rate=1e30"
     files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
-    assert files == {path.name for path in output.iterdir()}
+    assert files | {".lock"} == {path.name for path in output.iterdir()}

@@ -82,7 +82,7 @@ def guarded(work: Callable[[], None]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end_process(1)
     except Exception as error:
-        print(f"\n[rank {os.environ.get('RANK', '0')}] {_unexpected(error)}", file=sys.stderr)
+        print(f"\n[rank {os.environ.get('RANK', '0')}] {unexpected(error)}", file=sys.stderr)
         end_process(1)
     leave_group()
     end_process(0)
@@ -95,7 +95,8 @@ def leave_group() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _unexpected(error: Exception) -> str:
+def unexpected(error: Exception) -> str:
+    """Returns what to say of an error that is not one of ours."""
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
         return (
@@ -105,10 +106,11 @@ def _unexpected(error: Exception) -> str:
     if "parameters that were not used in producing loss" in text:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
-        return "another process of this run has ended; its own message says why."
+        return ENDED_ELSEWHERE
     return "".join(traceback.format_exception(error))
 
 
+ENDED_ELSEWHERE = "another process of this run has ended; its own message says why."
 LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",

@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import is_dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands import _recipe_config
 from toolkit.comparison.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 from toolkit.errors import InputError, RunError
+from toolkit.main import EXIT_INTERRUPT
 
 if TYPE_CHECKING:
     from toolkit.comparison.checking import Checked
     from toolkit.config import Loaded
+    from toolkit.task import Task
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each variant, in turn (3)")
     parser.add_argument("--steps", type=int, metavar="N", help="steps of each run (as configured)")
     parser.add_argument("--launch", metavar="FILE", help="configuration of accelerate launch, for several processes")
+    parser.add_argument("--processes", type=int, metavar="N", help="processes of each run (as FILE says, or one)")
     parser.add_argument("--draws", type=int, default=200, metavar="N", help="draws for the metric's interval (200)")
     parser.add_argument("--skip-refused", action="store_true", help="leave out variants that cannot run")
     parser.add_argument("--output-dir", metavar="DIR", help="where the comparison goes (OUTPUT_DIR-compare)")
@@ -37,20 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Runs what is not finished yet, and writes the comparison; exit code 1 if nothing could be compared."""
-    for name, least in (("seeds", 1), ("draws", 0), ("steps", 1)):
+    for name, least in (("seeds", 1), ("draws", 0), ("steps", 1), ("processes", 1)):
         value = getattr(arguments, name)
         if value is not None and value < least:
             raise InputError(f"--{name}: received {value}, must be at least {least}")
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
-    variants = of_question(question) if question else _switched(arguments, loaded)
+    variants = of_question(question) if question else _switched(arguments, task_type, loaded)
     from toolkit.comparison.checking import Launch, check_variants
     from toolkit.comparison.running import Comparison, jobs_of
     from toolkit.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
 
     quiet_libraries()
-    launch = Launch.of(arguments.launch, question.processes if question else 1)
+    least = question.processes if question else 1
+    default = least if arguments.launch is None else None
+    launch = Launch.of(arguments.launch, arguments.processes or default)
+    launch.check(least)
     overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
     checked = check_variants(task_type, arguments.config, overrides, variants, launch)
     _refuse(checked, lenient=arguments.skip_refused or question is not None)
@@ -70,8 +78,14 @@ def work(arguments: argparse.Namespace) -> None:
     began = time.monotonic()
     jobs = jobs_of(comparison)
     from toolkit.comparison import progress, results
+    from toolkit.outputs import OutputLock
 
-    progress.run_and_show(comparison, jobs)
+    try:
+        with OutputLock(comparison.folder):
+            progress.run_and_show(comparison, jobs)
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPT)
     facts = {"command": ["toolkit", *sys.argv[1:]], "mode": None if question else arguments.mode,
              "preset": arguments.preset, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
     found = results.build(comparison, jobs, facts)
@@ -82,11 +96,12 @@ def work(arguments: argparse.Namespace) -> None:
         raise RunError("no variant came to its end; the reasons stand above")
 
 
-def _switched(arguments: argparse.Namespace, loaded: Loaded) -> list[Variant]:
-    from toolkit.config import flatten
-    from toolkit.config.load import to_yaml
+def _switched(arguments: argparse.Namespace, task_type: type[Task], loaded: Loaded) -> list[Variant]:
+    from toolkit.config.load import field_types, section_types, to_yaml
 
-    configured = {k: v if isinstance(v, str) else to_yaml(v) for k, v in flatten(loaded.config).items()}
+    keys = [key for key, kind in field_types(section_types(task_type.Options)).items() if not is_dataclass(kind)]
+    values = {".".join(key): reduce(getattr, key, loaded.config) for key in keys}
+    configured = {key: value if isinstance(value, str) else to_yaml(value) for key, value in values.items()}
     variants = combine([read_switch(text, configured) for text in arguments.switch], arguments.mode)
     if len(variants) == 1:
         raise InputError("--switch: there is nothing to compare; give a second value")
@@ -95,8 +110,7 @@ def _switched(arguments: argparse.Namespace, loaded: Loaded) -> list[Variant]:
 
 def _refuse(checked: Checked, lenient: bool) -> None:
     """Names what cannot run before anything does; stops, unless the rest is to be compared without it."""
-    first = checked.variants[0].name
-    if first in checked.refused or not lenient or len(checked.refused) == len(checked.variants):
+    if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
         checked.refuse()
     for name, problems in checked.refused.items():
         print(f"left out: variant {name}: {'; '.join(problems)}")

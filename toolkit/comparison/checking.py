@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any
 
 from toolkit.checks import check_run
 from toolkit.comparison.variants import Variant
-from toolkit.config import load_config
+from toolkit.config import flatten, load_config
+from toolkit.config.load import LAUNCHER
 from toolkit.config.sections import Config
+from toolkit.config.source import read_file
 from toolkit.errors import ConfigError, InputError
 from toolkit.task import Task
 
@@ -40,23 +43,40 @@ class Launch:
     environ: Mapping[str, str]
 
     @staticmethod
-    def of(file: str | None, processes: int) -> Launch:
+    def of(file: str | None, processes: int | None) -> Launch:
         """Reads a launcher's file; without one, `processes` are started on this machine.
 
         Raises:
-            InputError: if it cannot be read, or is for several machines.
+            InputError: if it cannot be read, is for several machines, or leaves open how many processes there are.
         """
         if file is None:
-            return Launch(None, processes, {})
-        from toolkit.config.source import read_file
-
+            return Launch(None, processes or 1, {})
         values = read_file(Path(file)).values
-        if values.get("num_machines", 1) != 1:
-            raise InputError(f"--launch: {file} is for {values['num_machines']} machines; compare starts runs on one")
-        names = {"mixed_precision": "ACCELERATE_MIXED_PRECISION",
-                 "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"}  # fmt: skip
-        environ = {variable: str(values[name]) for name, variable in names.items() if name in values}
-        return Launch(Path(file), int(values.get("num_processes") or 1), environ)
+        if "rdzv_backend" in values or values.get("num_machines", 1) != 1:
+            raise InputError(f"--launch: {file} is for several machines; compare starts runs on one")
+        count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
+        if count is None:
+            raise InputError(f"--launch: {file} does not say num_processes; say --processes N")
+        environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
+        return Launch(Path(file), int(count), environ)
+
+    def check(self, least: int) -> None:
+        """Checks that there are as many processes as a comparison needs, and a GPU for each where there are GPUs.
+
+        Raises:
+            InputError: if not.
+        """
+        import torch
+
+        if self.processes < least:
+            raise InputError(
+                f"this comparison needs {least} processes, received {self.processes}; say --processes {least}"
+            )
+        if self.file is None and 0 < torch.cuda.device_count() < self.processes:
+            raise InputError(
+                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; say "
+                "--launch accelerate_configs/cpu_2proc.yaml to compare on the CPU"
+            )
 
 
 @dataclass(frozen=True)
@@ -109,6 +129,7 @@ def check_variants(
         check_run(cfg, task_type(cfg))
         return cfg
 
+    variants = _told_apart(variants)
     done: list[Variant] = []
     configs: dict[str, Config] = {}
     refused: dict[str, Sequence[str]] = {}
@@ -121,11 +142,22 @@ def check_variants(
             elif fixed := _accumulation(cfg, variant, rows, launch.processes):
                 variant = replace(variant, fixed=fixed)
                 cfg = load(variant)
+            if twin := next((name for name, other in configs.items() if flatten(other) == flatten(cfg)), None):
+                raise ConfigError([f"has the same settings as the variant {twin}"])
             configs[variant.name] = cfg
         except ConfigError as error:
             refused[variant.name] = error.problems
         done.append(variant)
     return Checked(done, configs, refused)
+
+
+def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """Variants of the same name, of keys that end alike, are called by their whole keys."""
+    names = Counter(variant.name for variant in variants)
+    return [
+        variant if names[variant.name] == 1 else replace(variant, name=", ".join(variant.overrides))
+        for variant in variants
+    ]
 
 
 def step_rows(cfg: Config, processes: int) -> int:

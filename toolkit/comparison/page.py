@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolkit.comparison import pictures
-from toolkit.comparison.results import LEGEND, columns, compared, interval, shown
+from toolkit.comparison.results import LEGEND, columns, compared, excuse, interval, shown
 from toolkit.config.load import to_yaml
 from toolkit.console import format_bytes
 from toolkit.report.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
@@ -19,7 +19,8 @@ Found = Mapping[str, Any]
 def title_and_lead(found: Found) -> tuple[str, str]:
     """Returns what is compared, and where and how often."""
     hardware = found["hardware"] or {}
-    device = ", ".join(hardware.get("gpus", [])) or f"{hardware.get('cpus')} CPUs"
+    gpus = hardware.get("gpus", []) if found["device"] == "cuda" else []
+    device = ", ".join(gpus) or (f"{hardware['cpus']} CPUs" if hardware else "this machine")
     several, runs = found["num_processes"] > 1, len(found["seeds"])
     processes = f"{found['num_processes']} processes" if several else "one process"
     lead = f"{processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn"
@@ -64,8 +65,13 @@ def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
     sent = ["sent per step", "collectives per step"] if several else []
     yield Table(["#", "variant", first, "optimizer state", *rest, "padding", *sent], rows, sortable=True)
     for number, variant in numbered:
-        if variant["reason"]:
-            yield Text(f"{number} {variant['name']} did not run: {variant['reason']}")
+        if text := excuse(found, variant):
+            reason, _, log = text.partition("\n")
+            yield Text(f"{number} {reason}")
+            if log:
+                yield Code(log)
+    if "figures" not in found["variants"][0]:
+        yield Text("The baseline did not run, so there are no ratios.")
 
 
 def _cell(name: str, figure: Mapping[str, Any] | None) -> Cell | None:
@@ -101,8 +107,8 @@ def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
         # No line breaks within them: on a narrow screen the table moves sideways instead.
         rows.append([number, variant["name"], *(Cell(span.replace(" ", "\u00a0")) if span else None for span in spans)])
     caption = (
-        "Peak memory: smallest and largest run. The others: 95 % of bootstrap draws of runs, and of their steps or "
-        "evaluated rows. Quartiles: of single steps"
+        "Peak memory (and a loss as metric): smallest and largest run. The others: 95 % of bootstrap draws of runs, "
+        "and of their steps or evaluated rows. Quartiles: of single steps"
     )
     return Table(["#", "variant", *columns(found).values(), "quartiles of a step"], rows, caption=caption)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.comparison.summary import pareto
-from toolkit.console import format_bytes, format_value
+from toolkit.console import format_bytes, format_value, shorten
 from toolkit.report.charts import (
     BOTTOM,
     LETTER,
@@ -25,17 +25,15 @@ from toolkit.report.charts import (
     svg,
     text,
 )
+from toolkit.report.sections import MEMORY
 
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """Colours from the worst to the best metric, which differ in lightness (viridis)."""
-PARTS = {
-    "parameters": "parameters",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "rest": "activations and the rest",
-}
+PARTS = {part: MEMORY[part] for part in ("parameters", "gradients", "optimizer_state", "rest")}
 """Parts of memory, with their titles."""
 BAR, GAP = 20, 30
+LETTERS = 44
+"""Of a name in a legend."""
 
 
 TITLES = {
@@ -189,7 +187,10 @@ def _box(series: int, x: float, y: float, width: float, height: float, words: st
 def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
     """Draws the training loss of each variant, the mean over its seeds."""
     lines = {
-        f"{number} {variant['name']}": ([step for step, _ in variant["loss"]], [loss for _, loss in variant["loss"]])
+        shorten(f"{number} {variant['name']}", LETTERS): (
+            [step for step, _ in variant["loss"]],
+            [loss for _, loss in variant["loss"]],
+        )
         for variant, number in zip(variants, numbers, strict=True)
     }
     return line_chart(lines, title="Training loss of each variant", x_label="optimizer step", y_label="training loss")

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from toolkit.comparison.results import LEGEND, table
+from toolkit.comparison.results import LEGEND, excuse, table
 from toolkit.comparison.running import Comparison, Job, run_jobs
 from toolkit.console import rich_console, shorten
 
@@ -53,8 +53,8 @@ def show_result(found: Mapping[str, Any]) -> None:
     console.print(shown)
     console.print(Text(LEGEND))
     for variant in found["variants"]:
-        if variant["reason"]:
-            console.print(Text(f"{variant['name']} did not run: {variant['reason']}"))
+        if text := excuse(found, variant):
+            console.print(Text(text))
 
 
 def _progress(comparison: Comparison, jobs: Sequence[Job]) -> Table:

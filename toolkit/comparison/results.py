@@ -11,9 +11,11 @@ from toolkit.comparison.summary import against_first, summarise
 from toolkit.config import flatten
 from toolkit.console import format_bytes, format_value
 
-SAME = "~"
-"""Stands before a ratio that could be chance."""
-LEGEND = f"{SAME} not distinguishable from the baseline: the intervals overlap."
+SAME, UNKNOWN = "~", "?"
+"""Stand before a ratio that could be chance, and before one of which nobody can tell."""
+LEGEND = (
+    f"{SAME} not distinguishable from the baseline: the intervals overlap. {UNKNOWN} one run alone has no interval."
+)
 
 
 def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +71,8 @@ def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any])
 
 def columns(found: Mapping[str, Any]) -> dict[str, str]:
     """Returns the figures that tables show, in order, by their name in `figures`, with their titles."""
-    metric = found["metric"].get("name")
+    metrics = {name for variant in found["variants"] for name in variant.get("figures", {})}
+    metric = found["metric"].get("name") if found["metric"].get("name") in metrics else None
     return {"train_peak": "peak memory", "step_seconds": "step", "real_per_second": "real items/s"} | (
         {metric: metric.removeprefix("eval_")} if metric else {}
     )
@@ -87,8 +90,18 @@ def shown(name: str, value: float) -> str:
 def compared(figure: Mapping[str, Any]) -> str:
     """Formats a ratio to the baseline, marked if it could be chance; nothing for the baseline itself."""
     if figure["ratio"] is None:
-        return ""
-    return f"{SAME + ' ' if figure['same'] else ''}x{figure['ratio']:.2f}"
+        return SAME if figure["same"] else ""
+    mark = {True: f"{SAME} ", None: f"{UNKNOWN} ", False: ""}[figure["same"]]
+    return f"{mark}x{figure['ratio']:.2f}"
+
+
+def excuse(found: Mapping[str, Any], variant: Mapping[str, Any]) -> str | None:
+    """Says that a variant did not run, or not as often as the others, and why; None if it did."""
+    if not variant["reason"]:
+        return None
+    runs, every = variant["runs"], len(found["seeds"])
+    missing = "did not run" if not runs else f"ran {runs} of {every} times"
+    return f"{variant['name']} {missing}: {variant['reason']}"
 
 
 def interval(name: str, figure: Mapping[str, Any]) -> str:
@@ -108,8 +121,9 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             continue
         figures = [
             f"{shown(name, figure['value'])}\n{compared(figure)}".rstrip()
-            for name in names
             if (figure := variant["figures"].get(name))
+            else ""
+            for name in names
         ]
         rows.append([variant["name"], figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
     first, *rest = names.values()
@@ -124,8 +138,8 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     from toolkit.report.charts import sheet
     from toolkit.report.facts import write_json, write_text
 
-    said = (*title_and_lead(found), sections(found))
     write_json(folder / "comparison.json", found)
+    said = (*title_and_lead(found), sections(found))
     write_text(folder / "comparison.md", markdown.render(*said))
     write_text(folder / "comparison.html", page.render(*said))
     for figure in (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +20,9 @@ from typing import Any, Literal
 from toolkit.comparison.checking import QUIET, Checked, Launch
 from toolkit.comparison.variants import Variant
 from toolkit.comparison.worker import FAILED, MEASURED
+from toolkit.config import flatten
 from toolkit.data.sources import fingerprint
-from toolkit.report.facts import versions, write_json
+from toolkit.report.facts import hardware, versions, write_json
 
 JOB = "job.json"
 LOG_LINES = 12
@@ -87,10 +90,11 @@ def run_jobs(comparison: Comparison, jobs: Sequence[Job], changed: Callable[[], 
         changed: called whenever one was.
     """
     failed: dict[str, str] = {}
+    fine = {job.variant.name for job in jobs if job.state == "kept"}
     for job in jobs:
         if job.state != "waiting":
             continue
-        if job.variant.name in failed:  # it would fail with another seed, too
+        if job.variant.name in failed and job.variant.name not in fine:  # most likely with another seed, too
             job.state, job.reason = "failed", failed[job.variant.name]
         else:
             job.state = "running"
@@ -100,77 +104,78 @@ def run_jobs(comparison: Comparison, jobs: Sequence[Job], changed: Callable[[], 
             job.seconds = time.monotonic() - began
             if job.reason:
                 failed[job.variant.name] = job.reason
+            else:
+                fine.add(job.variant.name)
         changed()
 
 
 def command_of(comparison: Comparison, variant: Variant) -> str:
     """Returns the command that trains a variant by itself."""
-    python, file = "python", comparison.launch.file
-    if file is not None:
-        python = f"accelerate launch --config_file {file}"
-    elif comparison.launch.processes > 1:
-        python = f"torchrun --standalone --nproc_per_node {comparison.launch.processes}"
-    settings = " ".join(_quoted(text) for text in [*comparison.overrides, *variant.overrides])
-    return f"{python} {comparison.recipe} --config {comparison.config} {settings}".rstrip()
+    start, launch = ["python"], comparison.launch
+    if launch.file is not None:
+        start = ["accelerate", "launch", "--config_file", str(launch.file), "--num_processes", str(launch.processes)]
+    elif launch.processes > 1:
+        start = ["torchrun", "--standalone", "--nproc_per_node", str(launch.processes)]
+    settings = [*comparison.overrides, *variant.overrides]
+    return shlex.join([*start, str(comparison.recipe), "--config", str(comparison.config), *settings])
 
 
-def _quoted(text: str) -> str:
-    from shlex import quote
+def _work(comparison: Comparison, job: Job) -> dict[str, Any]:
+    """Describes a run: what its process needs, and all that its figures depend on.
 
-    return quote(text)
-
-
-def _folder(comparison: Comparison, job: Job) -> Path:
-    return comparison.folder / "runs" / job.variant.slug / f"seed-{job.seed}"
-
-
-def _work(comparison: Comparison, job: Job, folder: Path) -> dict[str, Any]:
-    """Describes a run to its process; a finished run of the same description need not be run again."""
+    Its folder is named after a digest of that, so a finished run of the same description need not be run again, and
+    one of another description stays.
+    """
     cfg = comparison.checked.configs[job.variant.name]
     data = cfg.data
     # Checkpoints are written only where the best model is asked for.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-    settings = [*comparison.overrides, *QUIET, *saving, *job.variant.overrides]
-    return {
+    places = ("output_dir", "seed")
+    launch = comparison.launch
+    work = {
         "recipe": str(comparison.recipe.absolute()),
         "config": str(comparison.config.absolute()),
-        "config_sha256": hashlib.sha256(comparison.config.read_bytes()).hexdigest(),
-        "overrides": [*settings, f"seed={job.seed}", f"output_dir={folder / 'run'}"],
-        "launch": str(comparison.launch.file),
-        "processes": comparison.launch.processes,
+        "overrides": [*comparison.overrides, *QUIET, *saving, *job.variant.overrides, f"seed={job.seed}"],
+        "settings": {key: value for key, value in flatten(cfg).items() if key not in places},
+        "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
+        "processes": launch.processes,
         "draws": comparison.draws,
         "versions": versions(),
+        "hardware": hardware(),
         "code": comparison.code,
         "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
-        "folder": str(folder),
+        "model": _model_files(cfg.model.name_or_path),
     }
+    digest = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:12]
+    folder = comparison.folder / "runs" / job.variant.slug / f"seed-{job.seed}-{digest}"
+    return {**work, "folder": str(folder)}
 
 
-def _described(work: Mapping[str, Any]) -> dict[str, Any]:
-    """A description without the places of its files."""
-    settings = [text for text in work["overrides"] if not text.startswith("output_dir=")]
-    return {**{name: value for name, value in work.items() if name != "folder"}, "overrides": settings}
+def _model_files(name: str | None) -> list[list[Any]]:
+    """Sizes and times of a local model's files; what a hub id stands for is pinned by its revision, or not."""
+    folder = Path(name) if name else None
+    if folder is None or not folder.is_dir():
+        return []
+    stats = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
+    return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
 def _take_finished(comparison: Comparison, job: Job) -> None:
-    folder = _folder(comparison, job)
-    try:
-        known = json.loads((folder / JOB).read_text(encoding="utf-8"))
-        measured = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return
-    if _described(known) == _described(_work(comparison, job, folder)):
-        job.state, job.measured = "kept", measured
+    with suppress(OSError, ValueError):
+        file = Path(_work(comparison, job)["folder"]) / MEASURED
+        job.state, job.measured = "kept", json.loads(file.read_text(encoding="utf-8"))
 
 
 def _run(comparison: Comparison, job: Job) -> None:
     """Runs one job; its folder gets its name when all is in it."""
-    final = _folder(comparison, job)
+    work = _work(comparison, job)
+    final = Path(work["folder"])
     folder, log = final.with_name(f"{final.name}.part"), final.with_name(f"{final.name}.log")
     for old in (final, folder):
         shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(parents=True)
-    write_json(folder / JOB, _work(comparison, job, folder))
+    overrides = [*work["overrides"], f"output_dir={folder / 'run'}"]
+    write_json(folder / JOB, {**work, "folder": str(folder), "overrides": overrides})
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
     environ["TOKENIZERS_PARALLELISM"] = "false"
     with log.open("wb") as output:
@@ -189,6 +194,7 @@ def _start(launch: Launch) -> Iterator[str]:
     yield sys.executable
     if launch.file is not None:
         yield from ("-m", "accelerate.commands.launch", "--config_file", str(launch.file))
+        yield from ("--num_processes", str(launch.processes))
     elif launch.processes > 1:
         yield from ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(launch.processes))
     yield from ("-m", "toolkit.comparison.worker")

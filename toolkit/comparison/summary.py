@@ -40,10 +40,17 @@ class Figure:
     def against(self, baseline: Figure) -> Figure:
         """Returns the figure with its ratio to the baseline's."""
         ratio = self.value / baseline.value if baseline.value else None
-        if None in (self.low, baseline.low):
-            return Figure(self.value, self.low, self.high, ratio)
-        overlap = self.low <= baseline.high and baseline.low <= self.high  # type: ignore[operator]
-        return Figure(self.value, self.low, self.high, ratio, bool(overlap))
+        same = overlap((self.low, self.high), (baseline.low, baseline.high))
+        return Figure(self.value, self.low, self.high, ratio, same)
+
+
+def overlap(one: Sequence[float | None], other: Sequence[float | None]) -> bool | None:
+    """Returns whether two intervals, each its lower and its upper end, overlap; None where one is not known."""
+    low, high = one
+    left, right = other
+    if low is None or high is None or left is None or right is None:
+        return None
+    return low <= right and left <= high
 
 
 def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "items_per_second": _drawn(steps, lambda part: _rate(part, "items")),
     }
     name = runs[0]["metric"]["name"]
-    if name in runs[0]["figures"]:
+    if all(run["figures"].get(name) is not None for run in runs):  # a perplexity may be beyond all numbers
         figures[name] = _score(runs, name)
     total = len(runs[0]["steps"]["seconds"])
     real, every = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
@@ -94,7 +101,7 @@ def against_first(variants: Sequence[dict[str, Any]]) -> None:
     for variant in variants:
         figures = variant["figures"].items()
         variant["figures"] = {
-            name: asdict(figure if variant is variants[0] else figure.against(baseline[name]))
+            name: asdict(figure.against(baseline[name]) if variant is not variants[0] and name in baseline else figure)
             for name, figure in figures
         }
 
@@ -148,7 +155,7 @@ def _score(runs: Sequence[Measured], name: str) -> Figure:
         scores = [run["figures"][name] for run in runs]
         return Figure(value, min(scores), max(scores)) if len(runs) > 1 else Figure(value)
     random = np.random.default_rng(SEED)
-    draws = np.array([run["metric"]["draws"][:count] for run in runs])
+    draws = np.array([run["metric"]["draws"][:count] for run in runs], dtype=float)
     chosen = random.integers(len(runs), size=(len(runs), count))
     means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
     finite = means[np.isfinite(means)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -16,6 +17,16 @@ Settings = dict[str, str]
 
 _FURTHER = re.compile(r"\+(?=\w+(?:\.\w+)+=)")
 """Begins a further setting of the same value: `sgd+train.learning_rate=0.1`."""
+OWN = {
+    "seed": "say --seeds, and seed=N for the first",
+    "output_dir": "say --output-dir",
+    "checkpoint.resume": "each run starts anew",
+    "checkpoint.push_to_hub": "models are not kept",
+    "tracking.report_to": "the comparison reports",
+    "tracking.run_name": "the comparison reports",
+    "tracking.logging_steps": "each step is written down",
+}
+"""Keys that cannot be switched, and why."""
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -116,23 +127,32 @@ def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
     found: list[Settings] = []
     for part in _split(rest):
         value, *more = _FURTHER.split(part)
-        settings = {key: value.strip()}
+        settings = {key: _unquoted(value)}
         for further in more:
             name, _, other = further.partition("=")
-            settings[name] = other.strip()
+            settings[name] = _unquoted(other)
+        _refuse_own(settings)
         if settings in found:
             raise InputError(f"--switch: received {value!r} twice for {key}")
         found.append(settings)
     if len(found) == 1 and key in configured:
-        own = {key: configured[key]}
-        if own == found[0]:
-            raise InputError(f"--switch: {text} is what the configuration says; give another value beside it")
-        found.insert(0, own)
+        found.insert(0, {key: configured[key]})
     return found
 
 
+def _refuse_own(settings: Settings) -> None:
+    for key in settings:
+        if key in OWN:
+            raise InputError(f"--switch: {key} is set by the comparison itself; {OWN[key]}")
+
+
+def _unquoted(text: str) -> str:
+    whole = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if whole else text
+
+
 def _split(text: str) -> Iterator[str]:
-    """Splits at commas, but not inside brackets and quotes."""
+    """Splits at commas, but not inside brackets, nor in a value that begins with a quote."""
     open_until: list[str] = []
     part = ""
     for letter in text:
@@ -140,13 +160,15 @@ def _split(text: str) -> Iterator[str]:
             open_until.pop()
         elif letter in _PAIRS and (not open_until or open_until[-1] not in "'\""):
             open_until.append(_PAIRS[letter])
-        elif letter in "'\"" and not open_until:
+        elif letter in "'\"" and (open_until or not part):
             open_until.append(letter)
         if letter == "," and not open_until:
             yield part
             part = ""
         else:
             part += letter
+    if open_until:
+        raise InputError(f"--switch: received {text!r}, in which {open_until[-1]!r} is missing")
     yield part
 
 
@@ -157,16 +179,23 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
         switches: of each its values' settings.
         mode: `product` (every value with every other), `one-at-a-time` (each value beside the baseline's others), or
             `cumulative` (each value on top of all those before it).
+
+    Raises:
+        InputError: if two switches change the same setting.
     """
+    changed = [key for values in switches for key in {key for settings in values for key in settings}]
+    if twice := sorted(key for key, count in Counter(changed).items() if count > 1):
+        raise InputError(f"--switch: {' and '.join(twice)} is in two switches; put its values into one")
     if mode == "product":
         merged = ({k: v for values in chosen for k, v in values.items()} for chosen in product(*switches))
         return [Variant(named(settings), settings) for settings in merged]
     first = {key: value for values in switches for key, value in values[0].items()}
     found = [Variant(named(first), first)]
     for values in switches:
+        own = {key for settings in values for key in settings}  # what a value brings goes when the value does
         for settings in values[1:]:
             start = found[-1].settings if mode == "cumulative" else first
-            others = {key: value for key, value in start.items() if key not in values[0]}
+            others = {key: value for key, value in start.items() if key not in own}
             name = f"+ {named(settings)}" if mode == "cumulative" else named(settings)
             found.append(Variant(name, {**others, **settings}))
     return found

@@ -5,37 +5,40 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from toolkit.config import load_config
 from toolkit.errors import ToolkitError
-from toolkit.processes import die_with_parent
+from toolkit.main import ENDED_ELSEWHERE, leave_group, unexpected
+from toolkit.processes import die_with_parent, end_process
 from toolkit.recipe import load_task_type
 
 FAILED = "error.txt"
 MEASURED = "measurement.json"
 
 
-def main(file: str) -> None:
+def main(job: str) -> None:
     """Trains as the job says; what was measured, or the error, goes into the job's folder."""
-    work = json.loads(Path(file).read_text(encoding="utf-8"))
+    work = json.loads(Path(job).read_text(encoding="utf-8"))
     folder = Path(work["folder"])
     try:
-        _measure(work, folder)
-    except ToolkitError as error:
-        (folder / FAILED).write_text(str(error), encoding="utf-8")
-        raise SystemExit(error.exit_code) from error
+        _measure(work)
     except Exception as error:
-        (folder / FAILED).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
-        raise
+        ours = isinstance(error, ToolkitError)
+        text = str(error) if ours else unexpected(error)
+        print(text, file=sys.stderr)
+        if text != ENDED_ELSEWHERE:
+            with suppress(FileExistsError), (folder / FAILED).open("x", encoding="utf-8") as file:  # the first counts
+                file.write(text if ours else f"{type(error).__name__}: {error}")
+        end_process(error.exit_code if isinstance(error, ToolkitError) else 1)
 
 
-def _measure(work: dict[str, Any], folder: Path) -> None:
+def _measure(work: dict[str, Any]) -> None:
     from toolkit.comparison.meter import Meter
     from toolkit.distributed import all_sum, on_main
     from toolkit.engine import ENGINES
-    from toolkit.main import leave_group
     from toolkit.run import prepared_run
 
     task_type = load_task_type(work["recipe"])
@@ -74,7 +77,6 @@ def _write(work: dict[str, Any], job: Any, result: Any, meter: Any, real: list[f
         "steps": {"seconds": meter.seconds, "real": real, "positions": positions, "items": meter.items},
         "exchange": {"collectives": result.further.get(EXCHANGES, 0), "bytes": result.further.get(EXCHANGED_BYTES, 0)},
         "loss": [[line["step"], line["loss"]] for line in history if line.get("loss") is not None],
-        "num_processes": job.accelerator.num_processes,
         "device": str(job.accelerator.device.type),
         "hardware": facts["hardware"],
         "versions": facts["versions"],

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from toolkit.task import Column
 
 _TOP = ("engine", "output_dir", "seed")
-_LAUNCHER: dict[str, tuple[str, str, Any]] = {
+LAUNCHER: dict[str, tuple[str, str, Any]] = {
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", 1),
 }
@@ -220,7 +220,7 @@ def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key,
 def _ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
     """Fills in what the file leaves to the launcher; refuses what both set differently."""
     hints = _hints(TrainConfig)
-    for field, (variable, silent, default) in _LAUNCHER.items():
+    for field, (variable, silent, default) in LAUNCHER.items():
         key = ("train", field)
         text, own = environ.get(variable, "").strip().lower(), settings.get(key)
         asked = int(text) if text.isdecimal() else text

@@ -130,15 +130,12 @@ class Session:
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
         for extension in self.extensions.values():
             extension.after_update()
+        # A GPU may still be at the update; to read the loss is to wait for it, which then is part of the step's time.
+        loss = None if self.run.observer is None else float(loss_sum)
         seconds = time.perf_counter() - self._beat
         self._train_seconds += seconds
-        if self.run.observer is not None:
-            figures = {
-                "epoch": self.epoch,
-                "loss_sum": float(loss_sum),
-                "num_items": self._window_items,
-                "seconds": seconds,
-            }
+        if self.run.observer is not None and loss is not None:
+            figures = {"epoch": self.epoch, "loss_sum": loss, "num_items": self._window_items, "seconds": seconds}
             self.run.observer.step(state.step, self.window, figures | self._last)
 
     def after_step(self, due: Due) -> None:

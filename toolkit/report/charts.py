@@ -220,6 +220,11 @@ def frame(x: Axis, y: Axis, x_label: str) -> list[str]:
     return [*parts, text(x_label, (x.start + x.end) / 2, y.start + 34, "middle")]
 
 
+def _dash(number: int) -> str:
+    """The dashes of a line: where colours begin again, they go with other dashes."""
+    return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
+
+
 def _array(values: Sequence[float | None]) -> np.ndarray:
     return np.array([math.nan if value is None else value for value in values], dtype=float)
 
@@ -236,7 +241,7 @@ def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) ->
             if x > 2 and x + wide > WIDTH:
                 x, y = 2.0, y + ROW
             sample = (
-                f'<line class="line" stroke-width="2.5" stroke-dasharray="{DASHES[number % len(DASHES)]}" '
+                f'<line class="line" stroke-width="2.5" stroke-dasharray="{_dash(number)}" '
                 f'x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4:.0f}" y2="{y - 4:.0f}"/>'
             )
             parts.append(coloured(number, sample))
@@ -258,7 +263,7 @@ def _line(
     ]
     path = (
         f'<path class="line" d="{"".join(pieces)}" fill="none" stroke-width="2" stroke-linejoin="round" '
-        f'stroke-dasharray="{DASHES[number % len(DASHES)]}"/>'
+        f'stroke-dasharray="{_dash(number)}"/>'
     )
     points = (
         f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3" stroke="none"><title>'

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ PACKAGES = (
     "scikit-learn", "numpy",
 )  # fmt: skip
 
+EXTRAS = ("bitsandbytes", "peft", "schedulefree", "torchao")
+"""Packages that numbers depend on where they are installed."""
+
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that numbers depend on."""
@@ -30,6 +36,9 @@ def versions() -> dict[str, str]:
             found[package] = version(package)
         except PackageNotFoundError:
             found[package] = "not installed as a package"
+    for package in EXTRAS:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
     return found
 
 
@@ -54,7 +63,7 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "num_processes": num_processes,
         "versions": versions(),
         "git": _git(recipe.absolute().parent),
-        "hardware": _hardware(),
+        "hardware": hardware(),
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
@@ -64,8 +73,16 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Writes a JSON file, whole or not at all; JSON has no infinity and no NaN, which become null."""
+    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def write_text(path: Path, text: str) -> None:
@@ -87,7 +104,8 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _hardware() -> dict[str, Any]:
+def hardware() -> dict[str, Any]:
+    """Returns what this machine is."""
     import psutil
     import torch
 
