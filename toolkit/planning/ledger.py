@@ -39,6 +39,10 @@ class Ledger(TorchDispatchMode):
         """The same at the moment when all kinds together were the most."""
         self.flops = 0
         """A multiplication and an addition count as two (`torch.utils.flop_counter`)."""
+        self.recomputed = 0
+        """Part of `flops` that the backward pass did of the forward pass."""
+        self.backward = False
+        """Whether a backward pass is being done."""
         self.total = self.peak = 0
         self._kinds: dict[int, list[Any]] = {}
         self._naming = WORKING
@@ -47,13 +51,18 @@ class Ledger(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation on fake tensors and enters what it made."""
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # asks a tensor for its device, and the like
+            return func(*args, **kwargs)
         args = with_positions(func, args, self.fake)
         result, found = dynamic(func, args, kwargs, self.fake, self._guess)
         if not found:
             result = func(*args, **kwargs)
             follow(func, args, kwargs, result)
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.flops += count(*args, **kwargs, out_val=result)
+            flops = count(*args, **kwargs, out_val=result)
+            self.flops += flops
+            # Gradients are computed without making a graph of that, what is computed anew is not.
+            self.recomputed += flops * (self.backward and torch.is_grad_enabled())
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._enter(tensor, args)
@@ -108,6 +117,11 @@ class Ledger(TorchDispatchMode):
             known[0] = kind
             seen[key] = known[1]
         return sum(seen.values())
+
+    def take_in(self, tensor: Tensor, kind: str) -> None:
+        """Enters a tensor that was there before."""
+        with self.naming(kind):
+            self._enter(tensor, ())
 
     def name_rest(self, kind: str) -> None:
         """Gives all that nobody has named a kind."""

@@ -75,21 +75,20 @@ def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     if not parts or not all(_small(part) for part in parts):
         return
     real = _real(args, kwargs)
-    if real is None or _elsewhere(kwargs):
+    if real is None:
         for part in parts:
             part.__dict__.pop(_VALUE, None)
         return
     with no_dispatch():
-        values = func(*real[0], **real[1])
+        values = func(*real[0], **_here(real[1]))
     for part, value in zip(parts, values if isinstance(values, list | tuple) else (values,), strict=True):
         if isinstance(part, FakeTensor):
             setattr(part, _VALUE, value)
 
 
-def _elsewhere(kwargs: Any) -> bool:
-    """Whether a result would be made on a device that may not be here."""
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type != "cpu"
+def _here(kwargs: Any) -> Any:
+    """Values are kept on the CPU, wherever their fakes are."""
+    return kwargs | {"device": torch.device("cpu"), "pin_memory": False} if "device" in kwargs else kwargs
 
 
 def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool) -> tuple[Any, bool]:
