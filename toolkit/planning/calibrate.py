@@ -15,10 +15,12 @@ from toolkit.certificates.jobs import written
 from toolkit.config.sections import TrainConfig
 from toolkit.errors import RunError
 from toolkit.planning.footprint import Footprint
+from toolkit.planning.units import show_bytes
 
 STEPS = 5
 LOG_LINES = 15
 MOST_FACTOR = 2.0
+MOST_OF_FREE = 0.6
 PLAIN: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
@@ -151,3 +153,31 @@ def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> 
     """
     runs = [measured(recipe, config, overrides, size) for size in sorted({max(1, rows // 4), rows})]
     return fitted(runs[0], runs[-1]), runs
+
+
+def serial_seconds(runs: Sequence[Measured]) -> float:
+    """Returns the part of a step that does not grow with its rows: the optimizer's step, and what starts a pass."""
+    small, large = runs[0], runs[-1]
+    span = large.footprint.flops - small.footprint.flops
+    if small.seconds is None or large.seconds is None or span <= 0:
+        return 0.0
+    return max(0.0, small.seconds - (large.seconds - small.seconds) / span * small.footprint.flops)
+
+
+def rows_that_fit(footprint: Footprint) -> int:
+    """Returns how many rows to measure with: a micro-batch, or less where this machine's memory is too small for it.
+
+    Raises:
+        RunError: if it does not even hold the weights and what belongs to them.
+    """
+    import psutil
+    import torch
+
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
+    spare = MOST_OF_FREE * free - footprint.states - footprint.gradients
+    if spare <= 0:
+        raise RunError(
+            f"--calibrate: weights, gradients and optimizer state need {show_bytes(footprint.states)} and more, and "
+            f"only {show_bytes(free)} are free here; plan without it, or calibrate a smaller model of the same kind"
+        )
+    return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))

@@ -21,6 +21,7 @@ class Footprint:
         batch: the micro-batches of a window, or one of them where they wait elsewhere.
         working: what the moment of the peak holds besides, such as the gradients of activations, or what was computed
             anew.
+        gradients_at_peak: gradients of weights that are there in the moment of the peak.
         peak: the most at any moment of a step. Less than the sum of the parts: gradients grow while activations go.
         step_peak: the most while the optimizer does its step.
         trained: number of weights that are trained.
@@ -43,6 +44,7 @@ class Footprint:
     logits: int
     batch: int
     working: int
+    gradients_at_peak: int
     peak: int
     step_peak: int
     trained: int

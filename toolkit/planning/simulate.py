@@ -103,6 +103,7 @@ def simulate(subject: Subject) -> Footprint:
             batch=held + waiting,
             working=max(0, sum(at_peak[kind] for kind in ("working", "activations", "weight_copies", "logits"))
                         - sum(passed[kind] for kind in ("activations", "weight_copies", "logits"))),
+            gradients_at_peak=at_peak["gradients"],
             peak=max(peak + static, step_peak + copies + waiting),
             step_peak=step_peak + copies + waiting,
             trained=sum(p.numel() for p in parameters),

@@ -103,17 +103,18 @@ def shapes(batch: Any) -> Any:
     return [str(batch.dtype), *batch.shape] if isinstance(batch, torch.Tensor) else None
 
 
+def sizes(batch: Batch) -> str:
+    """Names the model's inputs with their shapes, but for masks and the like."""
+    found = {name: tuple(value.shape[1:]) for name, value in batch["inputs"].items() if hasattr(value, "shape")}
+    shown = {name: shape for name, shape in found.items() if not name.endswith("mask") and name != "token_type_ids"}
+    return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shown.items())
+
+
 _PREDICTED: dict[str, Footprint] = {}
 
 
-def predicted(run: Run) -> Footprint:
-    """Predicts the memory of a run's training steps from its model's configuration and its longest rows.
-
-    What was predicted once is remembered for the process's life.
-
-    Raises:
-        InputError: if the model decides by values that only a real computation has.
-    """
+def predicted_footprint(run: Run) -> Footprint:
+    """See `toolkit.planning.predicted`."""
     cfg, device = run.cfg, run.accelerator.device
     size = min(cfg.train.per_device_train_batch_size, len(run.data.train))
     batch = longest_batch(run.data.train, run.task, run.processor, cfg.seed, size)
