@@ -3,8 +3,13 @@
     python benchmarks/bench_plan.py [--model bert ...] [--steps 3]
 
 New models of 20 to 40 million parameters on made-up rows. Each variant is trained for a few steps in a process of its
-own, which also says what had been predicted for its largest micro-batch. The correction (`--calibrate`) of a model is
-measured once, on variants that are not judged: SGD, half as many rows and an eighth.
+own, which also says what had been predicted for its largest micro-batch. The correction (`--calibrate`) is measured
+once for a model with and once without checkpointing, on variants that are not judged: SGD, half as many rows and an
+eighth.
+
+With `--malloc mapped` the C library (glibc) gives every larger block pages of its own, and back when it is freed. By
+default it keeps blocks on a heap with holes that few others fit into: memory that the plan does not foresee, and that
+the correction can only extrapolate.
 """
 
 from __future__ import annotations
@@ -16,12 +21,15 @@ import os
 import platform
 import random
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIMIZERS = ("adamw_torch_fused", "adafactor", "adamw_bnb_8bit")
 CHECKPOINTING = ("none", "full")
+MALLOC = {"default": {}, "mapped": {"MALLOC_MMAP_THRESHOLD_": "65536"}}
+"""Environment of the measured processes."""
 FILES = 24
 """Pictures, and recordings."""
 TEXTS = 120
@@ -85,17 +93,20 @@ def judged(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
     config = folder / "config.yaml"
     YAML(typ="safe", pure=True).dump(whole, config)
     place = str(ROOT / "recipes" / f"{recipe}.py"), str(config)
-    correction, runs = calibrate(*place, ["train.optim=sgd"], rows // 2)
-    print(f"\n{case}: factor {correction.factor:.3f}, constant {correction.constant / 2**20:.0f} MiB (from SGD at "
-          + " and ".join(str(run.footprint.rows) for run in runs) + " rows)", flush=True)  # fmt: skip
-    print(f"{'optimizer':20}{'checkpointing':15}{'weights':>9}{'grads':>8}{'state':>8}{'MiB':>9}{'measured':>10}"
-          f"{'plan':>8}{'before':>8}")  # fmt: skip
+    corrections = {}
+    for checkpointing in CHECKPOINTING:
+        settings_of = [f"train.activation_checkpointing={checkpointing}", "train.optim=sgd"]
+        corrections[checkpointing], runs = calibrate(*place, settings_of, rows // 2)
+        sizes = " and ".join(str(run.footprint.rows) for run in runs)
+        factor, constant = corrections[checkpointing].factor, corrections[checkpointing].constant / 2**20
+        print(f"{case}, checkpointing {checkpointing}: factor {factor:.3f}, constant {constant:.0f} MiB (from SGD at "
+              f"{sizes} rows)", flush=True)  # fmt: skip
+    columns = [f"{name:>8}" for name in ("weights", "grads", "state", "MiB", "plan", "before")]
+    print(f"{'optimizer':20}{'checkpointing':14}", *columns)
     table = []
     for optim in optimizers:
         for checkpointing in CHECKPOINTING:
-            found = measured(
-                *place, [f"train.optim={optim}", f"train.activation_checkpointing={checkpointing}"], rows
-            )
+            found = measured(*place, [f"train.optim={optim}", f"train.activation_checkpointing={checkpointing}"], rows)
             foreseen, peak = found.footprint, found.peak
             line = {
                 "optim": optim,
@@ -104,15 +115,15 @@ def judged(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
                 "gradients": foreseen.gradients / found.gradients,
                 "optimizer_state": foreseen.optimizer_state / found.optimizer_state,
                 "measured_bytes": peak,
-                "predicted_bytes": correction.peak(foreseen),
-                "peak": correction.peak(foreseen) / peak,
+                "predicted_bytes": corrections[checkpointing].peak(foreseen),
+                "peak": corrections[checkpointing].peak(foreseen) / peak,
                 "peak_uncalibrated": foreseen.peak / peak,
             }
             table.append(line)
-            print(f"{optim:20}{checkpointing:15}{line['parameters']:9.3f}{line['gradients']:8.3f}"
-                  f"{line['optimizer_state']:8.3f}{'':>9}{peak / 2**20:10.0f}{line['peak']:8.3f}"
-                  f"{line['peak_uncalibrated']:8.3f}", flush=True)  # fmt: skip
-    return {"factor": correction.factor, "constant_bytes": correction.constant, "variants": table}
+            print(f"{optim:20}{checkpointing:14}{line['parameters']:9.3f}{line['gradients']:9.3f}"
+                  f"{line['optimizer_state']:9.3f}{peak / 2**20:9.0f}{line['peak']:9.3f}"
+                  f"{line['peak_uncalibrated']:9.3f}", flush=True)  # fmt: skip
+    return {"corrections": {name: asdict(each) for name, each in corrections.items()}, "variants": table}
 
 
 def main() -> None:
@@ -120,9 +131,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--optim", nargs="+", default=list(OPTIMIZERS))
+    parser.add_argument("--malloc", choices=list(MALLOC), default="default", help="see above")
     parser.add_argument("--name", default="plan", help="name of the result file")
     arguments = parser.parse_args()
-    found = {}
+    os.environ |= MALLOC[arguments.malloc]
+    found: dict[str, Any] = {}
     for case in arguments.model:
         with tempfile.TemporaryDirectory(prefix="bench-plan-") as folder:
             found[case] = judged(case, Path(folder), arguments.optim)
@@ -132,6 +145,7 @@ def main() -> None:
     print(f"\nfarthest off: parts {max(parts):.2%}, peak {max(peaks):.1%}")
     file = ROOT / "benchmarks/results" / f"{arguments.name}.json"
     file.parent.mkdir(exist_ok=True)
+    found["malloc"] = arguments.malloc
     found["machine"] = f"{platform.machine()}, {os.cpu_count()} CPUs"
     file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(f"written to {file.relative_to(ROOT)}")

@@ -60,20 +60,19 @@ def work(arguments: argparse.Namespace) -> None:
     quiet_libraries()
     subject = subject_of(cfg, task_type(cfg), arguments.length, gpu=capacity is not None)
     footprint = simulate(subject)
+    table = strategies(footprint, cfg.train, arguments.processes)
     found: dict[str, Any] = {
         "rows": footprint.rows,
         "flops": footprint.flops,
         "footprint": asdict(footprint),
-        "strategies": [asdict(each) for each in strategies(footprint, cfg.train, arguments.processes)],
+        "strategies": [asdict(each) for each in table],
     }
     say("\n".join(_heading(subject, footprint)))
-    render.show(
-        render.parts_table(footprint, cfg.train.optim),
-        render.strategies_table(strategies(footprint, cfg.train, arguments.processes)),
-    )
+    render.show(render.parts_table(footprint, cfg.train.optim))
     if arguments.processes > 1:
-        say("Strategies in brackets are for orientation: the toolkit does not run them today. Speed is the most that\n"
-            "there can be, with sending that takes no time.\n")  # fmt: skip
+        render.show(*render.strategies_tables(table, arguments.processes))
+        say("Strategies in brackets are for orientation: the toolkit does not run them today.\n"
+            "Speed is against one device, as if sending took no time.\n")  # fmt: skip
     correction = None
     if arguments.calibrate:
         correction = _calibrate(arguments, cfg, footprint, bandwidth, found, on_gpu=capacity is not None)
@@ -81,7 +80,7 @@ def work(arguments: argparse.Namespace) -> None:
         _fit(arguments, subject, capacity, correction, found)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        say(f"written to {arguments.json}")
+        say("written to the file of --json")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -96,6 +95,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _heading(subject: Subject, footprint: Footprint) -> list[str]:
     from toolkit.planning.subject import sizes
+    from toolkit.planning.units import show_flops
 
     train = subject.cfg.train
     where = "a GPU" if subject.fused_attention or subject.device.type == "cuda" else "the CPU"
@@ -103,7 +103,7 @@ def _heading(subject: Subject, footprint: Footprint) -> list[str]:
         f"{subject.config.model_type}, {footprint.total:,} weights, {footprint.trained:,} of them trained, on {where}",
         f"micro-batches of {footprint.rows} rows ({sizes(subject.batch)}), {train.gradient_accumulation_steps or 1} in "
         f"a step, {train.mixed_precision or 'no'} mixed precision",
-        f"{footprint.flops / 1e12:.3g} TFLOP for forward and backward pass of one"
+        f"{show_flops(footprint.flops)} for forward and backward pass of one"
         + (f", {footprint.recomputed / footprint.flops:.0%} of it done again" if footprint.recomputed else ""),
         "",
     ]
@@ -121,7 +121,7 @@ def _calibrate(
     from toolkit.console import say
     from toolkit.planning import render
     from toolkit.planning.calibrate import calibrate, rows_that_fit
-    from toolkit.planning.units import show_bytes
+    from toolkit.planning.units import show_bytes, show_flops
 
     rows = rows_that_fit(footprint)
     correction, runs = calibrate(arguments.recipe, arguments.config, arguments.overrides, rows)
@@ -143,7 +143,7 @@ def _calibrate(
     if large.seconds:
         rate = large.flops_per_second or 0.0
         seconds = footprint.flops * (cfg.train.gradient_accumulation_steps or 1) / rate
-        say(f"{rate / 1e9:.3g} GFLOP/s; a step as configured would take {seconds:.3g} s here.\n")
+        say(f"{show_flops(rate)}/s; a step as configured would take {seconds:.3g} s here.\n")
         lines = _scaling(arguments, runs, seconds, footprint, bandwidth, found)
         if len(lines) > 1:
             render.show(render.scaling_table(lines))

@@ -132,7 +132,8 @@ def load_hub_table(
     return _build(
         _Source(
             name,
-            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}" + ("" if sample is None else f":{sample}"),
+            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}"
+            + ("" if sample is None else f":{sample}"),
             "hub",
             (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
             lambda: _some(hub_rows(rows), sample, False),

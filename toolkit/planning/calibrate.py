@@ -17,9 +17,10 @@ from toolkit.errors import RunError
 from toolkit.planning.footprint import Footprint
 from toolkit.planning.units import show_bytes
 
-STEPS = 5
+STEPS = 3
 LOG_LINES = 15
-MOST_FACTOR = 2.0
+MOST_FACTOR = 8.0
+"""Allocators may hold several times what a step that computes activations anew has in use at any moment."""
 MOST_OF_FREE = 0.6
 PLAIN: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
@@ -79,7 +80,8 @@ class Correction:
     """What is between prediction and measurement: `peak = states + factor x passing + constant`.
 
     Args:
-        factor: on what comes and goes within a step; allocators waste some, kernels have memory of their own.
+        factor: on what comes and goes within a step. The C library keeps much of what is freed between blocks that
+            live longer, and the more so the more often memory changes hands; kernels have memory of their own.
         constant: bytes that any step takes: code and tables that libraries load when they are first used.
     """
 
@@ -100,7 +102,7 @@ def fitted(small: Measured, large: Measured) -> Correction:
     span = large.footprint.passing - small.footprint.passing
     if span <= 0.1 * large.footprint.passing:
         return Correction(1.0, max(0, extra[1] - large.footprint.passing))
-    factor = min(MOST_FACTOR, max(1.0 / MOST_FACTOR, (extra[1] - extra[0]) / span))
+    factor = min(MOST_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
     return Correction(factor, max(0, round(extra[1] - factor * large.footprint.passing)))
 
 

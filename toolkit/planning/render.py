@@ -27,6 +27,8 @@ PARTS = {
     "working": "working memory at the peak",
 }
 """Parts of a footprint, in the order in which they are shown."""
+OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
+"""Those that grow with the number of weights."""
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
@@ -56,26 +58,27 @@ def parts_table(footprint: Footprint, optim: str) -> Table:
         size = getattr(footprint, name)
         if not size:
             continue
-        per_weight = name in ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
         shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
-        table.add_row(shown, show_bytes(size), f"{size / footprint.total:.2f}" if per_weight else "")
-    table.add_row("[bold]peak of a step", f"[bold]{show_bytes(footprint.peak)}", f"{footprint.peak / footprint.total:.2f}")
+        table.add_row(shown, show_bytes(size), f"{size / footprint.total:.2f}" if name in OF_WEIGHTS else "")
+    per_weight = f"{footprint.peak / footprint.total:.2f}"
+    table.add_row("[bold]peak of a step", f"[bold]{show_bytes(footprint.peak)}", per_weight)
     return table
 
 
-def strategies_table(found: Sequence[Strategy]) -> Table:
-    """The strategies; of those in brackets the toolkit does not run any today."""
-    table = _table(
-        f"Strategies for {round(max(s.speed for s in found))} devices" if len(found) > 1 else "Strategies",
-        ("strategy", "text"), ("per device", "number"), ("sent/step", "number"), ("speed", "number"),
-        ("complexity", "text"), ("when", "text"),
+def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
+    """What strategies cost, and when to use them; in brackets those that the toolkit does not run today."""
+    devices = f"{processes} device{'s' if processes > 1 else ''}"
+    costs = _table(
+        f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
+        ("sent by each in a step", "number"), ("speed, at most", "number"),
     )  # fmt: skip
+    uses = _table("When to use which", ("strategy", "text"), ("complexity", "text"), ("when", "text"))
     for each in found:
-        table.add_row(
-            each.name if each.here else f"({each.name})", show_bytes(each.memory),
-            show_bytes(each.sent) if each.sent else "-", f"{each.speed:.2g}x", each.complexity, each.when,
-        )  # fmt: skip
-    return table
+        name = each.name if each.here else f"({each.name})"
+        sent = show_bytes(each.sent) if each.sent else "-"
+        costs.add_row(name, show_bytes(each.memory), sent, f"{each.speed:.2g}x")
+        uses.add_row(name, each.complexity, each.when)
+    return [costs, uses] if len(found) > 1 else [costs]
 
 
 def scaling_table(found: Sequence[Scaling]) -> Table:

@@ -28,3 +28,12 @@ def show_bytes(size: float) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
+
+
+def show_flops(count: float) -> str:
+    """Writes floating-point operations with three digits."""
+    for unit in ("MFLOP", "GFLOP", "TFLOP", "PFLOP"):
+        count /= 1e6 if unit == "MFLOP" else 1e3
+        if count < 999.5:
+            break
+    return f"{count:.3g} {unit}"

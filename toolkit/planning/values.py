@@ -72,7 +72,7 @@ def _small(result: Any) -> bool:
 def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     """Does an operation for real as well, if its inputs are known and its result is small."""
     parts = result if isinstance(result, list | tuple) else (result,)
-    if not parts or not all(_small(part) for part in parts):
+    if not parts or "empty" in func._opname or not all(_small(part) for part in parts):
         return
     real = _real(args, kwargs)
     if real is None:
@@ -128,6 +128,8 @@ def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool
 
 def as_fake(value: Tensor, fake: FakeTensorMode) -> Tensor:
     """Returns a tensor without memory, that keeps its values in sight if they are few."""
+    if isinstance(value, FakeTensor):
+        return value
     made: Tensor = fake.from_tensor(value)
     if _small(made):
         setattr(made, _VALUE, value)
