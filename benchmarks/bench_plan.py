@@ -65,7 +65,7 @@ def make_rows(case: str, folder: Path) -> Path:
     words = ["".join(source.choices("abcdefghijklmnopqrstuvwxyz", k=source.randint(3, 9))) for _ in range(2500)]
     texts = [" ".join(source.choices(words, k=source.randint(WORDS // 4, WORDS))) for _ in range(2 * TEXTS)]
     if case in ("bert", "t5"):
-        names = ("text", "label") if case == "bert" else ("en", "de")
+        names = ("text", "label") if case == "bert" else ("source", "target")
         with (folder / "rows.csv").open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(names)

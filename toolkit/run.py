@@ -25,6 +25,7 @@ from toolkit.model import (
     batch_dependence,
     build_model,
     check_head,
+    load_code,
     load_model_config,
     refuse_lost_overrides,
     refuse_unused_parameters,
@@ -89,6 +90,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
         data = prepare(rows, task, processor, cfg, accelerator)
         check_room(cfg.model, config, data)
+        load_code(config, auto_model)  # some 100 MiB of libraries are no part of what training takes
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, config, auto_model, cfg.seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from toolkit.adaptable import check_adapters
@@ -70,8 +70,9 @@ def smallest_fit(
         return overrides, tried[overrides]
 
     refused: set[tuple[str, ...]] = set()
+    too_large: set[tuple[str, ...]] = set()
     for switches, rows in _candidates(subject):
-        if switches in refused:
+        if switches in refused or _of_states(switches) in too_large:
             continue
         least = footprint(switches, 1)  # with one row nearly nothing but the weights is left
         if least is None:
@@ -81,13 +82,25 @@ def smallest_fit(
             best = Fit(*least)
         if peak(least[1]) > capacity:
             refused.add(switches)
+            if peak(replace(least[1], peak=least[1].states)) > capacity:  # whatever becomes of activations
+                too_large.add(_of_states(switches))
             continue
         found = footprint(switches, rows)
         if found is not None and peak(found[1]) <= capacity:
             return Fit(*found), True
     if best is None:
         raise AssertionError("the configuration itself was refused")
+    states = _of_states(best.overrides)
+    for switches in {switches for switches, _ in _candidates(subject) if _of_states(switches) == states}:
+        least = footprint(switches, 1)
+        if least is not None and peak(least[1]) < peak(best.footprint):
+            best = Fit(*least)
     return best, False
+
+
+def _of_states(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Those that decide what is there between two steps."""
+    return tuple(text for text in overrides if text.startswith(("train.optim=", "model.peft.")))
 
 
 def _candidates(subject: Subject) -> Iterator[tuple[tuple[str, ...], int]]:
