@@ -54,48 +54,57 @@ def smallest_fit(
     Returns:
         It, and whether it fits; if nothing does, that which needs the least.
     """
-    tried: dict[tuple[str, ...], Footprint] = {}
+    tries = _Tries(subject, load)
     best: Fit | None = None
-
-    def footprint(switches: tuple[str, ...], rows: int) -> tuple[tuple[str, ...], Footprint] | None:
-        overrides = (*switches, *_smaller(subject.cfg, rows))
-        if overrides not in tried:
-            try:
-                cfg = load(overrides)
-                check_optim_args(cfg.train)
-                check_adapters(cfg.model)
-                tried[overrides] = simulate(resized(subject, cfg))
-            except ToolkitError:  # cannot go together, is not installed, or does not suit the model
-                return None
-        return overrides, tried[overrides]
-
     refused: set[tuple[str, ...]] = set()
     too_large: set[tuple[str, ...]] = set()
     for switches, rows in _candidates(subject):
         if switches in refused or _of_states(switches) in too_large:
             continue
-        least = footprint(switches, 1)  # with one row nearly nothing but the weights is left
+        least = tries.fit(switches, 1)  # with one row nearly nothing but the weights is left
         if least is None:
             refused.add(switches)
             continue
-        if best is None or peak(least[1]) < peak(best.footprint):
-            best = Fit(*least)
-        if peak(least[1]) > capacity:
+        if best is None or peak(least.footprint) < peak(best.footprint):
+            best = least
+        if peak(least.footprint) > capacity:
             refused.add(switches)
-            if peak(replace(least[1], peak=least[1].states)) > capacity:  # whatever becomes of activations
+            lasting = replace(least.footprint, peak=least.footprint.states)
+            if peak(lasting) > capacity:  # whatever becomes of activations
                 too_large.add(_of_states(switches))
             continue
-        found = footprint(switches, rows)
-        if found is not None and peak(found[1]) <= capacity:
-            return Fit(*found), True
+        found = tries.fit(switches, rows)
+        if found is not None and peak(found.footprint) <= capacity:
+            return found, True
     if best is None:
         raise AssertionError("the configuration itself was refused")
     states = _of_states(best.overrides)
     for switches in {switches for switches, _ in _candidates(subject) if _of_states(switches) == states}:
-        least = footprint(switches, 1)
-        if least is not None and peak(least[1]) < peak(best.footprint):
-            best = Fit(*least)
+        least = tries.fit(switches, 1)
+        if least is not None and peak(least.footprint) < peak(best.footprint):
+            best = least
     return best, False
+
+
+class _Tries:
+    """Simulations of a subject under further switches, each done once."""
+
+    def __init__(self, subject: Subject, load: Callable[[Sequence[str]], Config]) -> None:
+        self.subject, self.load = subject, load
+        self.done: dict[tuple[str, ...], Fit | None] = {}
+
+    def fit(self, switches: tuple[str, ...], rows: int) -> Fit | None:
+        """Returns what a step takes; None if the switches cannot be had together, here, or with this model."""
+        overrides = (*switches, *_smaller(self.subject.cfg, rows))
+        if overrides not in self.done:
+            try:
+                cfg = self.load(overrides)
+                check_optim_args(cfg.train)
+                check_adapters(cfg.model)
+                self.done[overrides] = Fit(overrides, simulate(resized(self.subject, cfg)))
+            except ToolkitError:
+                self.done[overrides] = None
+        return self.done[overrides]
 
 
 def _of_states(overrides: Sequence[str]) -> tuple[str, ...]:

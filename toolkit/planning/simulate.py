@@ -69,17 +69,14 @@ def simulate(subject: Subject) -> Footprint:
     Raises:
         InputError: if the model decides by values that only a real computation has.
     """
-    train = subject.cfg.train
+    window = subject.cfg.train.gradient_accumulation_steps or 1
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
             model = _model(subject, ledger)
-            window = train.gradient_accumulation_steps or 1
             batch = _batch(subject, ledger)
             held = ledger.alive["batch"]
             if window > 1:
-                with ledger.naming("gradients"):
-                    for parameter in _trained(model):
-                        parameter.grad = torch.empty_like(parameter)
+                _give_gradients(model, ledger)
             layers = _Layers(model)
             passed = _pass(subject, model, batch, ledger)
             peak, at_peak = ledger.peak, ledger.at_peak
@@ -163,6 +160,13 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
+    """Leaves the gradients of micro-batches before."""
+    with ledger.naming("gradients"):
+        for parameter in _trained(model):
+            parameter.grad = torch.empty_like(parameter)
 
 
 def _num_copies(cfg: Config) -> int:
