@@ -22,6 +22,8 @@ LOG_LINES = 15
 MOST_FACTOR = 8.0
 """Allocators may hold several times what a step that computes activations anew has in use at any moment."""
 MOST_OF_FREE = 0.6
+CLEAR_BYTES = 64 * 2**20
+"""Two measurements that are to differ by less than this tell nothing: a process holds some 20 MiB more or less."""
 PLAIN: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
@@ -100,7 +102,7 @@ def fitted(small: Measured, large: Measured) -> Correction:
     """
     extra = [run.peak - run.footprint.states for run in (small, large)]
     span = large.footprint.passing - small.footprint.passing
-    if span <= 0.1 * large.footprint.passing:
+    if span < CLEAR_BYTES:
         return Correction(1.0, max(0, extra[1] - large.footprint.passing))
     factor = min(MOST_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
     return Correction(factor, max(0, round(extra[1] - factor * large.footprint.passing)))
