@@ -18,6 +18,7 @@ COMMANDS = {
     "explain": "show every setting, its value and where it comes from",
     "schema": "print the JSON Schema of a recipe's YAML, for editors",
     "lr-plot": "draw the learning rate over the steps before a run",
+    "plan": "say what memory a run will take, and what to switch to make it fit",
     "certify": "prove on your own model and rows that the numbers are right",
     "compare": "show what switches do to memory, time and quality on your own model and rows",
     "predict": "predict new rows with a finished run",

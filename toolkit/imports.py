@@ -9,6 +9,7 @@ from torch import nn
 
 from toolkit.config.sections import Config
 from toolkit.engine import ENGINES
+from toolkit.model import load_code
 from toolkit.optim.optimizers import constructor
 
 if TYPE_CHECKING:
@@ -23,13 +24,9 @@ def import_all(cfg: Config, config: PreTrainedConfig, auto_model: str) -> None:
         config: the model's configuration.
         auto_model: name of the auto class that will build the model.
     """
-    import transformers
-
     ENGINES[cfg.engine]()
     constructor(cfg.train.optim)
-    mapping = getattr(transformers, auto_model)._model_mapping
-    if type(config) in mapping:
-        mapping[type(config)]
+    load_code(config, auto_model)
     if cfg.model.peft.method != "none":
         import peft  # noqa: F401
     # The first optimizer of a process imports torch's compiler. No random number is drawn.

@@ -122,6 +122,13 @@ def check_head(model: ModelConfig, config: PreTrainedConfig, auto_model: str) ->
     return [f"{key}: received {received!r}, but transformers has no {auto_model} for the type {config.model_type}"]
 
 
+def load_code(config: PreTrainedConfig, auto_model: str) -> None:
+    """Imports a model's class, and the libraries that it needs, so that building one takes memory for itself alone."""
+    import transformers
+
+    getattr(transformers, auto_model)._model_mapping.get(type(config), None)
+
+
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
     """Loads the pretrained weights, or makes new ones, in float32.
 

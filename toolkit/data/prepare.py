@@ -37,7 +37,9 @@ class CheckedRows:
     bad_rows: Mapping[str, int]
 
 
-def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None) -> CheckedRows:
+def load_rows(
+    cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None, sample: int | None = None
+) -> CheckedRows:
     """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
 
     Args:
@@ -45,18 +47,19 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Pat
         task: checks rows; its `state` is filled.
         accelerator: the first process of each node reads, the others take its cache.
         output_dir: where `bad_rows.jsonl` goes.
+        sample: read only so many training rows, and no others; None reads all.
 
     Raises:
         DataError: for files or rows that cannot be used.
     """
     with accelerator.local_main_process_first():
-        tables = _tables(cfg.data, task)
+        tables = _tables(cfg.data, task, sample)
     bad = apply_policy(tables, cfg.data.bad_rows)
     if output_dir is not None and accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, output_dir / "bad_rows.jsonl")
     rows = {name: table.rows for name, table in tables.items()}
     fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
-    if "validation" not in rows and fraction > 0:
+    if "validation" not in rows and fraction > 0 and sample is None:
         rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, task.stratify_by())
     limits = {"train": cfg.data.max_train_samples}
     rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
@@ -64,18 +67,25 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, output_dir: Pat
     return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad)
 
 
-def _tables(data: DataConfig, task: Task) -> dict[str, Table]:
+def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
+    splits = SPLITS if sample is None else SPLITS[:1]
     if data.dataset_name is not None:
         name, columns = data.dataset_name, data.columns
         present = load_hub(name, data.dataset_config_name, data.revision)
         sources = {
-            split: partial(load_hub_table, name, data.dataset_config_name, data.revision, split, task, columns, True)
-            for split in SPLITS
+            split: partial(
+                load_hub_table, name, data.dataset_config_name, data.revision, split, task, columns, True, sample=sample
+            )
+            for split in splits
             if split in present
         }
     else:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        sources = {split: partial(load_table, file, task, data.columns, True) for split, file in files.items() if file}
+        sources = {
+            split: partial(load_table, file, task, data.columns, True, sample=sample)
+            for split, file in files.items()
+            if file and split in splits
+        }
     if "train" not in sources:
         raise DataError("data: there are no training rows.")
     tables = {"train": sources.pop("train")()}

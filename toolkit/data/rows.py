@@ -69,7 +69,12 @@ class _Source:
 
 
 def load_table(
-    source: str | Path, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None = None
+    source: str | Path,
+    task: Task,
+    columns: Mapping[str, str],
+    labelled: bool,
+    cache_dir: str | Path | None = None,
+    sample: int | None = None,
 ) -> Table:
     """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
 
@@ -79,18 +84,23 @@ def load_table(
         columns: the toolkit's column names to the file's; names not given stand for themselves.
         labelled: whether label columns are wanted; they are None otherwise.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
+        sample: read only so many rows: the first ones, of a folder some of every part; None reads all.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
     """
-    key = fingerprint(source)
+    key = fingerprint(source) + ("" if sample is None else f":{sample}")
     path = Path(source).expanduser()
+
+    def read() -> Iterator[RawRow]:
+        return _some(read_rows(source), sample, path.is_dir())
+
     folder = path if path.is_dir() else path.parent
     large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
     if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
-        key = content_digest(key, read_rows(source), files, folder)
+        key = content_digest(key, read(), files, folder)
     return _build(
-        _Source(str(source), key, path.suffix.lower(), large, lambda: read_rows(source), folder.absolute()),
+        _Source(str(source), key, path.suffix.lower(), large, read, folder.absolute()),
         task,
         columns,
         labelled,
@@ -107,6 +117,7 @@ def load_hub_table(
     columns: Mapping[str, str],
     labelled: bool,
     cache_dir: str | Path | None = None,
+    sample: int | None = None,
 ) -> Table:
     """Loads and checks one split of a hub data set; otherwise as `load_table`.
 
@@ -121,10 +132,11 @@ def load_hub_table(
     return _build(
         _Source(
             name,
-            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}",
+            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}"
+            + ("" if sample is None else f":{sample}"),
             "hub",
             (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
-            lambda: hub_rows(rows),
+            lambda: _some(hub_rows(rows), sample, False),
             Path(),
         ),
         task,
@@ -132,6 +144,16 @@ def load_hub_table(
         labelled,
         cache_dir,
     )
+
+
+def _some(rows: Iterator[RawRow], sample: int | None, spread: bool) -> Iterator[RawRow]:
+    """Leaves out all but so many rows; `spread`: not the first ones, since a folder's are all of one class."""
+    if sample is None:
+        return rows
+    if not spread:
+        return islice(rows, sample)
+    found = list(rows)
+    return iter(found[:: max(1, -(-len(found) // sample))])
 
 
 def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:

@@ -1,0 +1,39 @@
+"""Bytes and rates as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from toolkit.errors import InputError
+
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+def parse_bytes(text: str, option: str) -> int:
+    """Reads `16GiB`, `800 MB` or `25GB/s` (the `/s` is left to the reader).
+
+    Raises:
+        InputError: naming the option, for anything else, and for nothing.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b(?:/s)?\s*", text.lower())
+    if match is None or match[2] == "i" or not float(match[1]):
+        raise InputError(f"{option}: received {text!r}; write a number and a unit, for instance 16GiB or 24GB")
+    return round(float(match[1]) * _SIZES[match[2]])
+
+
+def show_bytes(size: float) -> str:
+    """Writes bytes in the binary unit that gives a number below 1000, with three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1000 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
+
+
+def show_flops(count: float) -> str:
+    """Writes floating-point operations with three digits."""
+    for unit in ("MFLOP", "GFLOP", "TFLOP", "PFLOP"):
+        count /= 1e6 if unit == "MFLOP" else 1e3
+        if count < 999.5:
+            break
+    return f"{count:.3g} {unit}"

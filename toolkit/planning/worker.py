@@ -1,0 +1,78 @@
+"""Measures a few real steps in this process: `python -m toolkit.planning.worker JOB.json`.
+
+The job names recipe, YAML, overrides and the file to write, which gets what was measured and, from the same rows,
+what would have been predicted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from toolkit.config import load_config
+from toolkit.main import leave_group
+from toolkit.planning.simulate import Subject, simulate
+from toolkit.recipe import load_task_type
+from toolkit.task import Batch
+
+
+class _Watch:
+    """Looks at each step: when it ended, and the micro-batch with the most in it. See `toolkit.engine.run.Observer`."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.largest: Batch = {}
+        self._most = -1
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Nothing to see."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Notes the end of a step and its largest micro-batch."""
+        self.ends.append(time.perf_counter())
+        for batch in batches:
+            size = sum(value.numel() for value in batch["inputs"].values() if hasattr(value, "numel"))
+            if size > self._most:
+                self._most, self.largest = size, batch
+
+    @property
+    def seconds(self) -> float | None:
+        """Shortest time from one step's end to the next one's, since others may use the machine; None of one step."""
+        gaps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
+        return min(gaps) if gaps else None
+
+
+def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Trains as the job says; returns `memory`, `footprint`, `seconds` of a step (or None) and the device's kind."""
+    from toolkit.engine import ENGINES
+    from toolkit.run import prepared_run
+
+    task_type, watch = load_task_type(job["recipe"]), _Watch()
+    cfg = load_config(task_type.Options, job["config"], job["overrides"], columns=task_type.columns).config
+    with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), watch) as run:
+        result = ENGINES[cfg.engine]()(run)
+        subject = Subject(cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
+        return {
+            "memory": asdict(result.memory),
+            "footprint": asdict(simulate(subject)),
+            "seconds": watch.seconds,
+            "device": run.accelerator.device.type,
+        }
+
+
+def main(file: str) -> None:
+    """Measures a job's run and writes what was found."""
+    job = json.loads(Path(file).read_text(encoding="utf-8"))
+    Path(job["result"]).write_text(json.dumps(measure(job)), encoding="utf-8")
+    leave_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
