@@ -15,6 +15,7 @@ from runs import ROOT
 from toolkit.cli import main
 from toolkit.config import load_config
 from toolkit.config.sections import TrainConfig
+from toolkit.console import format_bytes
 from toolkit.errors import InputError
 from toolkit.planning.calibrate import Correction, Measured, fitted, serial_seconds
 from toolkit.planning.fit import smallest_fit
@@ -22,7 +23,7 @@ from toolkit.planning.footprint import Footprint
 from toolkit.planning.rows import stretched, with_rows
 from toolkit.planning.simulate import simulate
 from toolkit.planning.strategies import scaling, strategies
-from toolkit.planning.units import parse_bytes, show_bytes, show_flops
+from toolkit.planning.units import parse_bytes, show_flops
 from toolkit.recipe import load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
@@ -164,7 +165,7 @@ def test_lengths_and_wrong_options(capsys, monkeypatch) -> None:
 
 def test_units_are_read_and_written() -> None:
     assert [parse_bytes(text, "--x") for text in ("16GiB", "1.5 kb", "25GB/s")] == [16 * 2**30, 1500, 25 * 10**9]
-    assert [show_bytes(size) for size in (12, 2**20, 150 * 2**30)] == ["12 B", "1 MiB", "150 GiB"]
+    assert [format_bytes(size) for size in (12, 2**20, 150 * 2**30)] == ["12 B", "1 MiB", "150 GiB"]
     assert show_flops(2.5e9) == "2.5 GFLOP"
     for text in ("16", "GiB", "0GiB", "-1GiB", "1ib"):
         with pytest.raises(InputError, match="--x"):

@@ -52,13 +52,13 @@ def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def format_bytes(value: float) -> str:
-    """Formats an amount of memory in KiB, MiB or, from ten on, GiB."""
-    if value < 2**20:
-        return f"{value / 2**10:,.0f} KiB"
-    if value < 10 * 2**30:
-        return f"{value / 2**20:,.{1 if value < 10 * 2**20 else 0}f} MiB"
-    return f"{value / 2**30:,.1f} GiB"
+def format_bytes(size: float) -> str:
+    """Formats an amount of memory in the binary unit that gives a number below 1000, with three digits."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1000 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
 
 
 def rich_console() -> Console:

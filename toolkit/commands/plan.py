@@ -118,10 +118,10 @@ def _calibrate(
     on_gpu: bool,
 ) -> Correction | None:
     """Measures here, says what that corrects, and how speed would grow with processes."""
-    from toolkit.console import say
+    from toolkit.console import format_bytes, say
     from toolkit.planning import render
     from toolkit.planning.calibrate import calibrate, rows_that_fit
-    from toolkit.planning.units import show_bytes, show_flops
+    from toolkit.planning.units import show_flops
 
     rows = rows_that_fit(footprint)
     correction, runs = calibrate(arguments.recipe, arguments.config, arguments.overrides, rows)
@@ -132,12 +132,12 @@ def _calibrate(
         "peak": correction.peak(footprint),
     }  # fmt: skip
     say(f"Measured here ({large.device}), steps of {' and '.join(str(run.footprint.rows) for run in runs)} rows: "
-        f"{show_bytes(large.peak)} at the most, {show_bytes(large.footprint.peak)} foreseen.")  # fmt: skip
+        f"{format_bytes(large.peak)} at the most, {format_bytes(large.footprint.peak)} foreseen.")  # fmt: skip
     applies = large.device == ("cuda" if on_gpu else "cpu") or not on_gpu
     if applies:
         say(f"Corrected: what comes and goes within a step times {correction.factor:.2f}, plus "
-            f"{show_bytes(correction.constant)} for libraries.\nPeak of a step here: "
-            f"{show_bytes(correction.peak(footprint))}\n")  # fmt: skip
+            f"{format_bytes(correction.constant)} for libraries.\nPeak of a step here: "
+            f"{format_bytes(correction.peak(footprint))}\n")  # fmt: skip
     else:
         say("A GPU has another allocator, so the plan for it stays as it is.\n")
     if large.seconds:
@@ -160,14 +160,13 @@ def _scaling(
 ) -> list[Scaling]:
     if arguments.processes == 1:
         return []
-    from toolkit.console import say
+    from toolkit.console import format_bytes, say
     from toolkit.planning.bandwidth import measured_bandwidth
     from toolkit.planning.calibrate import serial_seconds
     from toolkit.planning.strategies import scaling
-    from toolkit.planning.units import show_bytes
 
     rate = bandwidth or measured_bandwidth()
-    say(f"All-reduce at {show_bytes(rate)}/s ({'as given' if bandwidth else 'measured between two processes here'}).")
+    say(f"All-reduce at {format_bytes(rate)}/s ({'as given' if bandwidth else 'measured between two processes here'}).")
     serial = min(seconds, serial_seconds(runs))
     lines = scaling(seconds, serial, footprint.gradients, rate, arguments.processes)
     found["scaling"] = {
@@ -203,4 +202,4 @@ def _fit(
     }  # fmt: skip
     original = found["footprint"]
     say("\n".join(render.fit_lines(fit, fits, needed, capacity, type(fit.footprint)(**original))))
-    say(f"({render.show_bytes(corrected.constant)} of that is reserved for the driver and libraries.)\n")
+    say(f"({render.format_bytes(corrected.constant)} of that is reserved for the driver and libraries.)\n")

@@ -13,9 +13,9 @@ from typing import Any
 
 from toolkit.certificates.jobs import written
 from toolkit.config.sections import TrainConfig
+from toolkit.console import format_bytes
 from toolkit.errors import RunError
 from toolkit.planning.footprint import Footprint
-from toolkit.planning.units import show_bytes
 
 STEPS = 3
 LOG_LINES = 15
@@ -181,7 +181,7 @@ def rows_that_fit(footprint: Footprint) -> int:
     spare = MOST_OF_FREE * free - footprint.states - footprint.gradients
     if spare <= 0:
         raise RunError(
-            f"--calibrate: weights, gradients and optimizer state need {show_bytes(footprint.states)} and more, and "
-            f"only {show_bytes(free)} are free here; plan without it, or calibrate a smaller model of the same kind"
+            f"--calibrate: weights, gradients and optimizer state need {format_bytes(footprint.states)} and more, and "
+            f"only {format_bytes(free)} are free here; plan without it, or calibrate a smaller model of the same kind"
         )
     return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.console import format_bytes
 from toolkit.planning.fit import Fit
 from toolkit.planning.footprint import Footprint
 from toolkit.planning.strategies import Scaling, Strategy
-from toolkit.planning.units import show_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,9 +59,9 @@ def parts_table(footprint: Footprint, optim: str) -> Table:
         if not size:
             continue
         shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
-        table.add_row(shown, show_bytes(size), f"{size / footprint.total:.2f}" if name in OF_WEIGHTS else "")
+        table.add_row(shown, format_bytes(size), f"{size / footprint.total:.2f}" if name in OF_WEIGHTS else "")
     per_weight = f"{footprint.peak / footprint.total:.2f}"
-    table.add_row("[bold]peak of a step", f"[bold]{show_bytes(footprint.peak)}", per_weight)
+    table.add_row("[bold]peak of a step", f"[bold]{format_bytes(footprint.peak)}", per_weight)
     return table
 
 
@@ -75,8 +75,8 @@ def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
     uses = _table("When to use which", ("strategy", "text"), ("complexity", "text"), ("when", "text"))
     for each in found:
         name = each.name if each.here else f"({each.name})"
-        sent = show_bytes(each.sent) if each.sent else "-"
-        costs.add_row(name, show_bytes(each.memory), sent, f"{each.speed:.2g}x")
+        sent = format_bytes(each.sent) if each.sent else "-"
+        costs.add_row(name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
         uses.add_row(name, each.complexity, each.when)
     return [costs, uses] if len(found) > 1 else [costs]
 
@@ -95,14 +95,14 @@ def scaling_table(found: Sequence[Scaling]) -> Table:
 def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footprint) -> list[str]:
     """What to put on the command line, or how near one can come."""
     if fits and not fit.overrides:
-        return [f"It fits {show_bytes(capacity)} as it is: {show_bytes(needed)}."]
+        return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
     dearer = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
     lines = [f"    {override}" for override in fit.overrides]
     slower = f", {dearer:.2f} times the computing" if dearer > 1.005 else ""
     if fits:
-        return [f"It fits {show_bytes(capacity)} with these: {show_bytes(needed)}{slower}.", *lines]
+        return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
     return [
-        f"Nothing that a run may switch fits {show_bytes(capacity)}. Nearest is {show_bytes(needed)}, with",
+        f"Nothing that a run may switch fits {format_bytes(capacity)}. Nearest is {format_bytes(needed)}, with",
         *(lines or ["    what the configuration says"]),
         "Take shorter inputs, a smaller model, or several devices that share it (the strategies above).",
     ]

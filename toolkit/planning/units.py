@@ -21,15 +21,6 @@ def parse_bytes(text: str, option: str) -> int:
     return round(float(match[1]) * _SIZES[match[2]])
 
 
-def show_bytes(size: float) -> str:
-    """Writes bytes in the binary unit that gives a number below 1000, with three digits."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1000 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
-
-
 def show_flops(count: float) -> str:
     """Writes floating-point operations with three digits."""
     for unit in ("MFLOP", "GFLOP", "TFLOP", "PFLOP"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from toolkit.console import print_lines, print_table, say, shorten
 from toolkit.engine.run import FitResult, Run
 from toolkit.hub import push
 from toolkit.parts import count_parameters
+from toolkit.planning import predicted_parts
 from toolkit.report import card, markdown, page, text
 from toolkit.report.blocks import Gallery, Section
 from toolkit.report.charts import sheet
@@ -25,14 +25,8 @@ from toolkit.tracking import read_metrics
 SHOWN_EXAMPLES = 3
 
 
-def write_results(run: Run, result: FitResult, *, predicted: Mapping[str, int] | None = None) -> None:
-    """Writes `model/`, predictions, the report with its curves, and the results in `run.json`; prints a summary.
-
-    Args:
-        run: the run.
-        result: what came out of its training.
-        predicted: bytes that were predicted for parts of its memory (`toolkit.report.sections.MEMORY`), or None.
-    """
+def write_results(run: Run, result: FitResult) -> None:
+    """Writes `model/`, predictions, the report with its curves, and the results in `run.json`; prints a summary."""
     output_dir = run.output_dir
     figures = summary_figures(run, result)
     examples, worst = _write_all_predictions(run, result)
@@ -40,7 +34,7 @@ def write_results(run: Run, result: FitResult, *, predicted: Mapping[str, int] |
     write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
     history = read_metrics(output_dir / "metrics.jsonl")
     own, samples = _sections(run, result), _samples(run)
-    write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted))
+    write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))
     save_model(run, figures)
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
     if examples:
