@@ -69,8 +69,8 @@ def command() -> list[str]:
             "--seeds", "3", "--output-dir", str(OUTPUT), *PLAIN]  # fmt: skip
 
 
-def rendered(found: Mapping[str, Any]) -> str:
-    """Returns the page for the figures of a comparison."""
+def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Returns the page for the figures of a comparison, and its pictures by their files' names."""
     variants = found["variants"]
     metric = found["metric"]["name"]
     names = {"train_peak": "peak memory", "step_seconds": "step", metric: metric.removeprefix("eval_")}
@@ -102,7 +102,9 @@ def rendered(found: Mapping[str, Any]) -> str:
         "Repeat the comparison with more seeds or more rows before a switch is kept for its score; what a switch does "
         "to memory and time is known much sooner.",
     ]
-    return "\n\n".join(parts) + "\n"
+    numbers = range(1, len(variants) + 1)
+    drawn = pictures.draw(variants, numbers, found["metric"])
+    return "\n\n".join(parts) + "\n", {f"worked_example_{k}.svg": sheet([drawing]) for k, drawing in drawn.items()}
 
 
 def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[str, str]) -> str:
@@ -118,7 +120,9 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[
     changes, earlier = ({key: pair[1] for key, pair in each["differs"].items()} for each in (after, before))
     baseline = {key: pair[0] for key, pair in after["differs"].items()}
     changed = [
-        f"`{key}: {to_yaml(value)}`" for key, value in changes.items() if earlier.get(key, baseline[key]) != value
+        f"`{key}: {to_yaml(value)}`"
+        for key, value in changes.items()
+        if value is not None and earlier.get(key, baseline[key]) != value
     ]
     return "\n".join([f"Changed: {', '.join(changed)}.", "", *lines])
 
@@ -130,12 +134,12 @@ def main() -> None:
         found = json.loads((OUTPUT / "comparison.json").read_text(encoding="utf-8"))
         if failed := [variant["name"] for variant in found["variants"] if "figures" not in variant]:
             sys.exit(f"not measured: {', '.join(failed)}")
+        found["hardware"] = {name: found["hardware"][name] for name in ("machine", "cpus", "gpus")}
         FIGURES.write_text(json.dumps({name: found[name] for name in KEPT}, indent=1) + "\n", encoding="utf-8")
-    found = json.loads(FIGURES.read_text(encoding="utf-8"))
-    PAGE.write_text(rendered(found), encoding="utf-8")
-    numbers = range(1, len(found["variants"]) + 1)
-    for name, picture in pictures.draw(found["variants"], numbers, found["metric"]).items():
-        (PICTURES / f"worked_example_{name}.svg").write_text(sheet([picture]), encoding="utf-8")
+    page, drawn = rendered(json.loads(FIGURES.read_text(encoding="utf-8")))
+    PAGE.write_text(page, encoding="utf-8")
+    for name, picture in drawn.items():
+        (PICTURES / name).write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import subprocess
@@ -267,6 +268,15 @@ def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = import_module("render_switches")
     assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+
+
+def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    example = import_module("worked_example")
+    page, pictures = example.rendered(json.loads(example.FIGURES.read_text(encoding="utf-8")))
+    assert page == example.PAGE.read_text(encoding="utf-8"), "run `python docs/worked_example.py --render`"
+    for name, picture in pictures.items():
+        assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
 
 
 def test_scripts_are_valid_shell() -> None:

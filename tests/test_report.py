@@ -163,7 +163,7 @@ def test_memory_stands_beside_what_was_predicted(page: str) -> None:
     _, table = memory_table(MEASURED, {"parameters": 2**20, "rest": 3 * 2**20})
     assert table.header == ["part", "measured", "predicted", "predicted / measured"]
     assert [[shown(cell) for cell in row[2:]] for row in table.rows] == [
-        ["1.0 MiB", "1"], ["-", "-"], ["-", "-"], ["3.0 MiB", "0.5"], ["-", "-"],
+        ["1 MiB", "1"], ["-", "-"], ["-", "-"], ["3 MiB", "0.5"], ["-", "-"],
     ]  # fmt: skip
 
 

@@ -50,6 +50,8 @@ def show_result(found: Mapping[str, Any]) -> None:
         shown.add_row(*map(Text, row))
     console = rich_console()
     console.print()
+    for number, variant in enumerate(found["variants"] if titles[0] == "#" else (), start=1):
+        console.print(Text(f"{number} {variant['name']}"))
     console.print(shown)
     console.print(Text(LEGEND))
     for variant in found["variants"]:

@@ -11,6 +11,8 @@ from toolkit.comparison.summary import against_first, summarise
 from toolkit.config import flatten
 from toolkit.console import format_bytes, format_value
 
+NAME_LETTERS = 26
+"""Most letters of a variant's name in the table of the terminal."""
 SAME, UNKNOWN = "~", "?"
 """Stand before a ratio that could be chance, and before one of which nobody can tell."""
 LEGEND = (
@@ -112,12 +114,17 @@ def interval(name: str, figure: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of the table for the terminal; a cell may have two lines."""
+    """Returns the titles and rows of the table for the terminal; a cell may have two lines.
+
+    Variants are called by their numbers where a name is too long to stand beside figures in 80 columns.
+    """
     names = columns(found)
+    numbered = any(len(variant["name"]) > NAME_LETTERS for variant in found["variants"])
     rows = []
-    for variant in found["variants"]:
+    for number, variant in enumerate(found["variants"], start=1):
+        called = str(number) if numbered else variant["name"]
         if "figures" not in variant:
-            rows.append([variant["name"], *[""] * (len(names) + 1)])
+            rows.append([called, *[""] * (len(names) + 1)])
             continue
         figures = [
             f"{shown(name, figure['value'])}\n{compared(figure)}".rstrip()
@@ -125,9 +132,9 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             else ""
             for name in names
         ]
-        rows.append([variant["name"], figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
+        rows.append([called, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
     first, *rest = names.values()
-    return ["variant", first, "optimizer", *rest], rows
+    return ["#" if numbered else "variant", first, "optimizer", *rest], rows
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.console import format_bytes
+from toolkit.console import format_bytes, rich_console
 from toolkit.planning.fit import Fit
 from toolkit.planning.footprint import Footprint
 from toolkit.planning.strategies import Scaling, Strategy
@@ -43,9 +42,7 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 def show(*tables: Table) -> None:
     """Prints tables one below the other; in a file or a pipe 80 columns wide."""
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 80)
+    console = rich_console()
     for table in tables:
         console.print(table)
         console.print()

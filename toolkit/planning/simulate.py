@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -265,8 +264,11 @@ def fused_attention() -> Iterator[None]:
               is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
         return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
-    with mock.patch.object(nn.functional, "scaled_dot_product_attention", fused):
+    nn.functional.scaled_dot_product_attention = fused
+    try:
         yield
+    finally:
+        nn.functional.scaled_dot_product_attention = attend
 
 
 @contextmanager
