@@ -23,9 +23,12 @@ def title_and_lead(found: Found) -> tuple[str, str]:
     device = ", ".join(gpus) or (f"{hardware['cpus']} CPUs" if hardware else "this machine")
     several, runs = found["num_processes"] > 1, len(found["seeds"])
     processes = f"{found['num_processes']} processes" if several else "one process"
-    lead = f"{processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn"
-    keys = [key for variant in found["variants"] for key in variant["settings"]]
-    return f"{', '.join(dict.fromkeys(keys))}: {found['config']}", f"{lead[0].upper()}{lead[1:]}. {LEGEND}"
+    keys = dict.fromkeys(key for variant in found["variants"] for key in variant["settings"])
+    lead = (
+        f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}: {processes} on {device}; {runs} "
+        f"run{'s' if runs > 1 else ''} of each variant, in turn. {LEGEND}"
+    )
+    return f"Comparison of {found['config']}", lead
 
 
 def sections(found: Found) -> list[Section]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -93,8 +94,23 @@ def trade_off(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], met
             f'<circle cx="{across:.1f}" cy="{up:.1f}" r="8" fill="{shade}" stroke="currentColor"><title>'
             f"{escape(words)}</title></circle>"
         )
-        parts.append(text(str(number), across + 11, up - 7, kind="ink"))
+    for number, (across, up, anchor) in zip(numbers, _free_places(places), strict=True):
+        parts.append(text(str(number), across, up, anchor, "ink"))
     return svg(parts, "Peak memory against step time of each variant", top + PLOT_HEIGHT + BOTTOM)
+
+
+def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    """A place for the number of each point, with its anchor: beside it, away from other points and their numbers."""
+    found: list[tuple[float, float, str]] = []
+    for number, (across, up) in enumerate(points):
+        others = [*points[:number], *points[number + 1 :], *((x, y) for x, y, _ in found)]
+
+        def room(place: tuple[float, float], others: Sequence[tuple[float, float]] = others) -> float:
+            return min([16.0, *(math.dist(place, other) for other in others)])
+
+        best = max([(across + dx, up + dy) for dx in (13, -13) for dy in (-5, 15)], key=room)
+        found.append((*best, "start" if best[0] > across else "end"))
+    return found
 
 
 def _from_zero(values: Sequence[float]) -> bool:
