@@ -273,3 +273,14 @@ def test_bad_rows_are_written_whole(load, tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_bad_rows(tables, path)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [3, 8, 9, 100, 1001])
+def test_a_sample_is_spread_over_the_file(tmp_path, count):
+    file = tmp_path / "sorted.jsonl"
+    file.write_text("".join(json.dumps({"text": str(i), "label": str(2 * i // count)}) + "\n" for i in range(count)))
+    rows = load_table(file, Reviews(), {}, True, tmp_path / "cache", sample=8).rows
+    numbers = [int(text) for text in rows["text"]]
+    assert len(numbers) == min(8, count)
+    assert numbers == sorted(set(numbers))
+    assert set(rows["label"]) == {"0", "1"}

@@ -30,7 +30,7 @@ RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/sm
 ADAM = Footprint(
     parameters=4000, buffers=0, gradients=4000, optimizer_state=8000, copies=0, weight_copies=0, activations=900,
     logits=0, batch=0, working=0, gradients_at_peak=1000, peak=14000, step_peak=16000, trained=1000, total=1000,
-    flops=10**6, recomputed=0, rows=4, layers=8, layer_parameters=500, boundary=10,
+    flops=10**6, recomputed=0, rows=4, layers=8, layer_parameters=500, boundary=10, crossing=70,
 )  # fmt: skip
 
 
@@ -47,17 +47,33 @@ def test_strategies_follow_their_formulas() -> None:
     found = {each.name.split(" (")[0]: each for each in strategies(ADAM, train, 4)}
     ring = 2 * 3 / 4 * 4000
     assert found["DDP"].memory == 14000 + 4000
-    assert found["DDP"].sent == found["ZeRO-1"].sent == found["ZeRO-2"].sent == ring
+    assert found["DDP"].sent == found["ZeRO-1"].sent == ring
+    # Shares of gradients are added up in each of the four micro-batches, weights are put together once.
+    assert found["ZeRO-2"].sent == 3 / 4 * 4000 * (4 + 1)
     assert found["local SGD"].sent == ring / 8
     # Weights and a fourth of what is shared out, and the peak of the pass or of the optimizer's step.
     assert found["ZeRO-1"].memory == 10000
     assert found["ZeRO-2"].memory == 4000 + 2000 + (1000 + 1000 / 4)
     assert found["FSDP / ZeRO-3"].memory == 1000 + 2000 + (1000 + 1000 / 4) + 2 * 500
-    assert found["FSDP / ZeRO-3"].sent == 3 / 4 * (2 * 4000 * 4 + 4000)
-    assert found["tensor parallel"].sent == 2 * 3 / 4 * 4 * 80 * 4
+    assert found["FSDP / ZeRO-3"].sent == 3 / 4 * 4 * (2 * 4000 + 4000)
+    assert found["tensor parallel"].sent == 2 * 3 / 4 * 4 * 70 * 4
     assert math.isclose(found["pipeline parallel"].speed, 4 * 4 / (4 + 3))
     assert {name for name, each in found.items() if each.here} == {"single device", "DDP", "local SGD"}
     assert [each.name for each in strategies(ADAM, train, 1)] == ["single device"]
+
+
+def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
+    half = replace(ADAM, weight_copies=2000, activations=3000, gradients_at_peak=4000, peak=12000 + 4500)
+    found = {each.name.split(" (")[0]: each for each in strategies(half, TrainConfig(), 4)}
+    assert found["ZeRO-2"].memory == 4000 + 2000 + 3000 + 2000
+    assert found["FSDP / ZeRO-3"].memory == 1000 + 2000 + 3000 + 2000 / 4 + 2 * 500
+
+
+def test_local_sgd_sends_moments_and_keeps_anchors_where_asked() -> None:
+    train = TrainConfig(local_sgd_average_moments=True, local_sgd_outer_lr=0.7, local_sgd_steps=8)
+    found = {each.name.split(" (")[0]: each for each in strategies(ADAM, train, 4)}
+    assert found["local SGD"].sent == 2 * 3 / 4 * (4000 + 8000) / 8
+    assert found["local SGD"].memory == 16000 + 2 * 4000
 
 
 def test_scaling_is_that_of_amdahl_and_gustafson() -> None:
@@ -65,7 +81,7 @@ def test_scaling_is_that_of_amdahl_and_gustafson() -> None:
     assert list(instant) == [1, 2, 4, 6]
     assert instant[1].amdahl == instant[1].gustafson == 1.0
     assert math.isclose(instant[4].amdahl, 1 / (0.2 + 0.8 / 4))
-    assert instant[4].gustafson == 4.0
+    assert math.isclose(instant[4].gustafson, 0.2 + 4 * 0.8)
     slow = scaling(10.0, 0.0, 100, 10.0, 2)[-1]
     assert math.isclose(slow.amdahl, 10 / (5 + 10))
     assert math.isclose(slow.gustafson, 20 / 20)
@@ -164,12 +180,16 @@ def test_lengths_and_wrong_options(capsys, monkeypatch) -> None:
 
 
 def test_units_are_read_and_written() -> None:
-    assert [parse_bytes(text, "--x") for text in ("16GiB", "1.5 kb", "25GB/s")] == [16 * 2**30, 1500, 25 * 10**9]
+    assert [parse_bytes(text, "--x") for text in ("16GiB", "1.5 kB")] == [16 * 2**30, 1500]
     assert [format_bytes(size) for size in (12, 2**20, 150 * 2**30)] == ["12 B", "1 MiB", "150 GiB"]
     assert show_flops(2.5e9) == "2.5 GFLOP"
     for text in ("16", "GiB", "0GiB", "-1GiB", "1ib"):
         with pytest.raises(InputError, match="--x"):
             parse_bytes(text, "--x")
+    assert parse_bytes("25GB/s", "--bandwidth") == 25 * 10**9
+    for text in ("25Gb/s", "25GB"):
+        with pytest.raises(InputError, match="bytes: a network of 200 Gbit/s"):
+            parse_bytes(text, "--bandwidth")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +120,7 @@ def _calibrate(
     """Measures here, says what that corrects, and how speed would grow with processes."""
     from toolkit.console import format_bytes, say
     from toolkit.planning import render
-    from toolkit.planning.calibrate import calibrate, rows_that_fit
+    from toolkit.planning.calibrate import calibrate, rows_that_fit, serial_seconds
     from toolkit.planning.units import show_flops
 
     rows = rows_that_fit(footprint)
@@ -141,9 +141,10 @@ def _calibrate(
     else:
         say("A GPU has another allocator, so the plan for it stays as it is.\n")
     if large.seconds:
-        rate = large.flops_per_second or 0.0
-        seconds = footprint.flops * (cfg.train.gradient_accumulation_steps or 1) / rate
-        say(f"{show_flops(rate)}/s; a step as configured would take {seconds:.3g} s here.\n")
+        serial = serial_seconds(runs)
+        larger = footprint.flops * (cfg.train.gradient_accumulation_steps or 1) / large.footprint.flops
+        seconds = serial + max(0.0, large.seconds - serial) * larger
+        say(f"{show_flops(large.flops_per_second or 0.0)}/s; a step as configured would take {seconds:.3g} s here.\n")
         lines = _scaling(arguments, runs, seconds, footprint, bandwidth, found)
         if len(lines) > 1:
             render.show(render.scaling_table(lines))
@@ -165,6 +166,9 @@ def _scaling(
     from toolkit.planning.calibrate import serial_seconds
     from toolkit.planning.strategies import scaling
 
+    if bandwidth is None and runs[-1].device != "cpu":
+        say("How fast GPUs exchange is not measured here: say --bandwidth for the speed of several.\n")
+        return []
     rate = bandwidth or measured_bandwidth()
     say(f"All-reduce at {format_bytes(rate)}/s ({'as given' if bandwidth else 'measured between two processes here'}).")
     serial = min(seconds, serial_seconds(runs))
@@ -193,7 +197,7 @@ def _fit(
         settings = [*arguments.overrides, *more]
         return load_config(type(subject.task).Options, arguments.config, settings, columns=subject.task.columns).config
 
-    corrected = correction or Correction(1.0, OF_THE_DRIVER)
+    corrected = replace(correction or Correction(), constant=(correction or Correction()).constant + OF_THE_DRIVER)
     fit, fits = smallest_fit(subject, load, capacity, corrected.peak)
     needed = corrected.peak(fit.footprint)
     found["fit"] = {

@@ -84,7 +84,7 @@ def load_table(
         columns: the toolkit's column names to the file's; names not given stand for themselves.
         labelled: whether label columns are wanted; they are None otherwise.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
-        sample: read only so many rows: the first ones, of a folder some of every part; None reads all.
+        sample: keep only so many rows, evenly spread; None keeps all.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
@@ -93,7 +93,7 @@ def load_table(
     path = Path(source).expanduser()
 
     def read() -> Iterator[RawRow]:
-        return _some(read_rows(source), sample, path.is_dir())
+        return _some(read_rows(source), sample)
 
     folder = path if path.is_dir() else path.parent
     large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
@@ -136,7 +136,7 @@ def load_hub_table(
             + ("" if sample is None else f":{sample}"),
             "hub",
             (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
-            lambda: _some(hub_rows(rows), sample, False),
+            lambda: _some(hub_rows(rows), sample),
             Path(),
         ),
         task,
@@ -146,14 +146,20 @@ def load_hub_table(
     )
 
 
-def _some(rows: Iterator[RawRow], sample: int | None, spread: bool) -> Iterator[RawRow]:
-    """Leaves out all but so many rows; `spread`: not the first ones, since a folder's are all of one class."""
+def _some(rows: Iterator[RawRow], sample: int | None) -> Iterator[RawRow]:
+    """Leaves out all but so many rows, evenly spread: the first ones of many files are all of one class."""
     if sample is None:
-        return rows
-    if not spread:
-        return islice(rows, sample)
-    found = list(rows)
-    return iter(found[:: max(1, -(-len(found) // sample))])
+        yield from rows
+        return
+    kept: list[RawRow] = []
+    stride = 1
+    for number, row in enumerate(rows):
+        if number % stride == 0:
+            kept.append(row)
+            if len(kept) > 2 * sample:
+                kept, stride = kept[::2], 2 * stride
+    count = min(sample, len(kept))
+    yield from (kept[place * len(kept) // count] for place in range(count))
 
 
 def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:

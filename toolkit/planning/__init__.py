@@ -25,16 +25,18 @@ def predicted(run: Run) -> Footprint:
 
 def predicted_parts(run: Run) -> dict[str, int] | None:
     """Returns the predicted bytes by the parts that are measured, `toolkit.memory.MemoryUse`'s; None if none can be."""
-    from toolkit.errors import InputError
     from toolkit.strategies import STRATEGIES
 
     try:
         found = predicted(run)
-    except InputError:
+    except Exception:  # a run that has trained well must not fail by a table of its report
         return None
-    wrapped = run.accelerator.num_processes > 1 and STRATEGIES[run.cfg.train.strategy]().wraps_model
-    buckets = found.gradients if wrapped else 0  # the wrapper keeps gradients a second time, in buckets
+    train, several = run.cfg.train, run.accelerator.num_processes > 1
+    # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.
+    wrapped = several and STRATEGIES[train.strategy]().wraps_model
+    outer = several and not wrapped and train.local_sgd_outer_lr is not None
+    besides = (wrapped + 2 * outer) * found.gradients
     parts = {"parameters": found.parameters + found.buffers, "gradients": found.gradients,
              "optimizer_state": found.optimizer_state}  # fmt: skip
-    peak = found.peak + buckets
+    peak = found.peak + besides
     return {**parts, "rest": max(0, peak - sum(parts.values())), "train_peak": peak}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,9 @@ PLAIN: dict[str, Any] = {
     "data.validation_file": None,
     "data.validation_split": 0,
     "data.test_file": None,
+    "data.max_eval_samples": None,
+    "trainer.args": {},
+    "trainer.callbacks": [],
     "eval.eval_steps": None,
     "eval.metric_for_best_model": None,
     "checkpoint.save_steps": None,
@@ -59,7 +63,7 @@ class Measured:
         gradients: bytes.
         optimizer_state: bytes.
         peak: the most that training steps held above what was there before the model was built, in bytes.
-        seconds: shortest time of a step, None if there were too few.
+        seconds: time of a step of such micro-batches, None if there were too few.
         device: kind of the device.
     """
 
@@ -126,9 +130,10 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> M
                         "overrides": [*overrides, *written(settings)], "result": str(result)}),
             encoding="utf-8",
         )  # fmt: skip
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
         done = subprocess.run(
-            [sys.executable, "-m", "toolkit.planning.worker", str(job)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
+            [sys.executable, "-m", "toolkit.processes", sys.executable, "-m", "toolkit.planning.worker", str(job)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False, env=environ,
         )  # fmt: skip
         if not result.is_file():
             end = "\n  ".join(done.stdout.splitlines()[-LOG_LINES:])

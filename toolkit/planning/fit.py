@@ -56,33 +56,30 @@ def smallest_fit(
     """
     tries = _Tries(subject, load)
     best: Fit | None = None
-    refused: set[tuple[str, ...]] = set()
+    hopeless: set[tuple[str, ...]] = set()
     too_large: set[tuple[str, ...]] = set()
     for switches, rows in _candidates(subject):
-        if switches in refused or _of_states(switches) in too_large:
-            continue
-        least = tries.fit(switches, 1)  # with one row nearly nothing but the weights is left
-        if least is None:
-            refused.add(switches)
-            continue
-        if best is None or peak(least.footprint) < peak(best.footprint):
-            best = least
-        if peak(least.footprint) > capacity:
-            refused.add(switches)
-            lasting = replace(least.footprint, peak=least.footprint.states)
-            if peak(lasting) > capacity:  # whatever becomes of activations
-                too_large.add(_of_states(switches))
+        # All rows at once come first: accumulated gradients can take more than the rows that are spared.
+        if _of_states(switches) in too_large or (switches in hopeless and rows < subject.rows):
             continue
         found = tries.fit(switches, rows)
-        if found is not None and peak(found.footprint) <= capacity:
+        if found is None:
+            continue
+        if peak(found.footprint) <= capacity:
             return found, True
+        least = tries.fit(switches, 1) or found
+        if peak(least.footprint) > capacity:
+            hopeless.add(switches)
+        if peak(replace(found.footprint, peak=found.footprint.states)) > capacity:  # whatever becomes of activations
+            too_large.add(_of_states(switches))
+        best = min([*([best] if best else []), found, least], key=lambda fit: peak(fit.footprint))
     if best is None:
         raise AssertionError("the configuration itself was refused")
     states = _of_states(best.overrides)
     for switches in {switches for switches, _ in _candidates(subject) if _of_states(switches) == states}:
-        least = tries.fit(switches, 1)
-        if least is not None and peak(least.footprint) < peak(best.footprint):
-            best = least
+        smallest = tries.fit(switches, 1)
+        if smallest is not None and peak(smallest.footprint) < peak(best.footprint):
+            best = smallest
     return best, False
 
 

@@ -31,7 +31,8 @@ class Footprint:
         rows: rows of that micro-batch.
         layers: number of repeated layers, 0 if there are none that are known.
         layer_parameters: bytes of the largest of them, or of all weights.
-        boundary: bytes of what one layer hands to the next, 0 if not known.
+        boundary: bytes of what one layer hands to the next, 0 if not known; of the one that hands on the most.
+        crossing: bytes of what all of them hand on.
     """
 
     parameters: int
@@ -55,6 +56,7 @@ class Footprint:
     layers: int
     layer_parameters: int
     boundary: int
+    crossing: int
 
     @property
     def states(self) -> int:

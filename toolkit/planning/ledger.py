@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -147,5 +149,36 @@ class Ledger(TorchDispatchMode):
 def without_memory() -> Iterator[Ledger]:
     """Computes with shapes alone inside, and keeps the books; global random numbers stay as they were."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    with torch.random.fork_rng(devices=[]), fake, Ledger(fake) as ledger:
-        yield ledger
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    others = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices), fake, Ledger(fake) as ledger:
+            yield ledger
+    finally:
+        random.setstate(others[0])
+        np.random.set_state(others[1])
+
+
+@contextmanager
+def as_built() -> Iterator[None]:
+    """Lets libraries move and copy modules of tensors without memory, which torch does not survive.
+
+    It moves such tensors by swapping them with new ones, and copies with them the mode that made them. Here modules
+    stay where they are, as they are there already, and copies are new tensors of the same mode.
+    """
+
+    def copy(self: FakeTensor, memo: dict[int, Any]) -> Tensor:
+        if id(self) not in memo:
+            made = self.detach().clone()
+            memo[id(self)] = nn.Parameter(made, self.requires_grad) if isinstance(self, nn.Parameter) else made
+        found: Tensor = memo[id(self)]
+        return found
+
+    move = nn.Module.to
+    nn.Module.to = lambda self, *arguments, **named: self  # type: ignore[method-assign]
+    FakeTensor.__deepcopy__ = copy  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.to = move  # type: ignore[method-assign]
+        del FakeTensor.__deepcopy__

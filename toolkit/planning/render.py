@@ -101,5 +101,5 @@ def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footpr
     return [
         f"Nothing that a run may switch fits {format_bytes(capacity)}. Nearest is {format_bytes(needed)}, with",
         *(lines or ["    what the configuration says"]),
-        "Take shorter inputs, a smaller model, or several devices that share it (the strategies above).",
+        "Take shorter inputs, a smaller model, or several devices that share it (see --processes).",
     ]

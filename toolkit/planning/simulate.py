@@ -16,14 +16,16 @@ from torch.utils._pytree import tree_map_only
 
 from toolkit.activations import spare_activations
 from toolkit.adapters import add_adapters
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, TrainConfig
 from toolkit.errors import ToolkitError
 from toolkit.freezing import freeze
 from toolkit.model import LAYERDROP, build_model
 from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes
 from toolkit.planning.footprint import Footprint
-from toolkit.planning.ledger import Ledger, without_memory
+from toolkit.planning.layers import Layers
+from toolkit.planning.ledger import Ledger, as_built, without_memory
 from toolkit.planning.values import UnknownValue, as_fake
 from toolkit.task import Batch, Task
 
@@ -76,10 +78,10 @@ def simulate(subject: Subject) -> Footprint:
             held = ledger.alive["batch"]
             if window > 1:
                 _give_gradients(model, ledger)
-            layers = _Layers(model)
+            layers = Layers(model)
             passed = _pass(subject, model, batch, ledger)
             peak, at_peak = ledger.peak, ledger.at_peak
-            state, lasting, step_peak = _update(model, subject.cfg, ledger)
+            state, lasting, step_peak = _update(model, _as_here(subject.cfg.train), ledger)
         except ToolkitError:
             raise
         except Exception as error:  # whatever a model does that shapes alone do not allow
@@ -87,8 +89,10 @@ def simulate(subject: Subject) -> Footprint:
         parameters = list(_trained(model))
         gradients = sum(p.numel() * p.element_size() for p in parameters)
         copies = gradients * _num_copies(subject.cfg)
-        waiting = held * (window - 1) if subject.device.type == "cpu" else 0
+        # On a GPU there is one micro-batch at a time, the others wait in the CPU's memory.
+        waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
         static = lasting + copies + waiting
+        step_peak += gradients if _at_once(subject) else 0  # roots, or products, of all weights' moments
         return Footprint(
             parameters=at_peak["parameters"],
             buffers=at_peak["buffers"],
@@ -108,6 +112,7 @@ def simulate(subject: Subject) -> Footprint:
             layers=len(layers.modules),
             layer_parameters=layers.parameters or at_peak["parameters"],
             boundary=layers.boundary,
+            crossing=layers.crossing,
         )  # fmt: skip
 
 
@@ -119,12 +124,19 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             setattr(config, name, 0.0)
     if cfg.model.peft.method == "qlora":
         raise UnknownValue("weights of 4 bits, which a GPU makes when it loads them")
+    if cfg.model.trust_remote_code and getattr(config, "auto_map", None):
+        raise UnknownValue("it brings code of its own")
     auto_model = subject.task.auto_model(config)
+    flash = (cfg.model.attn_implementation or "").startswith("flash")  # one kernel as well, that only a GPU has
+    attention = None if flash else cfg.model.attn_implementation
     with ledger.naming("buffers", guess=True), torch.device(subject.device):
-        new = replace(cfg.model, name_or_path=None, from_config={"model_type": config.model_type})
+        new = replace(
+            cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
+        )
         model = build_model(new, config, auto_model, cfg.seed)
         if cfg.model.peft.method != "none":
-            model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
+            with as_built():
+                model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
         spare_activations(model, replace(cfg.train, activation_offload=False))
     ledger.name(model.parameters(), "parameters")
@@ -170,8 +182,7 @@ def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
 
 def _num_copies(cfg: Config) -> int:
     """Copies of all trained weights besides those that are trained."""
-    outer = cfg.train.strategy == "local_sgd" and cfg.train.local_sgd_outer_lr is not None
-    return (cfg.train.ema_decay is not None) + 2 * outer
+    return int(cfg.train.ema_decay is not None)
 
 
 def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
@@ -179,12 +190,13 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     from accelerate.utils import convert_outputs_to_fp32
 
     dtype = DTYPES.get(subject.cfg.train.mixed_precision or "no")
-    forward = model.forward if dtype is None else convert_outputs_to_fp32(model.forward)
+    if dtype is not None:
+        model.forward = convert_outputs_to_fp32(model.forward)
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = _Elsewhere(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
         with precision:
-            outputs = forward(**batch["inputs"])
+            outputs = model(**batch["inputs"])
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")
         with ledger.naming("logits"):
@@ -197,14 +209,25 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}
 
 
-def _update(model: nn.Module, cfg: Config, ledger: Ledger) -> tuple[int, int, int]:
+def _as_here(train: TrainConfig) -> TrainConfig:
+    """Settings under which an optimizer that moves its state out of a GPU's memory does the same in this memory."""
+    return replace(train, optim="adamw_bnb_8bit") if train.optim.startswith("paged_") else train
+
+
+def _at_once(subject: Subject) -> bool:
+    """Whether the optimizer takes all weights at once, torch's default on a GPU, where here it takes one by one."""
+    preset = PRESETS[subject.cfg.train.optim]
+    return subject.fused_attention and preset.constructor.startswith("torch.optim.") and "foreach" not in preset.hidden
+
+
+def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
     """Does two optimizer steps, since the first one makes the state.
 
     Returns:
         Bytes of the optimizer's state as it counts itself, of all that it keeps, and the peak of a step.
     """
     with ledger.naming("optimizer", guess=True):
-        optimizer = build_optimizer(model, cfg.train)
+        optimizer = build_optimizer(model, train)
         start = getattr(optimizer, "train", None)
         if start is not None:  # schedule-free optimizers ask for it
             start()
@@ -213,30 +236,6 @@ def _update(model: nn.Module, cfg: Config, ledger: Ledger) -> tuple[int, int, in
         ledger.forget_peak()
         optimizer.step()
     return state_bytes(optimizer), lasting, ledger.peak
-
-
-class _Layers:
-    """Watches the repeated layers of a model.
-
-    Attributes:
-        modules: the layers.
-        parameters: bytes of the largest one.
-        boundary: bytes of the largest output.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
-        inner = {id(part) for parts in lists for part in parts.modules() if part is not parts}
-        self.modules = [layer for parts in lists if id(parts) not in inner for layer in parts]
-        sizes = [sum(p.numel() * p.element_size() for p in layer.parameters()) for layer in self.modules]
-        self.parameters, self.boundary = max(sizes, default=0), 0
-        for layer in self.modules:
-            layer.register_forward_hook(self._see)
-
-    def _see(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        first = output[0] if isinstance(output, tuple) else output
-        if isinstance(first, Tensor):
-            self.boundary = max(self.boundary, first.numel() * first.element_size())
 
 
 class _Elsewhere(saved_tensors_hooks):

@@ -53,22 +53,24 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
         return found
     ring, away = 2 * (n - 1) / n, (n - 1) / n
     window = train.gradient_accumulation_steps or 1
-    layers, across = max(1, f.layers), f.boundary * f.layers
+    layers, across = max(1, f.layers), f.crossing
+    outer = 2 * f.gradients if train.local_sgd_outer_lr is not None else 0
+    averaged = f.gradients + (f.optimizer_state if train.local_sgd_average_moments else 0)
     # What a device of a tensor-parallel group holds whole: what goes from layer to layer.
     whole = min(across, f.activations)
     under_way = min(window, n)
     found += [
         Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, True, "low",
                  "it fits one device: the usual choice"),
-        Strategy(f"local SGD (every {train.local_sgd_steps})", _held(f),
-                 round(ring * f.gradients / train.local_sgd_steps), n, True, "low; another algorithm",
+        Strategy(f"local SGD (every {train.local_sgd_steps})", _held(f) + outer,
+                 round(ring * averaged / train.local_sgd_steps), n, True, "low; another algorithm",
                  "the network is slow"),
         Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, False, "medium",
                  "the optimizer's state is what does not fit"),
-        Strategy("ZeRO-2", _held(f, optimizer=away, gradients=away), round(ring * f.gradients), n, False, "medium",
-                 "gradients do not fit either"),
+        Strategy("ZeRO-2", _held(f, optimizer=away, gradients=away), round(away * f.gradients * (window + 1)), n, False,
+                 "medium", "gradients do not fit either"),
         Strategy("FSDP / ZeRO-3", _held(f, away, away, away) + min(f.parameters, 2 * f.layer_parameters),
-                 round(away * (2 * f.parameters * window + f.gradients)), n, False, "medium",
+                 round(away * window * (2 * f.parameters + f.gradients)), n, False, "medium",
                  "the weights do not fit; needs a fast network"),
         Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - whole) * away)),
                  round(ring * (6 if f.recomputed else 4) * across * window), n, False, "high; per architecture",
@@ -83,11 +85,17 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
 def _held(
     f: Footprint, parameters: float = 0.0, gradients: float = 0.0, optimizer: float = 0.0, activations: int = 0
 ) -> int:
-    """Peak of a device that is spared parts of what one alone holds, and so many bytes of activations."""
+    """Peak of a device that is spared parts of what one alone holds, and so many bytes of activations.
+
+    It may be at another moment than on one device: where gradients are spared, when the backward pass begins.
+    """
     states = f.states - parameters * f.parameters - optimizer * (f.optimizer_state + f.copies)
-    passing = f.passing - gradients * f.gradients_at_peak - activations
+    copies = parameters * f.weight_copies
+    late = f.gradients_at_peak > f.gradients / 2  # most copies are gone when most gradients are there
+    passing = f.passing - gradients * f.gradients_at_peak - activations - (0 if late else copies)
+    turning = f.activations + f.logits + f.batch + f.weight_copies - copies - activations
     stepping = f.step_peak - f.states - gradients * f.gradients
-    return round(states + max(0.0, passing, stepping))
+    return round(states + max(0.0, passing, turning, stepping))
 
 
 @dataclass(frozen=True)
@@ -97,7 +105,7 @@ class Scaling:
     Args:
         processes: n.
         amdahl: the same rows in a step, shared out (Amdahl 1967).
-        gustafson: n times the rows in a step (Gustafson 1988).
+        gustafson: n times the rows in a step, against one process that does them all (Gustafson 1988).
     """
 
     processes: int
@@ -119,7 +127,9 @@ def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processe
     for n in _numbers(processes):
         exchange = 2 * (n - 1) / n * sent / bandwidth
         found.append(Scaling(
-            n, seconds / (serial + (seconds - serial) / n + exchange), n * seconds / (seconds + exchange)
+            n,
+            amdahl=seconds / (serial + (seconds - serial) / n + exchange),
+            gustafson=(serial + n * (seconds - serial)) / (seconds + exchange),
         ))  # fmt: skip
     return found
 

@@ -57,12 +57,13 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
         processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
     modality.configure(config, processor, new=cfg.model.from_config is not None)
     task.configure(config)
-    if cfg.model.from_config is not None and len(rows.splits["train"]) >= MOST_ROWS and asked is not None:
+    cut = len(rows.splits["train"]) + rows.bad_rows.get("train", 0) >= MOST_ROWS
+    if cfg.model.from_config is not None and cut and asked is not None:
         config.vocab_size = asked  # more text than was read fills it
     features = tokenise(rows.splits["train"], task, processor, labelled=True)
     batch = longest_batch(features, task, processor, cfg.seed, cfg.train.per_device_train_batch_size)
     batch = _as_long(batch, features, task, processor, cfg.seed, config, length)
-    device = accelerator.device if gpu and accelerator.device.type == "cuda" else torch.device("cpu")
+    device = accelerator.device if accelerator.device.type == "cuda" else torch.device("cpu")
     return Subject(cfg, task, config, batch, device, fused_attention=gpu and device.type == "cpu")
 
 

@@ -10,15 +10,17 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Reads `16GiB`, `800 MB` or `25GB/s` (the `/s` is left to the reader).
+    """Reads `16GiB`, `800 MB`, or `25GB/s` where a rate is asked for.
 
     Raises:
-        InputError: naming the option, for anything else, and for nothing.
+        InputError: naming the option, for anything else, for nothing, and for bits.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b(?:/s)?\s*", text.lower())
+    rate = option == "--bandwidth"
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?i?)B" + ("/s" if rate else "") + r"\s*", text)
     if match is None or match[2] == "i" or not float(match[1]):
-        raise InputError(f"{option}: received {text!r}; write a number and a unit, for instance 16GiB or 24GB")
-    return round(float(match[1]) * _SIZES[match[2]])
+        example = "25GB/s (bytes: a network of 200 Gbit/s has 25GB/s)" if rate else "16GiB or 24GB"
+        raise InputError(f"{option}: received {text!r}; write a number and a unit, for instance {example}")
+    return round(float(match[1]) * _SIZES[match[2].lower()])
 
 
 def show_flops(count: float) -> str:

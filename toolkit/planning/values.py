@@ -37,12 +37,12 @@ _INDEXED = {
 
 
 class UnknownValue(InputError):  # noqa: N818 - what is unknown, not what went wrong
-    """A model decides by values that only a real computation has."""
+    """A step cannot be done without values that only a real computation has."""
 
     def __init__(self, operation: Any) -> None:
         super().__init__(
-            f"this model cannot be planned without computing: it looks at values ({operation}) that only a real pass "
-            "has; measure it instead, with --calibrate"
+            f"this model's step cannot be done without real numbers ({operation}); train a few steps instead "
+            "(train.max_steps=3), and see the memory in the report of that run"
         )
 
 

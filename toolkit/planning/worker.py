@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +26,7 @@ class _Watch:
     """Looks at each step: when it ended, and the micro-batch with the most in it. See `toolkit.engine.run.Observer`."""
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
+        self.steps: list[tuple[int, float]] = []
         self.largest: Batch = {}
         self._most = -1
 
@@ -35,18 +34,21 @@ class _Watch:
         """Nothing to see."""
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Notes the end of a step and its largest micro-batch."""
-        self.ends.append(time.perf_counter())
-        for batch in batches:
-            size = sum(value.numel() for value in batch["inputs"].values() if hasattr(value, "numel"))
-            if size > self._most:
-                self._most, self.largest = size, batch
+        """Notes the size and the time of a step, and the largest micro-batch."""
+        (batch,) = batches  # nothing is accumulated here
+        size = sum(value.numel() for value in batch["inputs"].values() if hasattr(value, "numel"))
+        self.steps.append((size, record["seconds"]))
+        if size > self._most:
+            self._most, self.largest = size, batch
 
     @property
     def seconds(self) -> float | None:
-        """Shortest time from one step's end to the next one's, since others may use the machine; None of one step."""
-        gaps = [after - before for before, after in zip(self.ends, self.ends[1:], strict=False)]
-        return min(gaps) if gaps else None
+        """Time of a step of the largest micro-batch; None of one step, which starts everything.
+
+        Steps of smaller ones count as much longer as they are smaller; the shortest time is taken, since others may use
+        the machine.
+        """
+        return min((seconds * self._most / size for size, seconds in self.steps[1:]), default=None)
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,10 +32,10 @@ def write_results(run: Run, result: FitResult) -> None:
     examples, worst = _write_all_predictions(run, result)
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
+    save_model(run, figures)  # before whatever may fail in making a page
     history = read_metrics(output_dir / "metrics.jsonl")
     own, samples = _sections(run, result), _samples(run)
     write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))
-    save_model(run, figures)
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
     if examples:
         print_lines("Predictions on rows it was not trained on", map(run.task.summary, examples))
