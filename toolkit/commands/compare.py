@@ -17,6 +17,7 @@ from toolkit.main import EXIT_INTERRUPT
 
 if TYPE_CHECKING:
     from toolkit.comparison.checking import Checked
+    from toolkit.comparison.running import Comparison
     from toolkit.config import Loaded
     from toolkit.task import Task
 
@@ -42,6 +43,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Runs what is not finished yet, and writes the comparison; exit code 1 if nothing could be compared."""
+    comparison = _comparison(arguments)
+    from toolkit.comparison import progress, results
+    from toolkit.comparison.running import jobs_of
+    from toolkit.outputs import OutputLock
+
+    comparison.folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    try:
+        with OutputLock(comparison.folder):
+            jobs = jobs_of(comparison)
+            progress.run_and_show(comparison, jobs)
+    except KeyboardInterrupt:
+        print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPT)
+    facts = {
+        "command": ["toolkit", *sys.argv[1:]],
+        "preset": arguments.preset,
+        "mode": None if arguments.preset else arguments.mode,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    found = results.build(comparison, jobs, facts)
+    results.write(found, comparison.folder)
+    progress.show_result(found)
+    print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
+    if not any("figures" in variant for variant in found["variants"]):
+        raise RunError("no variant came to its end; the reasons stand above")
+
+
+def _comparison(arguments: argparse.Namespace) -> Comparison:
+    """Checks everything that is asked for, and says what is to be run."""
     for name, least in (("seeds", 1), ("draws", 0), ("steps", 1), ("processes", 1)):
         value = getattr(arguments, name)
         if value is not None and value < least:
@@ -50,7 +81,7 @@ def work(arguments: argparse.Namespace) -> None:
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     variants = of_question(question) if question else _switched(arguments, task_type, loaded)
     from toolkit.comparison.checking import Launch, check_variants
-    from toolkit.comparison.running import Comparison, jobs_of
+    from toolkit.comparison.running import Comparison
     from toolkit.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
 
@@ -63,7 +94,7 @@ def work(arguments: argparse.Namespace) -> None:
     checked = check_variants(task_type, arguments.config, overrides, variants, launch)
     _refuse(checked, lenient=arguments.skip_refused or question is not None)
     cfg = loaded.config
-    comparison = Comparison(
+    return Comparison(
         recipe=Path(arguments.recipe),
         config=Path(arguments.config),
         overrides=overrides,
@@ -74,26 +105,6 @@ def work(arguments: argparse.Namespace) -> None:
         code=code_fingerprint(task_type(cfg)),
         folder=Path(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
     )
-    comparison.folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
-    jobs = jobs_of(comparison)
-    from toolkit.comparison import progress, results
-    from toolkit.outputs import OutputLock
-
-    try:
-        with OutputLock(comparison.folder):
-            progress.run_and_show(comparison, jobs)
-    except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPT)
-    facts = {"command": ["toolkit", *sys.argv[1:]], "mode": None if question else arguments.mode,
-             "preset": arguments.preset, "seconds": round(time.monotonic() - began, 1)}  # fmt: skip
-    found = results.build(comparison, jobs, facts)
-    results.write(found, comparison.folder)
-    progress.show_result(found)
-    print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
-    if not any("figures" in variant for variant in found["variants"]):
-        raise RunError("no variant came to its end; the reasons stand above")
 
 
 def _switched(arguments: argparse.Namespace, task_type: type[Task], loaded: Loaded) -> list[Variant]:

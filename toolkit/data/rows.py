@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows
+from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows, spread
 from toolkit.errors import DataError
 from toolkit.task import BadRow, Row, Task
 
@@ -93,7 +93,7 @@ def load_table(
     path = Path(source).expanduser()
 
     def read() -> Iterator[RawRow]:
-        return _some(read_rows(source), sample)
+        return spread(read_rows(source), sample)
 
     folder = path if path.is_dir() else path.parent
     large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
@@ -136,7 +136,7 @@ def load_hub_table(
             + ("" if sample is None else f":{sample}"),
             "hub",
             (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
-            lambda: _some(hub_rows(rows), sample),
+            lambda: spread(hub_rows(rows), sample),
             Path(),
         ),
         task,
@@ -144,22 +144,6 @@ def load_hub_table(
         labelled,
         cache_dir,
     )
-
-
-def _some(rows: Iterator[RawRow], sample: int | None) -> Iterator[RawRow]:
-    """Leaves out all but so many rows, evenly spread: the first ones of many files are all of one class."""
-    if sample is None:
-        yield from rows
-        return
-    kept: list[RawRow] = []
-    stride = 1
-    for number, row in enumerate(rows):
-        if number % stride == 0:
-            kept.append(row)
-            if len(kept) > 2 * sample:
-                kept, stride = kept[::2], 2 * stride
-    count = min(sample, len(kept))
-    yield from (kept[place * len(kept) // count] for place in range(count))
 
 
 def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:

@@ -202,3 +202,19 @@ def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]
 
 READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {**TEXT_READERS, ".parquet": _read_parquet}
 """Reader by file suffix."""
+
+
+def spread(rows: Iterator[RawRow], sample: int | None) -> Iterator[RawRow]:
+    """Leaves out all but so many rows, evenly spread: the first ones of many files are all of one class."""
+    if sample is None:
+        yield from rows
+        return
+    kept: list[RawRow] = []
+    stride = 1
+    for number, row in enumerate(rows):
+        if number % stride == 0:
+            kept.append(row)
+            if len(kept) > 2 * sample:
+                kept, stride = kept[::2], 2 * stride
+    count = min(sample, len(kept))
+    yield from (kept[place * len(kept) // count] for place in range(count))

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Types of autocast; what fp8 multiplies in 8 bits it keeps in bf16."""
 
+KEPT = ("activations", "weight_copies", "logits")
+"""Kinds of what the forward pass leaves for the backward pass."""
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -73,8 +76,7 @@ def simulate(subject: Subject) -> Footprint:
     window = subject.cfg.train.gradient_accumulation_steps or 1
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
-            model = _model(subject, ledger)
-            batch = _batch(subject, ledger)
+            model, batch = _model(subject, ledger), _batch(subject, ledger)
             held = ledger.alive["batch"]
             if window > 1:
                 _give_gradients(model, ledger)
@@ -88,11 +90,11 @@ def simulate(subject: Subject) -> Footprint:
             raise UnknownValue(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         parameters = list(_trained(model))
         gradients = sum(p.numel() * p.element_size() for p in parameters)
-        copies = gradients * _num_copies(subject.cfg)
+        copies = gradients * (subject.cfg.train.ema_decay is not None)
         # On a GPU there is one micro-batch at a time, the others wait in the CPU's memory.
         waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
-        static = lasting + copies + waiting
-        step_peak += gradients if _at_once(subject) else 0  # roots, or products, of all weights' moments
+        # Roots, or products, of all weights' moments.
+        step_peak += copies + waiting + (gradients if _at_once(subject) else 0)
         return Footprint(
             parameters=at_peak["parameters"],
             buffers=at_peak["buffers"],
@@ -101,11 +103,10 @@ def simulate(subject: Subject) -> Footprint:
             copies=copies,
             **passed,
             batch=held + waiting,
-            working=max(0, sum(at_peak[kind] for kind in ("working", "activations", "weight_copies", "logits"))
-                        - sum(passed[kind] for kind in ("activations", "weight_copies", "logits"))),
+            working=max(0, at_peak["working"] + sum(at_peak[kind] - passed[kind] for kind in KEPT)),
             gradients_at_peak=at_peak["gradients"],
-            peak=max(peak + static, step_peak + copies + waiting),
-            step_peak=step_peak + copies + waiting,
+            peak=max(peak + lasting + copies + waiting, step_peak),
+            step_peak=step_peak,
             trained=sum(p.numel() for p in parameters),
             total=sum(p.numel() for p in model.parameters()),
             rows=subject.rows,
@@ -180,11 +181,6 @@ def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
             parameter.grad = torch.empty_like(parameter)
 
 
-def _num_copies(cfg: Config) -> int:
-    """Copies of all trained weights besides those that are trained."""
-    return int(cfg.train.ema_decay is not None)
-
-
 def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
     """Does forward and backward pass as `toolkit.engine.micro_batch` does; says what lies between the two."""
     from accelerate.utils import convert_outputs_to_fp32
@@ -202,7 +198,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
         with ledger.naming("logits"):
             loss = subject.task.loss_sum(outputs, batch)
     del outputs
-    kept = {kind: ledger.alive[kind] for kind in ("activations", "weight_copies", "logits")}
+    kept = {kind: ledger.alive[kind] for kind in KEPT}
     ledger.backward = True
     (loss * 1.0).backward()
     del loss
