@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -117,7 +116,6 @@ def _reset_peak(device: torch.device) -> None:
 
 def _give_back_freed() -> None:
     """Gives freed memory back to the system: what is built next would fill it, and would not be seen."""
-    gc.collect()
     with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -111,6 +111,16 @@ def sizes(batch: Batch) -> str:
     return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shown.items())
 
 
+OF_MEMORY = (
+    "optim",
+    "optim_args",
+    "mixed_precision",
+    "activation_checkpointing",
+    "activation_offload",
+    "gradient_accumulation_steps",
+    "ema_decay",
+)
+"""Settings of training that a footprint depends on."""
 _PREDICTED: dict[str, Footprint] = {}
 
 
@@ -121,8 +131,8 @@ def predicted_footprint(run: Run) -> Footprint:
     batch = longest_batch(run.data.train, run.task, run.processor, cfg.seed, size)
     subject = Subject(cfg, run.task, run.model.config, batch, device)
     key = json.dumps(
-        [run.model.config.to_dict(), asdict(cfg.model), asdict(cfg.train), asdict(run.task.options), shapes(batch),
-         type(run.task).__name__, str(device)],
+        [run.model.config.to_dict(), asdict(cfg.model), {name: getattr(cfg.train, name) for name in OF_MEMORY},
+         asdict(run.task.options), shapes(batch), type(run.task).__name__, str(device)],
         sort_keys=True, default=str,
     )  # fmt: skip
     if key not in _PREDICTED:
