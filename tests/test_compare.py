@@ -108,6 +108,9 @@ def test_everything_wrong_is_named_before_anything_runs():
     text = str(error.value)
     for number, word in (("1", "'adamw'"), ("2", "did you mean train.optim?"), ("3", "torch_compile"), ("4", "fp16")):
         assert any(f"variant {number}:" in line and word in line for line in text.splitlines()), (number, text)
+    checked = check({"train.optim": "sgd"}, {"train.optim": "nadam"}, {"train.optim": "nadam", "seed": "3"})
+    with pytest.raises(ConfigError, match=r"2 of 3 variants: override train\.optim=nadam"):
+        checked.refuse()
 
 
 def test_what_is_wrong_with_all_is_said_once():

@@ -103,12 +103,13 @@ class Checked:
         for name, messages in self.refused.items():
             for message in messages:
                 problems.setdefault(message, []).append(name)
-        every = len(self.variants)
         if problems:
-            raise ConfigError([
-                message if len(names) == every else f"variant {' and '.join(names)}: {message}"
-                for message, names in problems.items()
-            ])  # fmt: skip
+            raise ConfigError([f"{self._where(names)}{message}" for message, names in problems.items()])
+
+    def _where(self, names: Sequence[str]) -> str:
+        if len(names) == len(self.variants):
+            return ""
+        return f"variant {names[0]}: " if len(names) == 1 else f"{len(names)} of {len(self.variants)} variants: "
 
 
 def check_variants(
