@@ -99,6 +99,7 @@ def _output_dir(value: str) -> Iterator[str]:
 def _kind(path: Path) -> str:
     """`folder`, `file`, or nothing where the system knows no such path."""
     try:
-        return "folder" if path.is_dir() else "file" if path.exists() else ""
+        # In this order: another process may make the folder in between.
+        return "" if not path.exists() else "folder" if path.is_dir() else "file"
     except OSError:  # a name that is too long, a folder that may not be entered
         return ""
