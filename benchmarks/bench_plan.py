@@ -86,7 +86,7 @@ def judged(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
     """Calibrates one model, measures its variants, and prints a line for each."""
     from ruamel.yaml import YAML
 
-    from toolkit.planning.calibrate import calibrate, measured
+    from toolkit.lab.plan.calibrate import calibrate, measured
 
     recipe, rows, settings = CASES[case]
     whole = settings | {"data": {"train_file": str(make_rows(case, folder))}, "output_dir": str(folder / "out")}

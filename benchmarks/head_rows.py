@@ -19,10 +19,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Wav2Vec2FeatureExtractor
 
-from toolkit.config import load_config
-from toolkit.data.order import RowRandom
-from toolkit.recipe import load_task_type
-from toolkit.task import IGNORE_INDEX, Batch
+from toolkit.api.random import RowRandom
+from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.recipe import load_settings, load_task_type
 
 ROOT = Path(__file__).resolve().parents[1]
 VOCABULARY = ["<pad>", "<s>", "</s>", "<mask>", "<unk>", *(f"t{number}" for number in range(35))]
@@ -53,7 +52,7 @@ def recipe_task(recipe: str, *overrides: str, smoke: str = "smoke") -> Any:
     """Builds a recipe's task from its smoke configuration and overrides."""
     task_type = load_task_type(ROOT / "recipes" / f"{recipe}.py")
     file = ROOT / "recipes" / "configs" / recipe / f"{smoke}.yaml"
-    cfg = load_config(task_type.Options, file, overrides, environ={}, columns=task_type.columns, check_files=False)
+    cfg = load_settings(task_type, file, overrides, environ={}, check_files=False)
     return task_type(cfg.config)
 
 

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from toolkit.engine.loop import accumulate
-from toolkit.engine.micro_batch import micro_batch
-from toolkit.model import batch_dependence
+from toolkit.engine.step import accumulate, micro_batch
+from toolkit.models.load import batch_dependence
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/heads.md"
 BEGIN, END = "<!-- head scan: written by benchmarks/head_scan.py -->", "<!-- end of the head scan -->"

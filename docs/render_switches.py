@@ -1,4 +1,4 @@
-"""Writes the table of settings that cannot go together into docs/switches.md, from toolkit/compat.
+"""Writes the table of settings that cannot go together into docs/switches.md, from toolkit/checks/rules.
 
 python docs/render_switches.py
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from toolkit.compat import RULES
+from toolkit.checks.rules import RULES
 
 PAGE = Path(__file__).with_name("switches.md")
 BEGIN, END = "<!-- compatibility: written by docs/render_switches.py -->", "<!-- end of the compatibility table -->"

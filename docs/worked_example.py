@@ -14,12 +14,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.comparison import pictures
-from toolkit.comparison.results import interval, shown
-from toolkit.comparison.summary import overlap
 from toolkit.config.load import to_yaml
-from toolkit.report import markdown
-from toolkit.report.charts import sheet
+from toolkit.document import markdown
+from toolkit.document.charts import sheet
+from toolkit.lab.compare import pictures
+from toolkit.lab.compare.summary import overlap
+from toolkit.lab.compare.table import interval, shown
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.base.console import shorten
+from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Positive
-from toolkit.console import shorten
 from toolkit.main import main
-from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
 
 if TYPE_CHECKING:
     import datasets
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from toolkit.data.order import RowRandom
+    from toolkit.api.random import RowRandom
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
@@ -68,7 +69,7 @@ class LanguageModelingOptions:
 
 
 class LanguageModeling:
-    """Causal and masked language modelling; an example is a document. See `toolkit.task.Task`."""
+    """Causal and masked language modelling; an example is a document. See `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = LanguageModelingOptions
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
@@ -120,13 +121,13 @@ class LanguageModeling:
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.modalities.blocks import encode_documents
+        from toolkit.tasks.blocks import encode_documents
 
         tokens = encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "example": list(indices), "length": [len(ids) for ids in tokens]}
 
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        from toolkit.modalities.blocks import cut
+        from toolkit.tasks.blocks import cut
 
         return cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
 
@@ -156,7 +157,7 @@ class LanguageModeling:
     ) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
-        from toolkit.modalities.blocks import mask_tokens, separators
+        from toolkit.tasks.blocks import mask_tokens, separators
 
         tokens = np.array(row["tokens"])
         if self.causal:
@@ -194,7 +195,7 @@ class LanguageModeling:
 
     def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
         from toolkit.metrics.likelihood import likelihood
-        from toolkit.modalities.blocks import by_document
+        from toolkit.tasks.blocks import by_document
 
         sums = by_document(predictions, data.features, len(data.rows))
         num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
@@ -203,7 +204,7 @@ class LanguageModeling:
 
     def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
         from toolkit.metrics.likelihood import perplexity
-        from toolkit.modalities.blocks import by_document
+        from toolkit.tasks.blocks import by_document
 
         sums = by_document(predictions, data.features, len(data.rows))
         for row, loss, tokens in zip(data.rows, sums["loss"], sums["tokens"], strict=True):
@@ -223,7 +224,7 @@ class LanguageModeling:
         return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
-        from toolkit.modalities.generation import continue_text
+        from toolkit.tasks.generation import continue_text
 
         if not self.causal:
             return []

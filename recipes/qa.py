@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.base.console import shorten
+from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Positive
-from toolkit.console import shorten
 from toolkit.main import main
-from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
-    from toolkit.data.order import RowRandom
+    from toolkit.api.random import RowRandom
 
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
@@ -57,7 +58,7 @@ class QAOptions:
 
 
 class QuestionAnswering:
-    """Extractive question answering; see `toolkit.task.Task`."""
+    """Extractive question answering; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = QAOptions
     columns: ClassVar[Mapping[str, Column]] = {
@@ -86,7 +87,7 @@ class QuestionAnswering:
         return Features(texts | {"answers": answers, "trimmed": Value("bool")})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        from toolkit.modalities.windows import check_answer
+        from toolkit.tasks.windows import check_answer
 
         for name in ("question", "context"):
             if not isinstance(row[name], str):
@@ -125,7 +126,7 @@ class QuestionAnswering:
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
-        from toolkit.modalities.windows import encode_windows
+        from toolkit.tasks.windows import encode_windows
 
         return encode_windows(rows, indices, processor, self.options.max_length, self.options.doc_stride, labelled)
 
@@ -133,7 +134,7 @@ class QuestionAnswering:
         import torch
 
         from toolkit.modalities import text
-        from toolkit.modalities.spans import context_mask
+        from toolkit.tasks.spans import context_mask
 
         inputs = text.collate(features, processor)
         return {
@@ -149,7 +150,7 @@ class QuestionAnswering:
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from torch.nn.functional import cross_entropy
 
-        from toolkit.modalities.spans import masked_logits
+        from toolkit.tasks.spans import masked_logits
 
         logits = masked_logits(outputs.start_logits, outputs.end_logits, batch["inputs"]["attention_mask"])
         sides = zip(logits, batch["labels"].unbind(-1), strict=True)
@@ -157,7 +158,7 @@ class QuestionAnswering:
         return start + end
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        from toolkit.modalities.spans import top_spans
+        from toolkit.tasks.spans import top_spans
 
         return top_spans(
             outputs.start_logits, outputs.end_logits, batch["context_mask"],
@@ -190,7 +191,7 @@ class QuestionAnswering:
         return (wrong, record["score"]) if wrong else None  # of equally wrong ones, those it was surest of
 
     def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
-        from toolkit.modalities.spans import best_answers
+        from toolkit.tasks.spans import best_answers
 
         return best_answers(
             **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,

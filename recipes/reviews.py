@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit import modalities
+from toolkit.api.task import Batch, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.base.console import shorten
+from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config
-from toolkit.console import shorten
 from toolkit.main import main
 from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.task import Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
-    from toolkit.data.order import RowRandom
-    from toolkit.heads import Head
-    from toolkit.report.blocks import Section
+    from toolkit.api.random import RowRandom
+    from toolkit.document.blocks import Section
+    from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": "text", "image": "image", "audio": "audio"}
 PROBLEM_SETTINGS = {
@@ -93,7 +94,7 @@ def _input(name: str, help: str) -> Column:
 
 
 class Reviews:
-    """Classification and regression of texts, pictures and recordings; see `toolkit.task.Task`."""
+    """Classification and regression of texts, pictures and recordings; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = ReviewsOptions
     columns: ClassVar[Mapping[str, Column]] = {
@@ -104,7 +105,7 @@ class Reviews:
     }
 
     def __init__(self, cfg: Config) -> None:
-        from toolkit.heads import HEADS
+        from toolkit.tasks.heads import HEADS
 
         self.options: ReviewsOptions = cfg.task
         self.modality: str = self.options.modality

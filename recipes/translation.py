@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.base.console import shorten
+from toolkit.base.errors import InputError
+from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
-from toolkit.console import shorten
-from toolkit.errors import InputError
 from toolkit.main import main
-from toolkit.task import IGNORE_INDEX, BadRow, Batch, Column, EvalData, ModelOutput, Predictions, Processor, Row
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
-    from toolkit.data.order import RowRandom
+    from toolkit.api.random import RowRandom
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class TranslationOptions:
 
 
 class Translation:
-    """Sequence-to-sequence translation; see `toolkit.task.Task`."""
+    """Sequence-to-sequence translation; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = TranslationOptions
     columns: ClassVar[Mapping[str, Column]] = {

@@ -1,5 +1,5 @@
 """`python -m toolkit`, which `accelerate launch -m toolkit ...` starts on every process."""
 
-from toolkit.cli import main
+from toolkit.commands.cli import main
 
 main()

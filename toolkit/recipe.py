@@ -1,13 +1,17 @@
-"""Recipes by their path: the toolkit never imports them by name."""
+"""Recipes by their path, and their settings, checked: the toolkit never imports a recipe by name."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from toolkit.errors import InputError
-from toolkit.task import Task
+from toolkit.api.task import Task
+from toolkit.base.errors import InputError
+from toolkit.checks.rules import RULES
+from toolkit.config import Loaded, load_config
 
 
 def load_task_type(path: str | Path) -> type[Task]:
@@ -29,3 +33,16 @@ def load_task_type(path: str | Path) -> type[Task]:
     if not hasattr(module, "TASK"):
         raise InputError(f"{path}: not a recipe, it has no TASK")
     return module.TASK
+
+
+def load_settings(
+    task_type: type[Task],
+    file: str | Path,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] = os.environ,
+    check_files: bool = True,
+) -> Loaded:
+    """Reads and checks the settings of a recipe; arguments and errors are those of `toolkit.config.load_config`."""
+    return load_config(
+        task_type.Options, file, overrides, environ, columns=task_type.columns, check_files=check_files, rules=RULES
+    )

@@ -8,21 +8,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
-from toolkit.activations import spare_activations
-from toolkit.adaptable import check_prompts, check_room
-from toolkit.checks import check_run
-from toolkit.compilation import compile_training
+from toolkit.api.run import FitResult, Observer, Run
+from toolkit.api.task import Task
+from toolkit.base.console import quiet_libraries, say
+from toolkit.base.errors import ConfigError
+from toolkit.base.memory import MemoryWatch
+from toolkit.base.processes import die_with_launcher
+from toolkit.checkpoint.lock import OutputLock, probe
+from toolkit.checkpoint.resume import decide_resume, refuse_changes
+from toolkit.checks.machine import machine_notes
+from toolkit.checks.run import check_run
 from toolkit.config.sections import Config
-from toolkit.console import quiet_libraries, say
-from toolkit.data.prepare import CheckedRows, load_rows, prepare
-from toolkit.distributed import STOP_DEADLINE_SECONDS, build_accelerator, on_main
+from toolkit.data.prepare import load_rows, prepare
+from toolkit.distributed.collectives import on_main
+from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
 from toolkit.engine import ENGINES
-from toolkit.engine.run import FitResult, Observer, Run
-from toolkit.errors import ConfigError
-from toolkit.imports import import_all
-from toolkit.machine import machine_notes
-from toolkit.memory import MemoryWatch
-from toolkit.model import (
+from toolkit.engine.warm_up import import_all
+from toolkit.modalities.processor import build_processor
+from toolkit.models.activations import spare_activations
+from toolkit.models.adapter_checks import check_prompts, check_room
+from toolkit.models.compilation import compile_training
+from toolkit.models.load import (
     batch_dependence,
     build_model,
     check_head,
@@ -30,18 +37,15 @@ from toolkit.model import (
     refuse_lost_overrides,
     refuse_unused_parameters,
 )
-from toolkit.outputs import OutputLock, bring_metrics, decide_resume, probe, refuse_changes
-from toolkit.processes import die_with_launcher
+from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import identity, write_start
 from toolkit.report.results import write_results
-from toolkit.task import Processor, Task
-from toolkit.trainable import make_trainable
+from toolkit.tracking.jsonl import bring_metrics
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedConfig
 
-    from toolkit.checkpoint import Checkpoint
+    from toolkit.api.run import Checkpoint
 
 
 def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> FitResult:
@@ -127,33 +131,3 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
         if checkpoint is not None:
             say(f"resuming from {checkpoint.path}")
         yield output_dir, checkpoint
-
-
-def build_processor(
-    cfg: Config,
-    task: Task,
-    config: PreTrainedConfig,
-    rows: CheckedRows,
-    accelerator: Accelerator,
-    output_dir: Path,
-    resume: Checkpoint | None,
-) -> Processor:
-    """Loads the processor: that of the checkpoint, of the pretrained model, or one made from the training rows.
-
-    A new one is made once, on the main process, and read back from the run's folder by all.
-    """
-    modality = modalities.load(task.modality)
-    source = cfg.model.name_or_path
-    if resume is not None:
-        source = str(resume.path / "processor")
-    elif source is None:
-        source = str(output_dir / "processor")
-
-        def make() -> None:
-            modality.new_processor(task.training_texts(rows.splits["train"]), config, task.options).save_pretrained(
-                source
-            )
-
-        on_main(accelerator, make)
-    with accelerator.local_main_process_first():
-        return modality.load_processor(source, cfg.model, task.options)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from toolkit.config import Loaded, load_config
-from toolkit.recipe import load_task_type
-from toolkit.task import Task
+from toolkit.api.task import Task
+from toolkit.config import Loaded
+from toolkit.recipe import load_settings, load_task_type
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,4 +19,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
     """Loads what `add_arguments` was given."""
     task_type = load_task_type(arguments.recipe)
-    return task_type, load_config(task_type.Options, arguments.config, arguments.overrides, columns=task_type.columns)
+    return task_type, load_settings(task_type, arguments.config, arguments.overrides)

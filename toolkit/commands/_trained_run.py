@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toolkit.trained import TrainedRun
+    from toolkit.deploy.trained import TrainedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +27,11 @@ def open_trained(arguments: argparse.Namespace) -> TrainedRun:
     """Opens the finished run that `add_arguments` was given."""
     from torch.cuda import is_available as cuda_available
 
-    from toolkit.console import quiet_libraries
-    from toolkit.distributed import build_accelerator
-    from toolkit.errors import InputError
-    from toolkit.processes import die_with_launcher
-    from toolkit.trained import open_run, read_settings
+    from toolkit.base.console import quiet_libraries
+    from toolkit.base.errors import InputError
+    from toolkit.base.processes import die_with_launcher
+    from toolkit.deploy.trained import open_run, read_settings
+    from toolkit.distributed.launch import build_accelerator
 
     if arguments.batch_size is not None and arguments.batch_size < 1:
         raise InputError(f"--batch-size: received {arguments.batch_size}, must be at least 1")
@@ -61,7 +61,7 @@ def output_file(path: str | Path) -> Path:
     Raises:
         InputError: if it is not.
     """
-    from toolkit.errors import InputError
+    from toolkit.base.errors import InputError
 
     file = Path(path).expanduser()
     if not file.parent.is_dir():

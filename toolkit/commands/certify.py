@@ -13,8 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from toolkit.base.errors import InputError
 from toolkit.commands import _recipe_config
-from toolkit.errors import InputError
+from toolkit.report.certificate import folder_of
 
 NAMES = ("loss-scale", "engines", "resume", "ranks")
 ROWS = 37
@@ -40,9 +41,10 @@ def work(arguments: argparse.Namespace) -> None:
     if arguments.kill_at is not None and arguments.kill_at < 1:
         raise InputError(f"--kill-at: received {arguments.kill_at}; steps count from 1")
     _, loaded = _recipe_config.load(arguments)
-    from toolkit.certificates import FAILED, promises, text
-    from toolkit.certificates.jobs import Cut, run_jobs
-    from toolkit.console import say
+    from toolkit.base.console import say
+    from toolkit.lab.certify import promises, text
+    from toolkit.lab.certify.certificate import FAILED
+    from toolkit.lab.certify.jobs import Cut, run_jobs
 
     cut = Cut(
         recipe=str(Path(arguments.recipe).absolute()),
@@ -54,7 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
         kill_after=random.uniform(1.2, 1.9),  # in the second epoch, whose order is another
     )
     chosen = {name: promise for name, promise in promises().items() if name in (arguments.only or NAMES)}
-    output = Path(arguments.output_dir) if arguments.output_dir else text.folder_of(loaded.config)
+    output = Path(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)
     output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     runs = output / "runs" if arguments.keep else Path(tempfile.mkdtemp(prefix="certify-"))

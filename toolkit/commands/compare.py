@@ -10,16 +10,17 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.errors import InputError, RunError
+from toolkit.base.exits import EXIT_INTERRUPT
 from toolkit.commands import _recipe_config
-from toolkit.comparison.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
-from toolkit.errors import InputError, RunError
-from toolkit.main import EXIT_INTERRUPT
+from toolkit.lab.compare.files import write
+from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 
 if TYPE_CHECKING:
-    from toolkit.comparison.checking import Checked
-    from toolkit.comparison.running import Comparison
+    from toolkit.api.task import Task
     from toolkit.config import Loaded
-    from toolkit.task import Task
+    from toolkit.lab.compare.checking import Checked
+    from toolkit.lab.compare.running import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def work(arguments: argparse.Namespace) -> None:
     """Runs what is not finished yet, and writes the comparison; exit code 1 if nothing could be compared."""
     comparison = _comparison(arguments)
-    from toolkit.comparison import progress, results
-    from toolkit.comparison.running import jobs_of
-    from toolkit.outputs import OutputLock
+    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.lab.compare import progress, results
+    from toolkit.lab.compare.running import jobs_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -64,7 +65,7 @@ def work(arguments: argparse.Namespace) -> None:
         "seconds": round(time.monotonic() - began, 1),
     }
     found = results.build(comparison, jobs, facts)
-    results.write(found, comparison.folder)
+    write(found, comparison.folder)
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
@@ -80,10 +81,10 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     variants = of_question(question) if question else _switched(arguments, task_type, loaded)
-    from toolkit.comparison.checking import Launch, check_variants
-    from toolkit.comparison.running import Comparison
-    from toolkit.console import quiet_libraries
+    from toolkit.base.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
+    from toolkit.lab.compare.checking import Launch, check_variants
+    from toolkit.lab.compare.running import Comparison
 
     quiet_libraries()
     least = question.processes if question else 1

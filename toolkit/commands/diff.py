@@ -41,7 +41,7 @@ def show(found: Sequence[Difference], one: str, other: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from toolkit.console import format_value, rich_console, shorten
+    from toolkit.base.console import format_value, rich_console, shorten
 
     console = rich_console()
     for section, title in TITLES.items():

@@ -22,11 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Prints the metrics of the run's model on the file."""
-    from toolkit.console import print_table, say
-    from toolkit.distributed import on_main
-    from toolkit.evaluation import evaluate
-    from toolkit.report.facts import write_json
-    from toolkit.trained import read_rows
+    from toolkit.base.console import print_table, say
+    from toolkit.base.files import write_json
+    from toolkit.deploy.trained import read_rows
+    from toolkit.distributed.collectives import on_main
+    from toolkit.engine.evaluation import evaluate
 
     output = _trained_run.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)

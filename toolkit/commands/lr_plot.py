@@ -7,13 +7,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from toolkit.api.task import Task
+from toolkit.base.errors import ConfigError, RunError
 from toolkit.commands import _recipe_config
 from toolkit.config.sections import Config
-from toolkit.errors import ConfigError, RunError
-from toolkit.task import Task
 
 if TYPE_CHECKING:
-    from toolkit.engine.run import Plan
+    from toolkit.engine.milestones import Plan
 
 MOST_POINTS = 2000
 
@@ -33,9 +33,9 @@ def work(arguments: argparse.Namespace) -> None:
         raise ConfigError([f"--num_processes: received {arguments.num_processes}, expected at least 1"])
     task_type, loaded = _recipe_config.load(arguments)
     cfg = loaded.config
+    from toolkit.document.plots import learning_rate
     from toolkit.optim.optimizers import check_optim_args
     from toolkit.optim.schedules import check_schedule, factor_of, peak_rate, warmup_steps
-    from toolkit.report.plots import learning_rate
 
     check_optim_args(cfg.train)
     check_schedule(cfg.train)
@@ -62,13 +62,13 @@ def work(arguments: argparse.Namespace) -> None:
 def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
     """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
     from toolkit import modalities
-    from toolkit.console import quiet_libraries
+    from toolkit.base.console import quiet_libraries
     from toolkit.data.batches import training_loader
     from toolkit.data.prepare import load_rows, prepare
-    from toolkit.distributed import build_accelerator
-    from toolkit.engine.run import Plan
-    from toolkit.model import load_model_config
-    from toolkit.run import build_processor
+    from toolkit.distributed.launch import build_accelerator
+    from toolkit.engine.milestones import Plan
+    from toolkit.modalities.processor import build_processor
+    from toolkit.models.load import load_model_config
 
     quiet_libraries()
     accelerator = build_accelerator(cfg)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable, _reload, _rows_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from toolkit.config.sections import Config
-    from toolkit.trained import TrainedRun
-
-ROWS = 8
-"""On so many rows the merged model must answer as before."""
-TOLERANCE = 1e-4
-"""Largest difference of logits, relative to the largest logit."""
+    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +25,11 @@ def work(arguments: argparse.Namespace) -> None:
     """Writes a folder that transformers alone can load, and ends with exit code 1 if it answers otherwise."""
     from dataclasses import replace
 
-    from toolkit.adapters import merged
-    from toolkit.console import quiet_libraries, say
-    from toolkit.distributed import build_accelerator
-    from toolkit.errors import RunError
-    from toolkit.trained import open_run, read_settings
+    from toolkit.base.console import quiet_libraries, say
+    from toolkit.base.errors import RunError
+    from toolkit.deploy.trained import open_run, read_settings
+    from toolkit.distributed.launch import build_accelerator
+    from toolkit.models.adapters import merged
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
@@ -63,21 +57,8 @@ def work(arguments: argparse.Namespace) -> None:
     say(f"merged into {output}; transformers loads it without peft")
 
 
-def _refuse_unmergeable(cfg: Config) -> None:
-    from toolkit.errors import InputError
-
-    reasons = {
-        "none": "it trained the model itself: its folder model/ is what you want",
-        "prompt_tuning": "virtual tokens are inputs, not weights; use its folder model/ with peft",
-        "qlora": "weights of 4 bits cannot hold the sum, and others would answer otherwise; use its folder model/ with "
-        "peft",
-    }
-    if why := reasons.get(cfg.model.peft.method):
-        raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
-
-
 def _output_folder(output: Path) -> Path:
-    from toolkit.errors import InputError
+    from toolkit.base.errors import InputError
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
         raise InputError(f"--output: {output.absolute()} is not an empty folder; give another, or delete it")
@@ -86,55 +67,3 @@ def _output_folder(output: Path) -> Path:
     except OSError as error:
         raise InputError(f"--output: cannot make the folder {output.absolute()}: {error.strerror}") from error
     return output
-
-
-def _rows_file(cfg: Config, given: str | None) -> str:
-    """The file whose first rows prove the merge."""
-    from toolkit.config.paths import aligned_files
-    from toolkit.errors import InputError
-
-    own = [name for name in (cfg.data.validation_file, cfg.data.train_file) if name]
-    for name in [given] if given else own:
-        if all(Path(part).expanduser().exists() for part in (aligned_files(name).values() or [name])):
-            return name
-    known = f"({', '.join(own)})" if own else "(they came from the hub)"
-    raise InputError(f"--data: give a file with rows to compare on; the run's own are not here {known}")
-
-
-def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
-    """The first rows of a file, as the model is given them."""
-    from dataclasses import replace
-
-    from accelerate.utils import send_to_device
-
-    from toolkit.data.batches import evaluation_loader
-    from toolkit.data.prepare import tokenise
-    from toolkit.data.rows import apply_policy, load_table
-
-    tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled=False)}
-    apply_policy(tables, "skip")
-    rows = tables["input"].rows
-    features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)
-    cfg = replace(run.cfg, eval=replace(run.cfg.eval, per_device_eval_batch_size=ROWS))
-    loader = evaluation_loader(features, run.task, run.processor, cfg, rank=0, world_size=1)
-    return send_to_device(next(iter(loader)), run.accelerator.device)
-
-
-def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:
-    """All numbers that a model answers with, in one row."""
-    import torch
-
-    model.eval()
-    with torch.no_grad():
-        outputs = model(**batch["inputs"])
-    names = ("logits", "start_logits", "end_logits")
-    return torch.cat([outputs[name].double().flatten().cpu() for name in names if name in outputs])
-
-
-def _reload(run: TrainedRun, folder: Path) -> Any:
-    """The model as transformers reads it back, which is what a user will have."""
-    import transformers
-
-    auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))
-    model = auto_class.from_pretrained(folder, trust_remote_code=run.cfg.model.trust_remote_code)
-    return model.to(run.accelerator.device)

@@ -12,16 +12,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.errors import InputError
 from toolkit.commands import _recipe_config
-from toolkit.config import load_config
 from toolkit.config.sections import Config
-from toolkit.errors import InputError
+from toolkit.recipe import load_settings
 
 if TYPE_CHECKING:
-    from toolkit.planning.calibrate import Correction, Measured
-    from toolkit.planning.footprint import Footprint
-    from toolkit.planning.simulate import Subject
-    from toolkit.planning.strategies import Scaling
+    from toolkit.footprint.footprint import Footprint
+    from toolkit.footprint.simulate import Subject
+    from toolkit.lab.plan.calibrate import Correction, Measured
+    from toolkit.lab.plan.strategies import Scaling
 
 OF_THE_DRIVER = 512 * 2**20
 """What a GPU's driver keeps of its memory for each process: context, kernels' code, libraries' workspaces."""
@@ -40,19 +40,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Plans, prints tables, and writes the JSON."""
-    from toolkit.planning.units import parse_bytes
+    from toolkit.lab.plan.units import parse_bytes
 
     _check(arguments)
     capacity = parse_bytes(arguments.gpu_memory, "--gpu-memory") if arguments.gpu_memory else None
     bandwidth = parse_bytes(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
     task_type, loaded = _recipe_config.load(arguments)
-    from toolkit.adaptable import check_adapters
-    from toolkit.console import quiet_libraries, say
+    from toolkit.base.console import quiet_libraries, say
+    from toolkit.footprint.simulate import simulate
+    from toolkit.lab.plan import render
+    from toolkit.lab.plan.strategies import strategies
+    from toolkit.lab.plan.subject import subject_of
+    from toolkit.models.adapter_checks import check_adapters
     from toolkit.optim.optimizers import check_optim_args
-    from toolkit.planning import render
-    from toolkit.planning.simulate import simulate
-    from toolkit.planning.strategies import strategies
-    from toolkit.planning.subject import subject_of
 
     cfg = loaded.config
     check_optim_args(cfg.train)
@@ -94,8 +94,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _heading(subject: Subject, footprint: Footprint) -> list[str]:
-    from toolkit.planning.subject import sizes
-    from toolkit.planning.units import show_flops
+    from toolkit.lab.plan.subject import sizes
+    from toolkit.lab.plan.units import show_flops
 
     train = subject.cfg.train
     where = "a GPU" if subject.fused_attention or subject.device.type == "cuda" else "the CPU"
@@ -118,10 +118,10 @@ def _calibrate(
     on_gpu: bool,
 ) -> Correction | None:
     """Measures here, says what that corrects, and how speed would grow with processes."""
-    from toolkit.console import format_bytes, say
-    from toolkit.planning import render
-    from toolkit.planning.calibrate import calibrate, rows_that_fit, serial_seconds
-    from toolkit.planning.units import show_flops
+    from toolkit.base.console import format_bytes, say
+    from toolkit.lab.plan import render
+    from toolkit.lab.plan.calibrate import calibrate, rows_that_fit, serial_seconds
+    from toolkit.lab.plan.units import show_flops
 
     rows = rows_that_fit(footprint)
     correction, runs = calibrate(arguments.recipe, arguments.config, arguments.overrides, rows)
@@ -161,10 +161,10 @@ def _scaling(
 ) -> list[Scaling]:
     if arguments.processes == 1:
         return []
-    from toolkit.console import format_bytes, say
-    from toolkit.planning.bandwidth import measured_bandwidth
-    from toolkit.planning.calibrate import serial_seconds
-    from toolkit.planning.strategies import scaling
+    from toolkit.base.console import format_bytes, say
+    from toolkit.lab.plan.bandwidth import measured_bandwidth
+    from toolkit.lab.plan.calibrate import serial_seconds
+    from toolkit.lab.plan.strategies import scaling
 
     if bandwidth is None and runs[-1].device != "cpu":
         say("How fast GPUs exchange is not measured here: say --bandwidth for the speed of several.\n")
@@ -188,14 +188,14 @@ def _fit(
     found: dict[str, Any],
 ) -> None:
     """Looks for the smallest set of switches that fits, and says it."""
-    from toolkit.console import say
-    from toolkit.planning import render
-    from toolkit.planning.calibrate import Correction
-    from toolkit.planning.fit import smallest_fit
+    from toolkit.base.console import say
+    from toolkit.lab.plan import render
+    from toolkit.lab.plan.calibrate import Correction
+    from toolkit.lab.plan.fit import smallest_fit
 
     def load(more: Sequence[str]) -> Config:
         settings = [*arguments.overrides, *more]
-        return load_config(type(subject.task).Options, arguments.config, settings, columns=subject.task.columns).config
+        return load_settings(type(subject.task), arguments.config, settings).config
 
     corrected = replace(correction or Correction(), constant=(correction or Correction()).constant + OF_THE_DRIVER)
     fit, fits = smallest_fit(subject, load, capacity, corrected.peak)

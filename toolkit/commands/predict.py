@@ -21,11 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Writes one JSON line per row, in row order."""
-    from toolkit.console import print_lines, say
-    from toolkit.distributed import on_main
-    from toolkit.evaluation import predict
+    from toolkit.base.console import print_lines, say
+    from toolkit.deploy.trained import read_rows
+    from toolkit.distributed.collectives import on_main
+    from toolkit.engine.evaluation import predict
     from toolkit.report.results import write_predictions
-    from toolkit.trained import read_rows
 
     source = Path(arguments.input)
     output = _trained_run.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))

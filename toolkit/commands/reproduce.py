@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from toolkit.errors import InputError, RunError
+from toolkit.base.errors import InputError, RunError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def work(arguments: argparse.Namespace) -> None:
     """Trains anew with the same settings, processes and threads; ends with exit code 1 if other bits came out."""
-    from toolkit.certificates.trace import weight_difference
     from toolkit.commands.diff import show
+    from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 
     record = read_record(Path(arguments.run))
@@ -60,7 +60,7 @@ def _train(recipe: Path, run: Path, folder: Path, processes: int, threads: int) 
 
 def _numbers(file: Path) -> list[dict[str, float]]:
     """The lines of a run without what a clock or the memory says."""
-    from toolkit.tracking import read_metrics
+    from toolkit.tracking.jsonl import read_metrics
 
     measured = ("_per_second", "_bytes")
     return [{k: v for k, v in line.items() if not k.endswith(measured)} for line in read_metrics(file)]

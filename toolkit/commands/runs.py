@@ -20,8 +20,8 @@ def work(arguments: argparse.Namespace) -> None:
     """Prints a table of all runs in a folder and below."""
     from rich.table import Table
 
-    from toolkit.console import rich_console
-    from toolkit.errors import InputError
+    from toolkit.base.console import rich_console
+    from toolkit.base.errors import InputError
     from toolkit.report.runs import find_records
 
     folder = Path(arguments.folder)
@@ -46,7 +46,7 @@ def _order(value: Any) -> tuple[bool, float]:
 
 
 def _row(record: Record, folder: Path, sort: str | None) -> list[str]:
-    from toolkit.console import format_value
+    from toolkit.base.console import format_value
 
     facts, result = record.facts, record.part("result")
     name = str(record.folder.relative_to(folder)) if record.folder != folder else record.folder.name

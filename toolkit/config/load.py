@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from ruamel.yaml import YAML
 
-from toolkit import compat  # the module and not its names: it imports this package's messages
+from toolkit.base.errors import ConfigError
 from toolkit.config.messages import Key, choices, describe_errors, did_you_mean, join, show
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import path_problems
+from toolkit.config.rule import Rule, conflicts
 from toolkit.config.sections import (
     CheckpointConfig,
     Config,
@@ -31,10 +32,9 @@ from toolkit.config.sections import (
     TrainerConfig,
 )
 from toolkit.config.source import Origin, Settings, Source, read_file
-from toolkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from toolkit.task import Column
+    from toolkit.config.column import Column
 
 _TOP = ("engine", "output_dir", "seed")
 LAUNCHER: dict[str, tuple[str, str, Any]] = {
@@ -69,6 +69,7 @@ def load_config(
     environ: Mapping[str, str] = os.environ,
     columns: Mapping[str, Column] | None = None,
     check_files: bool = True,
+    rules: Sequence[Rule] = (),
 ) -> Loaded:
     """Reads and checks a configuration.
 
@@ -80,6 +81,7 @@ def load_config(
         environ: where the launcher's choices are read.
         columns: the task's columns by name, which `data.columns` may rename; None leaves them unchecked.
         check_files: whether the files and folders that are named must be there; not so for a run that is over.
+        rules: settings that cannot go together.
 
     Raises:
         ConfigError: with all problems that were found.
@@ -98,7 +100,7 @@ def load_config(
     top = _validate(settings, TopLevel, outside, (), fields)
     config = Config(**parts | {name: getattr(top, name, None) for name in _TOP})
     _check_used_columns(settings, config, columns)
-    _check_combinations(settings, config, environ, check_files)
+    _check_combinations(settings, config, environ, check_files, rules)
     if settings.problems:
         raise ConfigError(settings.problems)
     config = _with_home(config)
@@ -277,12 +279,14 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
         return None
 
 
-def _check_combinations(settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool) -> None:
+def _check_combinations(
+    settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool, rules: Sequence[Rule]
+) -> None:
     """Checks what single settings cannot show, as far as the sections concerned are right in themselves."""
     broken = frozenset(key[0] for key in settings.reported if key)
     if not broken.isdisjoint(_TOP):
         broken |= set(_TOP)
-    messages = compat.conflicts(config, environ, broken)
+    messages = conflicts(rules, config, environ, broken)
     if check_files:
         messages += path_problems(config, broken)
     if "task" not in broken and hasattr(config.task, "problems"):

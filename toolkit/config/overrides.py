@@ -7,6 +7,7 @@ from dataclasses import is_dataclass
 from types import NoneType
 from typing import Any
 
+from toolkit.config.load import to_yaml
 from toolkit.config.messages import Key, expected, mapping_values, members, nearest_key, takes_text
 from toolkit.config.source import Settings, Source, is_text
 
@@ -75,3 +76,8 @@ def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -
         settings.report(key, f"no value after '=', expected {expected(hint)}", source)
         return False, None
     return True, None if text == "null" and NoneType in members(hint) else text
+
+
+def written(settings: Mapping[str, Any]) -> list[str]:
+    """Returns settings as overrides, in which text stands as it is."""
+    return [f"{key}={value if isinstance(value, str) else to_yaml(value)}" for key, value in settings.items()]

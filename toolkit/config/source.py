@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from toolkit.base.errors import ConfigError
 from toolkit.config.messages import Key, join, nearest_key, show, show_typed
-from toolkit.errors import ConfigError
 
 Origin = Literal["default", "file", "override", "launcher"]
 

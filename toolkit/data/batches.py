@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from toolkit.data.order import Order, RowRandom, WindowSampler, evaluation_batches
-from toolkit.task import IGNORE_INDEX, Batch, Processor, Task
+from toolkit.api.random import RowRandom
+from toolkit.api.task import IGNORE_INDEX, Batch, Processor, Task
+from toolkit.data.order import Order, WindowSampler, evaluation_batches
 
 if TYPE_CHECKING:
     import datasets

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from toolkit.errors import DataError
-from toolkit.task import Column, Task
+from toolkit.api.task import Task
+from toolkit.base.errors import DataError
+from toolkit.config.column import Column
 
 
 def used_columns(task: Task) -> dict[str, Column]:

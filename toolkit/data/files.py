@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toolkit.api.task import BadRow
+from toolkit.base.errors import DataError
 from toolkit.data.readers import RawRow
-from toolkit.errors import DataError
-from toolkit.task import BadRow
 
 SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),

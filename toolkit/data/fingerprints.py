@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import toolkit
-from toolkit.task import Processor, Task
+from toolkit.api.task import Processor, Task
 
 
 def code_fingerprint(task: Task) -> str:

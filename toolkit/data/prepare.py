@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.task import EvalData, Prepared, Processor, Regroups, Task
+from toolkit.base.console import say
+from toolkit.base.errors import DataError
 from toolkit.config.sections import Config, DataConfig
-from toolkit.console import say
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
-from toolkit.errors import DataError
-from toolkit.task import EvalData, Prepared, Processor, Regroups, Task
 
 if TYPE_CHECKING:
     import datasets

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from toolkit.errors import DataError
+from toolkit.base.errors import DataError
 
 MAX_FIELD_CHARS = 2**24
 """Longest field of a CSV or TSV file; what is longer is taken for a quote that was never closed."""

@@ -12,12 +12,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.task import BadRow, Row, Task
+from toolkit.base.errors import DataError
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows, spread
-from toolkit.errors import DataError
-from toolkit.task import BadRow, Row, Task
 
 if TYPE_CHECKING:
     import datasets

@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.errors import DataError
 from toolkit.config.paths import aligned_files
 from toolkit.data.aligned import read_aligned
 from toolkit.data.files import folder_digest, read_folder
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
-from toolkit.errors import DataError
 
 if TYPE_CHECKING:
     import datasets

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.errors import DataError
+from toolkit.base.errors import DataError
 
 if TYPE_CHECKING:
     import datasets

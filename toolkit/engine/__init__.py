@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from toolkit.config.sections import Config
-    from toolkit.engine.run import FitResult, Run
+    from toolkit.api.run import FitResult, Run
 
 Engine = Callable[["Run"], "FitResult"]
 
@@ -26,15 +25,3 @@ def _trainer() -> Engine:
 
 ENGINES: dict[str, Callable[[], Engine]] = {"loop": _loop, "trainer": _trainer}
 """Engines by the name in the YAML; each is imported when it is asked for."""
-
-
-def check_engine(cfg: Config) -> None:
-    """Checks what only the installed libraries can tell of an engine's own settings.
-
-    Raises:
-        ConfigError: with everything that is wrong with them.
-    """
-    if cfg.engine == "trainer" and (cfg.trainer.args or cfg.trainer.callbacks):
-        from toolkit.engine.arguments import check
-
-        check(cfg)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from toolkit.engine.run import Run
-from toolkit.errors import RunError
-from toolkit.task import Batch
+from toolkit.api.run import Run
+from toolkit.api.task import Batch
+from toolkit.base.errors import RunError
 
 SHOWN_ROWS = 20
 """Rows named in the message."""

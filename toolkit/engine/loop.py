@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from itertools import islice
-
-import torch
-from accelerate import Accelerator
-from torch import nn
-
-from toolkit.console import progress
+from toolkit.api.run import FitResult, Run
+from toolkit.base.console import progress
 from toolkit.data.batches import ended_workers, training_loader
-from toolkit.distributed import StopSignal, sum_dtype
-from toolkit.engine.run import FitResult, Plan, Run
+from toolkit.distributed.signals import StopSignal
+from toolkit.engine.milestones import Plan
 from toolkit.engine.session import Session
+from toolkit.engine.step import accumulate, clip, windows
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
-from toolkit.task import Batch
-from toolkit.tracking import Tracker
+from toolkit.tracking.tracker import Tracker
 
 
 def fit(run: Run) -> FitResult:
@@ -62,46 +55,3 @@ def fit(run: Run) -> FitResult:
                     if session.over:
                         break
         return session.finish()
-
-
-def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Groups micro-batches into the windows of one step each; a whole window is fetched before it is trained on."""
-    iterator = iter(batches)
-    while window := list(islice(iterator, size)):
-        yield window
-
-
-def accumulate(
-    accelerator: Accelerator,
-    model: nn.Module,
-    window: Sequence[Batch],
-    scale: float,
-    add_gradient: Callable[[Batch, float], torch.Tensor],
-    beat: Callable[[], None],
-) -> torch.Tensor:
-    """Adds up the gradient of this rank's part of a window, from summed losses.
-
-    Args:
-        accelerator: the run's Accelerator.
-        model: the prepared model; its gradients are zero.
-        window: this rank's micro-batches.
-        scale: what `Session.begin_window` returned.
-        add_gradient: adds a micro-batch's part, given it and the scale, and returns its summed loss.
-        beat: called after each micro-batch.
-
-    Returns:
-        This rank's summed loss, a detached scalar.
-    """
-    total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
-    for number, batch in enumerate(window, start=1):
-        exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
-        with exchange:
-            total += add_gradient(batch, scale)
-        beat()
-    return total
-
-
-def clip(accelerator: Accelerator, model: nn.Module, max_grad_norm: float) -> float:
-    """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
-    norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or float("inf"))
-    return float(norm)

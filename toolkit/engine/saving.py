@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file, save_file
 
-from toolkit import checkpoint
-from toolkit.console import say
-from toolkit.distributed import on_main
-from toolkit.engine.run import TrainState
-from toolkit.errors import ConfigError
+from toolkit.api.run import TrainState
+from toolkit.base.console import say
+from toolkit.base.errors import ConfigError
+from toolkit.checkpoint import store as checkpoint
+from toolkit.distributed.collectives import on_main
 from toolkit.optim import schedules
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from toolkit.engine.extensions import Extension
+    from toolkit.engine.callbacks.extensions import Extension
     from toolkit.engine.session import Session
 
 

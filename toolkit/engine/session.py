@@ -14,17 +14,20 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from toolkit.distributed import StopSignal, all_sum, on_main, seed_all, sum_dtype
-from toolkit.engine.extensions import as_result, build_extensions
-from toolkit.engine.micro_batch import micro_batch
-from toolkit.engine.run import Due, FitResult, Plan, Run, TrainState, best_metric
+from toolkit.api.run import Evaluation, FitResult, Run, TrainState, best_metric
+from toolkit.api.task import Batch
+from toolkit.base.errors import Interrupted
+from toolkit.distributed.collectives import all_sum, on_main, sum_dtype
+from toolkit.distributed.random import seed_all
+from toolkit.distributed.signals import StopSignal
+from toolkit.distributed.strategies import build_strategy
+from toolkit.engine.callbacks.extensions import as_result, build_extensions
+from toolkit.engine.evaluation import evaluate
+from toolkit.engine.milestones import Due, Plan
 from toolkit.engine.saving import load_best, restore_session, write_checkpoint
-from toolkit.errors import Interrupted
-from toolkit.evaluation import Evaluation, evaluate
+from toolkit.engine.step import micro_batch
 from toolkit.optim.state import state_bytes
-from toolkit.strategies import build_strategy
-from toolkit.task import Batch
-from toolkit.tracking import Tracker
+from toolkit.tracking.tracker import Tracker
 
 
 class Session:
@@ -106,7 +109,7 @@ class Session:
         return self.strategy.begin_step(own_items, items)
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update (see `toolkit.strategies.sync.Sync.check_gradient`); the update comes next."""
+        """Refuses a non-finite update (see `Sync.check_gradient`); the update comes next."""
         self.strategy.check_gradient(self.state.step + 1, grad_norm, batches)
         for extension in self.extensions.values():
             extension.before_update()

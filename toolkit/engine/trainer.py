@@ -20,17 +20,19 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from toolkit.console import progress
+from toolkit.api.run import FitResult, Run
+from toolkit.api.task import Batch
+from toolkit.base.console import progress
 from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
-from toolkit.distributed import StopSignal, sum_dtype
-from toolkit.engine.arguments import callbacks, training_arguments
-from toolkit.engine.run import FitResult, Plan, Run
+from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.signals import StopSignal
+from toolkit.engine.milestones import Plan
 from toolkit.engine.session import Session
+from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
-from toolkit.task import Batch
-from toolkit.tracking import Tracker
+from toolkit.tracking.tracker import Tracker
 
 CALLBACK_STATES = "trainer_callbacks"
 """Name of the callbacks' states in a checkpoint: by the callback's name in the YAML."""

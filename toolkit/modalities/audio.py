@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from toolkit.api.random import RowRandom
+from toolkit.api.task import BadRow, Processor
+from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.files import open_file
-from toolkit.data.order import RowRandom
-from toolkit.errors import DataError
-from toolkit.modalities.hearing import DEFAULT_RATE, PICTURE_MODELS, num_frames
-from toolkit.modalities.hearing import check_model as check_model
+from toolkit.modalities.audio_models import DEFAULT_RATE, PICTURE_MODELS, num_frames
+from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.options import AudioOptions
-from toolkit.model import pretrained_error
-from toolkit.task import BadRow, Processor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

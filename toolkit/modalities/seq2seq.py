@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.api.task import IGNORE_INDEX
+from toolkit.base.errors import InputError
 from toolkit.config.sections import ModelConfig
-from toolkit.errors import InputError
 from toolkit.modalities import text
-from toolkit.task import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.api.random import RowRandom
+from toolkit.api.task import BadRow
+from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.order import RowRandom
-from toolkit.model import pretrained_error
-from toolkit.task import BadRow
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase

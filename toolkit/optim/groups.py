@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
-from toolkit.errors import ConfigError
 
 _LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
 """A parameter's layer: its name up to the first number, the place in the outermost list of modules."""

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from toolkit.base.console import say
+from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
-from toolkit.console import say
-from toolkit.errors import ConfigError
 from toolkit.optim.groups import parameter_groups
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import peak_rate

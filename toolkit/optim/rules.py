@@ -1,12 +1,12 @@
-"""Settings of optimizers and schedules that cannot go together; a part of `toolkit.compat.RULES`."""
+"""Settings of optimizers and schedules that cannot go together; a part of `toolkit.checks.rules.RULES`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from toolkit.config.rule import Rule
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import ADAM, PRESETS, Preset
-from toolkit.rule import Rule
 
 _ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - one of a column
 _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
-from toolkit.errors import ConfigError
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.shapes import OWN_RISE, SHAPES, Span
 
@@ -23,7 +23,7 @@ class Factor:
 
     Args:
         shape: the factor, before the scale.
-        scale: what has been taken off since, which `toolkit.engine.plateau` changes.
+        scale: what has been taken off since, which `toolkit.engine.callbacks.plateau` changes.
     """
 
     def __init__(self, shape: Callable[[int], float], scale: float = 1.0) -> None:
@@ -47,7 +47,7 @@ def peak_rate(train: TrainConfig) -> float:
 def arguments(train: TrainConfig) -> dict[str, Any]:
     """Returns the arguments that the shape can have, with their types."""
     if train.lr_scheduler_type == "reduce_lr_on_plateau":
-        from toolkit.engine.plateau import ARGUMENTS
+        from toolkit.optim.shapes import ARGUMENTS
 
         return ARGUMENTS
     hints = get_type_hints(SHAPES[train.lr_scheduler_type], include_extras=True)

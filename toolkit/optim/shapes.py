@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -220,7 +220,25 @@ SHAPES: dict[str, Callable[..., float]] = {
     "cyclic": cyclic,
     "one_cycle": one_cycle,
 }
-"""By `train.lr_scheduler_type`. What `reduce_lr_on_plateau` takes off is `toolkit.engine.plateau`'s business."""
+"""By `train.lr_scheduler_type`. The reductions of `reduce_lr_on_plateau` are made by the callback `plateau`."""
 
 OWN_RISE = frozenset({"cosine_warmup_with_min_lr", "warmup_stable_decay", "cyclic", "one_cycle"})
 """Shapes that say themselves how the rate rises."""
+
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+_Floor = Annotated[float, Field(ge=0)]
+
+
+ARGUMENTS: dict[str, Any] = {
+    "factor": Annotated[float, Field(gt=0, lt=1)],
+    "patience": _Count,
+    "threshold": _Floor,
+    "threshold_mode": Literal["rel", "abs"],
+    "cooldown": _Count,
+    "min_lr": _Floor,
+    "eps": _Floor,
+}
+"""What the YAML can give to `torch.optim.lr_scheduler.ReduceLROnPlateau`; its mode is the metric's own."""

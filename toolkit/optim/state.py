@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import CheckpointError
+from toolkit.base.errors import CheckpointError
 
 SEPARATOR = "::"
 """Between a parameter's name and its state's, which may be nested: `encoder.weight::exp_avg`."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import modalities
-from toolkit.adapters import BASE
-from toolkit.engine.run import Run
-from toolkit.report.markdown import table
+from toolkit.api.run import Run
+from toolkit.document.markdown import table
+from toolkit.models.adapters import BASE
 from toolkit.report.text import readable
 
 PIPELINES = {

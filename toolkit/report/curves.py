@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolkit.report.blocks import Figure
-from toolkit.report.charts import Line, line_chart
+from toolkit.document.blocks import Figure
+from toolkit.document.charts import Line, line_chart
 
 MOST_METRICS = 4
 """Most metrics that are drawn, the one for the best model first."""

@@ -7,20 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from toolkit.adapters import BASE, save_adapters
-from toolkit.console import print_lines, print_table, say, shorten
-from toolkit.engine.run import FitResult, Run
-from toolkit.hub import push
-from toolkit.parts import count_parameters
-from toolkit.planning import predicted_parts
-from toolkit.report import card, markdown, page, text
-from toolkit.report.blocks import Gallery, Section
-from toolkit.report.charts import sheet
-from toolkit.report.facts import write_json
+from toolkit.api.run import FitResult, Run
+from toolkit.api.task import Judges, Predictions, Reports, Samples, Task
+from toolkit.base.console import print_lines, print_table, say, shorten
+from toolkit.base.files import write_json
+from toolkit.document import markdown, page
+from toolkit.document.blocks import Gallery, Section
+from toolkit.document.charts import sheet
+from toolkit.footprint.predict import predicted_parts
+from toolkit.models.hub import push
+from toolkit.models.parts import count_parameters
+from toolkit.models.save import save_model
+from toolkit.report import text
 from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
 from toolkit.report.worst import Worst, Wrong
-from toolkit.task import Judges, Predictions, Reports, Samples, Task
-from toolkit.tracking import read_metrics
+from toolkit.tracking.jsonl import read_metrics
 
 SHOWN_EXAMPLES = 3
 
@@ -94,21 +95,6 @@ def write_predictions(
                 worst.see(line, record)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
     return first
-
-
-def save_model(run: Run, figures: dict[str, Any]) -> None:
-    """Writes `model/`: weights, configuration, processor and model card, loadable by transformers (or peft) alone."""
-    folder, settings = run.output_dir / "model", run.cfg.model
-    if settings.peft.method == "none":
-        run.model.save_pretrained(folder)
-    else:
-        save_adapters(run.model, folder, run.output_dir / BASE, settings.name_or_path)
-    run.processor.save_pretrained(folder)
-    (folder / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
-    for weights in folder.rglob(
-        "*.safetensors"
-    ):  # safetensors lets only the owner read; a result is for colleagues too
-        weights.chmod((folder / "README.md").stat().st_mode)
 
 
 def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[dict[str, Any]], list[Wrong]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from toolkit.errors import InputError
+from toolkit.base.errors import InputError
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
 """What can differ between two runs, from cause to effect."""

@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.certificates.text import state_of
+from toolkit.api.run import FitResult, Run, best_metric
+from toolkit.api.task import Judges, Pictures
+from toolkit.base.console import format_bytes
+from toolkit.base.memory import MEMORY, MemoryUse
 from toolkit.config.describe import Change, changes
 from toolkit.config.load import to_yaml
-from toolkit.console import format_bytes
-from toolkit.engine.run import FitResult, Run, best_metric
-from toolkit.memory import MemoryUse
-from toolkit.report.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
 from toolkit.report.text import readable
 from toolkit.report.worst import Wrong
-from toolkit.task import Judges, Pictures
 
 CURVES = "curves.svg"
 """The file with all curves, for Markdown."""
@@ -32,14 +32,6 @@ PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
 """What settings are that were left to the launcher, and not set there either."""
 SWITCHES = ("train.", "model.peft.", "model.freeze", "model.unfreeze", "model.attn_implementation", "engine")
 """Beginnings of the names of settings that change how a model is trained, and not what."""
-MEMORY = {
-    "parameters": "weights and buffers",
-    "gradients": "gradients",
-    "optimizer_state": "optimizer state",
-    "rest": "activations and the rest",
-    "train_peak": "peak of training steps",
-}
-"""Parts of `toolkit.memory.MemoryUse`, and their names."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.console import format_bytes, format_value
+from toolkit.base.console import format_bytes, format_value
 
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.task import Judges
+from toolkit.api.task import Judges
 
 SHOWN = 10
 
@@ -16,7 +16,7 @@ class Wrong:
     """A prediction that is wrong.
 
     Args:
-        error: how wrong, as `toolkit.task.Judges.error` says it.
+        error: how wrong, as `toolkit.api.task.Judges.error` says it.
         line: of the file of predictions, from 1.
         record: what stands there.
     """

@@ -1,0 +1,174 @@
+"""C3: a run that stopped anywhere and went on ends bit-identical to one that never stopped."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from launching import kill_tree
+from runs import assert_same_weights, lines, predictions, train
+from stopping import DROPOUT, LONG, WINDOWS, StoppedError, start, stopper, wait_for_step
+
+from toolkit.base.errors import CheckpointError, ConfigError, Interrupted
+from toolkit.checkpoint.lock import OutputLock
+
+DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
+RANDOM = {
+    "reviews": DROPOUT,
+    "qa": DROPOUT,
+    "translation": ("model.config_overrides.dropout_rate=0.1", "task.label_smoothing_factor=0.1", *WINDOWS),
+    "language_modeling": ("model.config_overrides.attention_dropout=0.1", *WINDOWS),
+    "language_modeling/smoke_masked": ("model.config_overrides.hidden_dropout_prob=0.1", *WINDOWS),
+    "reviews/smoke_image": DROP_PATH,
+    "reviews/smoke_audio": DROP_PATH,
+}
+"""What draws random numbers in each task's model; masks and augmentation do beside it."""
+
+GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")
+
+
+@pytest.fixture
+def stop_before(monkeypatch):
+    """Makes runs of this process end, as if killed, before they train a given step."""
+    return stopper(monkeypatch)
+
+
+@pytest.mark.parametrize("task", RANDOM)
+@pytest.mark.parametrize("extra", [(), GROUPED])
+def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, stop_before):
+    settings = (*RANDOM[task], *extra, "eval.eval_steps=4", "tracking.logging_steps=3")
+    train(task, tmp_path / "whole", *settings)
+    for step in (6, 12):
+        stop_before(step)
+        with pytest.raises(StoppedError):
+            train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    stop_before(None)
+    train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert predictions(tmp_path / "whole") == predictions(tmp_path / "parts")
+
+
+def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
+    """Were a step's random numbers not set again, the test above would see it."""
+    train("reviews", tmp_path / "whole", *DROPOUT)
+    stop_before(6)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "parts", *DROPOUT)
+    stop_before(None)
+    monkeypatch.setattr("toolkit.engine.session.torch.manual_seed", lambda seed: None)
+    train("reviews", tmp_path / "parts", *DROPOUT, "checkpoint.resume=auto")
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_best_model_and_finished_runs_survive_a_resume(tmp_path, stop_before):
+    best = ("checkpoint.load_best_model_at_end=true", "checkpoint.save_total_limit=1", "eval.eval_steps=3")
+    settings = (*DROPOUT, *best, "eval.metric_for_best_model=eval_loss", "train.learning_rate=0.02")  # fmt: skip
+    whole = train("reviews", tmp_path / "whole", *settings)
+    stop_before(14)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "parts", *settings)
+    stop_before(None)
+    parts = train("reviews", tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    assert (parts.best, parts.best_step) == (whole.best, whole.best_step)
+    assert whole.best_step not in (None, whole.steps)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    kept = {path.name for path in (tmp_path / "whole" / "checkpoints").iterdir()}
+    assert kept == {f"step-{whole.best_step}", f"step-{whole.steps}"}
+    again = train("reviews", tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    assert again.steps == whole.steps
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
+    few = (*DROPOUT, "train.max_steps=4")
+    train("reviews", tmp_path / "run", *few)
+    changes = ("seed=7", "train.gradient_accumulation_steps=2", "train.per_device_train_batch_size=3",
+               "model.config_overrides.hidden_dropout_prob=0.2", "data.max_train_samples=36")  # fmt: skip
+    with pytest.raises(CheckpointError) as refused:
+        train("reviews", tmp_path / "run", *few, *changes, "checkpoint.resume=auto")
+    for change in changes:
+        assert change.split("=")[0] in str(refused.value)
+    result = train("reviews", tmp_path / "run", *few, "train.max_steps=6", "tracking.logging_steps=2",
+                   "checkpoint.resume=auto")  # fmt: skip
+    assert result.steps == 6
+
+
+def test_a_run_cannot_go_back_or_get_other_training_rows(tmp_path):
+    few = (*DROPOUT, "train.max_steps=4")
+    train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null")
+    with pytest.raises(CheckpointError, match=r"data\.num_train_rows: the run was started with 504, now 560"):
+        train("reviews", tmp_path / "run", *few, "data.max_train_samples=null", "checkpoint.resume=auto")
+    with pytest.raises(ConfigError, match="the checkpoint is already at step 4"):
+        train("reviews", tmp_path / "run", *few, "data.validation_file=null", "data.max_train_samples=null",
+              "train.max_steps=3", "checkpoint.resume=auto")  # fmt: skip
+
+
+def test_the_best_is_looked_for_anew_where_its_checkpoint_is_not(tmp_path):
+    few = (*DROPOUT, "eval.eval_steps=1", "train.learning_rate=0.02", "eval.metric_for_best_model=loss")
+    first = train("reviews", tmp_path / "run", *few, "train.max_steps=5", "checkpoint.save_steps=5")
+    assert first.best_step != 5
+    again = train("reviews", tmp_path / "run", *few, "train.max_steps=8", "checkpoint.load_best_model_at_end=true",
+                  "checkpoint.save_steps=5", "checkpoint.resume=auto")  # fmt: skip
+    assert again.best_step in (6, 7, 8)
+
+
+def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):
+    few = (*DROPOUT, "train.max_steps=1")
+    train("reviews", tmp_path / "run", *few)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.resume=auto"):
+        train("reviews", tmp_path / "run", *few)
+    with OutputLock(tmp_path / "run"), pytest.raises(CheckpointError, match=r"in the output folder|in use"):
+        train("reviews", tmp_path / "run", *few, "checkpoint.resume=auto")
+
+
+def kill_three_times(tmp_path: Path, processes: int) -> None:
+    """Kills a run with SIGKILL at three random steps and compares its end with that of an uninterrupted run.
+
+    Each time the other engine goes on.
+    """
+    whole = start(tmp_path / "whole", tmp_path / "whole.log", *LONG, processes=processes)
+    assert whole.wait(200) == 0, (tmp_path / "whole.log").read_text()
+    seed = random.randrange(10**6)
+    print(f"random steps of seed {seed}")
+    # 68 steps on one process, half as many windows of twice the size on two.
+    steps = sorted(random.Random(seed).sample(range(7, 45 // max(1, processes)), 3))
+    log = tmp_path / "parts.log"
+    for step, engine in zip(steps, ("loop", "trainer", "loop"), strict=True):
+        going = (*LONG, f"engine={engine}", "checkpoint.resume=auto")
+        run = start(tmp_path / "parts", log, *going, processes=processes)
+        wait_for_step(run, tmp_path / "parts", step, log)
+        kill_tree(run.pid)
+        run.wait(60)
+    run = start(tmp_path / "parts", log, *LONG, "engine=trainer", "checkpoint.resume=auto", processes=processes)
+    assert run.wait(200) == 0, log.read_text()
+    assert log.read_text().count("resuming from ") == len(steps), log.read_text()
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+
+
+def test_kill_9_three_times(tmp_path):
+    kill_three_times(tmp_path, processes=0)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_kill_9_three_times_on_two_processes(tmp_path):
+    kill_three_times(tmp_path, processes=2)
+
+
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
+def test_sigterm_saves_the_step_and_exits_143(tmp_path, engine):
+    log = tmp_path / "log"
+    run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}")
+    wait_for_step(run, tmp_path / "run", 5, log)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(30) == 143
+    (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert f"SIGTERM: stopped after {saved.name.replace('-', ' ')}" in log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert Interrupted.exit_code == 143

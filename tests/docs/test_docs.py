@@ -1,0 +1,286 @@
+"""The documentation is true: its commands parse, its YAML is valid, its settings and links exist."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import ROOT
+from ruamel.yaml import YAML
+
+from toolkit import modalities
+from toolkit.base.errors import ConfigError
+from toolkit.commands.cli import main as toolkit_command
+from toolkit.config.load import field_types, section_types
+from toolkit.models.load import check_head, load_model_config
+from toolkit.recipe import load_settings, load_task_type
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
+SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
+RECIPES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.py")))
+WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
+"""Its blocks are applied and run by `test_contributing`."""
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def pages() -> list[Path]:
+    return [page for page in PAGES if page != WRITTEN_BY_TEST]
+
+
+def commands(program: str) -> list[str]:
+    """The commands in the pages' shell blocks that begin with a program's name, without comments."""
+    lines = [
+        line
+        for page in pages()
+        for block in blocks(page, "bash")
+        if not block.startswith("#!")
+        for line in block.replace("\\\n", " ").splitlines()
+    ]
+    return [line for line in lines if re.match(rf"{program}\b", line)]
+
+
+def whole_configs() -> dict[str, tuple[str, str]]:
+    """YAML blocks that are whole files: name -> recipe and text. Their first line says both."""
+    found = {}
+    for block in (block for page in pages() for block in blocks(page, "yaml")):
+        if title := re.match(r"# (\S+\.yaml), for (recipes/\S+\.py)\n", block):
+            found[title[1]] = (title[2], block)
+    return found
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch) -> Path:
+    """A folder as the reader of the pages has it: the repository, the YAML files shown, and the data they name."""
+    for name in ("recipes", "accelerate_configs", "toolkit"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    for name, (_, text) in whole_configs().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        for file in re.findall(r"_file: (\S+)", text):
+            if not (tmp_path / file).exists():
+                (tmp_path / file).touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
+    """What is wrong with a configuration, but for real data that is not on this machine."""
+    task_type = load_task_type(recipe)
+    try:
+        load_settings(task_type, config, overrides, environ={})
+    except ConfigError as error:
+        return [
+            problem
+            for problem in error.problems
+            if not ("there is no such file" in problem and "'../shared/data/" in problem)
+        ]
+    return []
+
+
+def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("overrides", nargs="*")
+    parsed = parser.parse_intermixed_args(arguments)
+    return parsed.config, parsed.overrides
+
+
+@pytest.mark.parametrize("command", commands("toolkit (?:validate|explain|schema)"))
+def test_commands_about_settings_run(command: str, reader, capsys) -> None:
+    arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(arguments)
+    assert not ended.value.code, capsys.readouterr().err
+    assert capsys.readouterr().out
+
+
+def check_trained_run_command(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    import_module(f"toolkit.commands.{arguments[0]}").add_arguments(parser)
+    parser.parse_args(arguments[1:])
+
+
+@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce)"))
+def test_commands_about_runs_parse(command: str) -> None:
+    check_trained_run_command(shlex.split(command, comments=True)[1:])
+
+
+@pytest.mark.parametrize("command", commands("accelerate launch"))
+def test_launches_parse_and_their_settings_are_valid(command: str, reader) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    launched = launch_command_parser().parse_args(shlex.split(command, comments=True)[2:])
+    if launched.config_file is not None:
+        assert Path(launched.config_file).is_file()
+    if launched.module:
+        assert launched.training_script == "toolkit"
+        check_trained_run_command(launched.training_script_args)
+    else:
+        config, overrides = config_and_overrides(launched.training_script_args)
+        assert problems(launched.training_script, config, overrides) == []
+
+
+@pytest.mark.parametrize("command", commands("python recipes/"))
+def test_recipes_are_run_as_they_say(command: str, reader) -> None:
+    script, *arguments = shlex.split(command, comments=True)[1:]
+    assert Path(script).is_file()
+    assert arguments == ["--help"] or problems(script, *config_and_overrides(arguments)) == []
+
+
+def test_every_kind_of_command_was_found() -> None:
+    kinds = ("validate", "explain", "schema", "predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
+        assert commands(program), program
+
+
+def test_there_are_shipped_configurations_of_every_recipe() -> None:
+    assert {path.parent.name for path in SHIPPED} >= {Path(recipe).stem for recipe in RECIPES}
+    assert all((ROOT / "recipes" / f"{path.parent.name}.py").is_file() for path in SHIPPED)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=named)
+def test_a_shipped_configuration_is_valid_and_explained(path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    assert problems(str(ROOT / "recipes" / f"{path.parent.name}.py"), path, []) == []
+    page = (path.parent / "README.md").read_text(encoding="utf-8")
+    assert f"## {path.name}\n" in page
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=named)
+def test_a_shipped_new_model_fits_its_task(path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    task_type = load_task_type(ROOT / "recipes" / f"{path.parent.name}.py")
+    cfg = load_settings(task_type, path, [], environ={}, check_files=False).config
+    if cfg.model.from_config is not None:
+        task, config = task_type(cfg), load_model_config(cfg.model)
+        assert modalities.load(task.modality).check_model(config, cfg.task) == []
+        assert check_head(cfg.model, config, task.auto_model(config)) == []
+
+
+def test_the_usual_models_of_every_task_are_shipped() -> None:
+    yaml = YAML(typ="safe", pure=True)
+    names = {yaml.load(path)["model"].get("name_or_path") for path in SHIPPED}
+    assert names >= {
+        "distilbert/distilbert-base-uncased",
+        "facebook/wav2vec2-base",
+        "google-t5/t5-small",
+        "google/vit-base-patch16-224-in21k",
+        "openai-community/gpt2",
+        "openai/whisper-tiny",
+    }
+
+
+@pytest.mark.parametrize("name", whole_configs())
+def test_a_whole_configuration_of_the_pages_is_valid(name: str, reader) -> None:
+    recipe, _ = whole_configs()[name]
+    assert problems(recipe, name, []) == []
+
+
+def fragments() -> list[str]:
+    return [b for page in pages() for b in blocks(page, "yaml") if not re.search(r"^output_dir:", b, re.M)]
+
+
+@pytest.mark.parametrize("fragment", fragments())
+def test_a_part_of_a_configuration_is_valid_in_a_whole_one(fragment: str, reader) -> None:
+    yaml = YAML(typ="safe", pure=True)
+    found = {}
+    for recipe in RECIPES:
+        for smoke in Path(f"recipes/configs/{Path(recipe).stem}").glob("smoke*.yaml"):
+            whole: dict[str, Any] = yaml.load(smoke)
+            for section, values in yaml.load(fragment).items():
+                whole[section] = {**whole.get(section, {}), **values} if isinstance(values, dict) else values
+            with Path("merged.yaml").open("w", encoding="utf-8") as file:
+                yaml.dump(whole, file)
+            found[str(smoke)] = problems(recipe, "merged.yaml", [])
+    assert [] in found.values(), found
+
+
+def test_whole_configurations_and_parts_were_found() -> None:
+    assert "my_reviews.yaml" in whole_configs()
+    assert fragments()
+
+
+def known_settings() -> set[str]:
+    types = [field_types(section_types(load_task_type(ROOT / recipe).Options)) for recipe in RECIPES]
+    return {".".join(key) for part in types for key in part}
+
+
+def settings_named(text: str) -> Iterator[str]:
+    sections = "task|model|data|train|eval|checkpoint|tracking"
+    for code in re.findall(r"`([^`\n]+)`", text):
+        yield from re.findall(rf"^(?:{sections})\.[a-z_0-9]+(?:\.[a-z_]+)*(?=$|[=: ])", code)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_settings_of_a_page_exist(page: Path) -> None:
+    known = known_settings()
+    used = set(settings_named(page.read_text(encoding="utf-8")))
+    files = {"model.safetensors", "train.csv", "train.json", "train.jsonl", "train.txt"}  # look alike
+    assert {
+        name for name in used - files if not any(f"{name}.".startswith(f"{key}.") for key in known if "." in key)
+    } == set()
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith(("https://", "http://"))]
+    for link in links:
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\(([^)\s#]+\.md)", page.read_text(encoding="utf-8"))
+            waiting += [(page.parent / link).resolve() for link in links if "://" not in link]
+    assert set(PAGES) - reached == set()
+
+
+def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    page = import_module("render_switches")
+    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+
+
+def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    example = import_module("worked_example")
+    page, pictures = example.rendered(json.loads(example.FIGURES.read_text(encoding="utf-8")))
+    assert page == example.PAGE.read_text(encoding="utf-8"), "run `python docs/worked_example.py --render`"
+    for name, picture in pictures.items():
+        assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
+
+
+def test_scripts_are_valid_shell() -> None:
+    scripts = [block for page in pages() for block in blocks(page, "bash") if block.startswith("#!")]
+    assert scripts
+    for script in scripts:
+        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr

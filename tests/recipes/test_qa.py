@@ -1,0 +1,128 @@
+"""The question answering recipe from end to end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from commands import run_command
+from runs import ROOT, lines, predictions, train
+
+from toolkit.base.errors import ConfigError, DataError, InputError
+
+FEW = ("train.max_steps=3", "data.max_train_samples=16", "data.max_eval_samples=7")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qa") / "run"
+    train("qa", folder, *FEW)
+    return folder
+
+
+def test_predictions_keep_the_ids_and_stand_in_the_context(finished):
+    data = json.loads((ROOT / "recipes/data/qa/validation.json").read_text())["data"]
+    contexts = {qa["id"]: p["context"] for document in data for p in document["paragraphs"] for qa in p["qas"]}
+    records = predictions(finished)
+    assert [record["id"] for record in records] == list(contexts)[:7]
+    for record in records:
+        assert record["prediction_text"] in contexts[record["id"]]
+        assert len(record["n_best"]) <= 20
+    (line,) = lines(finished, "eval_loss")
+    assert {"eval_exact_match", "eval_f1"} <= line.keys()
+
+
+def test_windows_are_not_examples(finished):
+    facts = json.loads((finished / "run.json").read_text())
+    assert facts["num_rows"] == {"train": 16, "validation": 7}
+    assert "(16 training rows" not in (finished / "model" / "README.md").read_text()  # long contexts gave more
+
+
+def test_the_auto_class_loads_the_model_and_predict_answers(finished, tmp_path):
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    model = AutoModelForQuestionAnswering.from_pretrained(finished / "model")
+    with torch.no_grad():
+        outputs = model(**tokenizer("What is it?", "It is a hive.", return_tensors="pt"))
+    assert outputs.start_logits.shape == outputs.end_logits.shape
+    rows = [{"question": "What grows?", "context": "Clover grows on the hill."}]
+    (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    assert run_command("predict", finished, "--input", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    (record,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
+    assert record["prediction_text"] in rows[0]["context"]
+    assert record["id"] == "1"
+
+
+def question(**changes):
+    row = {"id": "a", "question": "What grows?", "context": "Clover grows here.",
+           "answers": {"text": ["Clover"], "answer_start": [0]}}  # fmt: skip
+    return row | changes
+
+
+def write(path, rows):
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return f"data.train_file={path}"
+
+
+def test_answers_that_are_not_in_their_context_are_named(tmp_path):
+    good = [question(id=str(i)) for i in range(8)]
+    bad = [
+        question(answers={"text": ["Clover"], "answer_start": [3]}),
+        question(answers={"text": [], "answer_start": []}),
+        question(context="  "),
+    ]
+    with pytest.raises(DataError) as refused:
+        train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", good + bad))
+    for part in ("row 9: answer 'Clover' is not at answer_start 3", "row 10: the question has no answer",
+                 "row 11: column 'context' is empty"):  # fmt: skip
+        assert part in str(refused.value)
+
+
+def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
+    none = {"text": [], "answer_start": []}
+    rows = [question(id=str(i), answers=none if i % 2 else question()["answers"]) for i in range(12)]
+    train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "data.validation_file=null",
+          "data.validation_split=0.34", "train.max_steps=2", "task.version_2_with_negative=true",
+          "task.null_score_diff_threshold=-1000")  # fmt: skip
+    line = lines(tmp_path / "run", "eval_loss")[-1]
+    assert line["eval_no_answer_f1"] == 1.0  # with this threshold "no answer" always wins
+    assert {record["prediction_text"] for record in predictions(tmp_path / "run")} == {""}
+
+
+def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):
+    rows = [question(id=str(i), answers={"text": [" grows "], "answer_start": [6]}) for i in range(8)]
+    train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "train.max_steps=1")
+    assert "8 of 8 answers had blanks around them" in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path):
+    with pytest.raises(ConfigError, match=r"task.max_length: received 200, but this bert takes at most 128 tokens"):
+        train("qa", tmp_path / "run", "task.max_length=200", write(tmp_path / "rows.jsonl", [{"no": "question"}]))
+
+
+def test_unknown_fields_of_the_models_configuration_are_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean hidden_dropout_prob"):
+        train("qa", tmp_path / "run", "model.config_overrides.hidden_droput_prob=0.3")
+
+
+def test_a_model_that_classified_reviews_can_learn_to_answer(tmp_path):
+    train("reviews", tmp_path / "reviews", *FEW, 'task.labels=["positive", "negative", "neutral"]')
+    train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'reviews' / 'model'}", "task.max_length=64",
+          "task.doc_stride=16")  # fmt: skip
+    assert lines(tmp_path / "run", "eval_loss")
+
+
+def test_a_model_without_its_tokenizer_is_refused(finished, tmp_path):
+    shutil.copytree(finished / "model", tmp_path / "model")
+    for file in (tmp_path / "model").glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(InputError, match="it holds no tokenizer"):
+        train("qa", tmp_path / "run", *FEW, f"model.name_or_path={tmp_path / 'model'}")
+
+
+def test_every_evaluation_stands_once_in_the_metrics(finished):
+    steps = [line["step"] for line in lines(finished, "eval_loss")]
+    assert steps == sorted(set(steps))

@@ -1,0 +1,212 @@
+"""The reviews recipe from end to end: what it leaves behind, and what can be done with that."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+
+import pytest
+from commands import run_command
+from runs import ROOT, lines, predictions, train
+
+from toolkit.base.errors import CheckpointError, ConfigError, DataError, RunError
+
+FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reviews") / "run"
+    test_file = f"data.test_file={ROOT / 'recipes/data/reviews/validation.csv'}"
+    train("reviews", folder, *FEW, test_file, "eval.eval_steps=2")
+    return folder
+
+
+def test_a_run_leaves_exactly_these_files(finished):
+    assert {path.name for path in finished.iterdir()} == {
+        ".lock", "checkpoints", "config.yaml", "curves.svg", "metrics.jsonl", "model", "predictions.jsonl",
+        "predictions_test.jsonl", "processor", "report.html", "report.md", "run.json",
+    }  # fmt: skip
+    assert {path.name for path in (finished / "model").iterdir()} == {
+        "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert {path.name for path in (finished / "checkpoints").iterdir()} == {"step-2", "step-3"}
+
+
+def test_metrics_have_the_promised_names(finished):
+    steps = lines(finished, "loss")
+    assert [line["step"] for line in steps] == [1, 2, 3]
+    assert all({"step", "epoch", "loss", "grad_norm", "learning_rate", "num_items"} <= line.keys() for line in steps)
+    evaluations = lines(finished, "eval_loss")
+    assert [line["step"] for line in evaluations] == [2, 3]
+    assert {"eval_accuracy", "eval_f1_macro", "eval_mcc", "eval_recall/negative"} <= evaluations[0].keys()
+    assert 0 <= evaluations[0]["eval_accuracy"] <= 1
+    assert [line["step"] for line in lines(finished, "test_loss")] == [3]
+
+
+def test_predictions_are_in_row_order_and_agree_with_the_metric(finished):
+    with (ROOT / "recipes/data/reviews/validation.csv").open() as file:
+        rows = list(csv.DictReader(file))[:9]
+    records = predictions(finished)
+    assert [(record["text"], record["label"]) for record in records] == [(row["text"], row["label"]) for row in rows]
+    accuracy = sum(record["prediction"] == record["label"] for record in records) / len(records)
+    assert accuracy == pytest.approx(lines(finished, "eval_loss")[-1]["eval_accuracy"])
+    assert all(math.isclose(sum(record["scores"].values()), 1, abs_tol=1e-6) for record in records)
+
+
+def test_run_json_says_what_the_run_was(finished):
+    facts = json.loads((finished / "run.json").read_text())
+    assert facts["num_processes"] == 1
+    assert facts["seed"] == 42
+    assert len(facts["data_fingerprints"]["train"]) == 64
+    assert facts["num_rows"] == {"train": 24, "validation": 9, "test": 9}
+    assert facts["versions"]["torch"].startswith("2.")
+    assert facts["result"]["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
+
+
+def test_a_pipeline_answers_with_label_names(finished):
+    from transformers import pipeline
+
+    classify = pipeline("text-classification", str(finished / "model"))
+    answers = classify([record["text"] for record in predictions(finished)])
+    for answer, record in zip(answers, predictions(finished), strict=True):
+        assert answer["label"] == record["prediction"]
+        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=1e-5)
+
+
+def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, capsys):
+    new = tmp_path / "new.csv"
+    with new.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text"])
+        writer.writerows([record["text"]] for record in predictions(finished))
+    assert run_command("predict", finished, "--input", new, "--output", tmp_path / "out.jsonl") == 0
+    records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [record["prediction"] for record in records] == [record["prediction"] for record in predictions(finished)]
+    assert all(record["label"] is None for record in records)
+
+    labelled = tmp_path / "labelled.csv"
+    source = (ROOT / "recipes/data/reviews/validation.csv").read_text().splitlines(keepends=True)
+    labelled.write_text("".join(source[:10]))
+    assert run_command("evaluate", finished, "--data", labelled, "--output", tmp_path / "scores.json") == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
+    assert "eval_accuracy" in capsys.readouterr().out
+
+
+def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finished, tmp_path, monkeypatch):
+    moved = tmp_path / "moved"
+    shutil.copytree(finished, moved)
+    config = moved / "config.yaml"
+    config.write_text(config.read_text().replace("recipes/data/reviews/train.csv", "gone.csv"))
+    (tmp_path / "new.csv").write_text("text\nA fine pair of boots.\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_command("predict", moved, "--input", "new.csv") == 0
+    assert (tmp_path / "new.csv.predictions.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("predict", "nowhere", "--input", "x.csv"), "not a finished run"),
+        (("predict", "{run}", "--input", "nowhere.csv"), "nowhere.csv"),
+        (("evaluate", "{run}", "--data", "{unlabelled}"), "label"),
+        (("evaluate", "{run}", "--data", "{unknown}"), "'neutral' is not one of negative, positive"),
+        (("predict", "{run}", "--input", "{unknown}", "--batch-size", "0"), "--batch-size"),
+        (("predict", "{run}", "--input", "{unknown}", "--recipe", "gone.py"), "gone.py"),
+        (("predict", "{run}", "--input", "{unknown}", "--output", "gone/out.jsonl"), "there is no folder"),
+    ],
+)
+def test_wrong_use_of_a_run_is_said_plainly(finished, tmp_path, capsys, arguments, message):
+    (tmp_path / "unlabelled.csv").write_text("text\nNice.\n")
+    (tmp_path / "unknown.csv").write_text("text,label\nNice.,neutral\n")
+    places = {"run": finished, "unlabelled": tmp_path / "unlabelled.csv", "unknown": tmp_path / "unknown.csv"}
+    assert run_command(*(argument.format(**places) for argument in arguments)) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
+    rows = ["text,label", *(f"text number {i},{'good' if i % 2 else 'bad'}" for i in range(20)), ",good", "lonely,"]
+    (tmp_path / "rows.csv").write_text("\n".join(rows) + "\n")
+    files = (f"data.train_file={tmp_path / 'rows.csv'}", "data.validation_file=null", "train.max_steps=1")
+    with pytest.raises(DataError) as refused:
+        train("reviews", tmp_path / "error", *files)
+    assert "row 22" in str(refused.value)
+    assert "row 23" in str(refused.value)
+    assert "data.bad_rows=skip" in str(refused.value)
+    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip")
+    left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in left_out] == [22, 23]
+    assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": 2}
+    assert "2 bad rows" in (tmp_path / "skip" / "report.md").read_text()
+
+
+def test_a_non_finite_update_stops_before_it_and_names_step_and_rows(tmp_path):
+    wild = ("train.optim=sgd", "train.learning_rate=1e30", "train.max_grad_norm=0", "train.warmup_steps=0",
+            "train.train_sampling_strategy=sequential", "train.per_device_train_batch_size=2")  # fmt: skip
+    with pytest.raises(RunError, match=r"step \d: the gradient's norm is nan") as stopped:
+        train("reviews", tmp_path / "run", *wild, "train.gradient_accumulation_steps=1", "train.max_steps=9")
+    assert "Rows of this step in the training file: " in str(stopped.value)
+    assert "another output_dir" in str(stopped.value)
+
+
+def test_a_split_of_one_file_and_max_samples_count_examples(tmp_path):
+    train("reviews", tmp_path / "run", "data.validation_file=null", "data.validation_split=0.25", "train.max_steps=1",
+          "data.max_eval_samples=null")  # fmt: skip
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["num_rows"] == {"train": 420, "validation": 140}
+    labels = [record["label"] for record in predictions(tmp_path / "run")]
+    assert labels.count("positive") == 70
+
+
+def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
+    foreign = tmp_path / "foreign"
+    shutil.copytree(finished, foreign)
+    (foreign / "recipe.py").write_text("raise SystemExit('this code was run')")
+    facts = json.loads((foreign / "run.json").read_text())
+    (foreign / "run.json").write_text(json.dumps(facts | {"recipe": str(foreign / "recipe.py")}))
+    assert run_command("predict", foreign, "--input", "x.csv") == 2
+    assert "if you trust it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("eval.metric_for_best_model=eval_acuracy", r"'acuracy', this task has loss, accuracy.*did you mean"),
+        ("model.config_overrides.problem_type=regression", r"problem_type: the task sets this itself"),
+        ("model.from_config.hidden_size=33", r"model\.from_config: no AutoModelForSequenceClassification"),
+    ],
+)
+def test_settings_that_only_the_task_or_model_can_judge(tmp_path, setting, message):
+    with pytest.raises(ConfigError, match=message):
+        train("reviews", tmp_path / "run", *FEW, setting)
+
+
+def test_labels_from_the_yaml_set_their_ids(tmp_path):
+    train("reviews", tmp_path / "run", *FEW, 'task.labels=["positive", "negative"]')
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "positive", "1": "negative"}
+
+
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+    names = ["[red]", "a|b", 2.0]
+    rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
+    rows.append('{"text": "what", "label": NaN}')
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
+          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["bad_rows"] == {"train": 1}
+    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):
+    with pytest.raises(ConfigError):
+        train("reviews", tmp_path / "run", *FEW, "model.from_config.hidden_size=33")
+    train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=null")
+    with pytest.raises(CheckpointError, match="finished run without checkpoints"):
+        train("reviews", tmp_path / "run", *FEW, "checkpoint.resume=auto")

@@ -1,0 +1,77 @@
+"""Starts scripts through `accelerate launch`, as a user would, on one or several CPU processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def launch_command(args: Sequence[str | Path], num_processes: int = 1) -> list[str]:
+    """The command line that runs `args` (a script, or `-m` and a module, and its arguments).
+
+    The configuration for two processes has a free port chosen for each run, so that tests can run side by side.
+    """
+    config = "cpu.yaml" if num_processes == 1 else "cpu_2proc.yaml"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch"]
+    options = ["--config_file", str(ROOT / "accelerate_configs" / config), "--num_processes", str(num_processes)]
+    return [*launcher, *options, *map(str, args)]
+
+
+def launch(
+    args: Sequence[str | Path],
+    num_processes: int = 1,
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 240,
+    check: bool = True,
+) -> CompletedProcess[str]:
+    """Runs `args` under the launcher, in the repository's root.
+
+    Args:
+        args: script (or `-m` and a module) and its arguments.
+        num_processes: number of CPU processes.
+        env: variables on top of this process's.
+        timeout: seconds after which the launcher and everything it started are killed.
+        check: whether to fail on any other exit code than 0.
+
+    Raises:
+        AssertionError: on a time-out or a failure, with the whole output.
+    """
+    command = launch_command(args, num_processes)
+    # Files, not pipes: a worker that outlives its launcher would hold a pipe open for ever.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})}, cwd=ROOT)
+        try:
+            process.wait(timeout)
+            ended = True
+        except subprocess.TimeoutExpired:
+            ended = False
+            kill_tree(process.pid)
+            process.wait()
+        out.seek(0)
+        err.seek(0)
+        result = CompletedProcess(command, process.returncode, out.read(), err.read())
+    how = f"exit code {result.returncode}" if ended else f"killed after {timeout} s"
+    report = f"{how}: {' '.join(command)}\n--- stdout\n{result.stdout}\n--- stderr\n{result.stderr}"
+    assert ended, report
+    assert not check or result.returncode == 0, report
+    return result
+
+
+def kill_tree(pid: int) -> None:
+    """Kills a process and everything that it started, at once."""
+    parent = psutil.Process(pid)
+    for process in [*parent.children(recursive=True), parent]:
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            continue

@@ -1,0 +1,96 @@
+"""What several processes must do as one does, in one launch: `accelerate launch many_processes.py OUTPUT_DIR`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import local_sgd_runs
+import reference_schedules
+from runs import SGD, train
+
+C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
+"""Number of processes -> (batch, accumulation); all make windows of 8."""
+C1_RUN = (
+    *SGD,
+    "data.max_train_samples=37",
+    "train.num_train_epochs=2",
+    "eval.eval_steps=null",
+    "checkpoint.save_steps=null",
+)
+C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
+"""The split of two processes that goes through both engines."""
+C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
+          "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
+C4_BATCHES = (1, 7, 64)
+OPTIM_RUN = ("train.max_steps=4", "data.max_train_samples=24", "train.per_device_train_batch_size=2",
+             "train.gradient_accumulation_steps=1", "train.optim=muon", "train.lr_scheduler_type=reduce_lr_on_plateau",
+             "train.lr_scheduler_kwargs={patience: 0, threshold: 10.0}", "eval.eval_steps=1",
+             "train.warmup_steps=0", "checkpoint.save_steps=null")  # fmt: skip
+TRANSFER = {
+    "lora": ("reviews", "model.peft.method=lora"),
+    "lora-speech": ("reviews/smoke_audio", "model.peft.method=lora"),
+    "prompt": ("translation", "model.peft.method=prompt_tuning", "model.peft.num_virtual_tokens=4"),
+    "gradual": ("reviews", "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]",
+                "model.unfreeze.epoch_1=[bert.*]", "train.weight_decay=0.1", "train.optim_args.momentum=0.9"),
+}  # fmt: skip
+"""Adapters and freezing, which two processes must do as one."""
+TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
+
+
+def main(output: Path, world: int) -> None:
+    """Runs everything that this number of processes has to show."""
+    for task in TASKS:
+        for batch, accumulation in C1_SPLITS[world]:
+            split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
+            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *split, double=True)
+        if world == 2:
+            train(task, output / f"trainer-{task}-2", *C1_RUN, *C2_SPLIT, "engine=trainer", double=True)
+        for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
+            # One step of the same window whatever the number of processes, then the evaluation that is compared.
+            split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
+            train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
+    if world == 2:
+        reference_schedules.write(output)
+        for engine in ("loop", "trainer"):
+            train("reviews", output / f"optim-{engine}-2", *OPTIM_RUN, f"engine={engine}")
+        # Five rows in windows of 8 leave the second process without any in each of them.
+        few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
+        train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
+        train("reviews", output / "tracked-2", *C1_RUN, "tracking.report_to=[tensorboard]", "train.max_steps=2")
+        balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
+        train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
+        masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
+        train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
+        local_sgd_runs.main(output)
+        transfer(output)
+        small_memory_on_the_second_process(output)
+
+
+def transfer(output: Path) -> None:
+    """Trains parts of models, and adapters beside them, under both engines."""
+    for name, (task, *settings) in TRANSFER.items():
+        for engine in ("loop", "trainer"):
+            train(task, output / f"{name}-{engine}-2", *C1_RUN, *C2_SPLIT, *settings, f"engine={engine}", double=True)
+
+
+def small_memory_on_the_second_process(output: Path) -> None:
+    """Runs in which only the second process's memory gives out, in the forward or in the backward pass."""
+    import pytest
+    from small_memory import AUTO, RUN, small_memory
+
+    limit = 1 if os.environ["RANK"] == "1" else 99
+    split = ("train.per_device_train_batch_size=3", "train.gradient_accumulation_steps=2")
+    for when in ("forward", "backward"):
+        for engine in ("loop", "trainer"):
+            with pytest.MonkeyPatch.context() as patch:
+                small_memory(patch, lambda: limit, when)
+                folder = output / f"memory-{when}-{engine}-2"
+                train("reviews", folder, *RUN, *split, AUTO, f"engine={engine}", double=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))

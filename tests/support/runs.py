@@ -1,0 +1,128 @@
+"""Runs of the recipes' smoke configurations, made smaller, in this process; and what they left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+import toolkit.run
+from toolkit.api.run import FitResult
+from toolkit.recipe import load_settings, load_task_type
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ("tracking.logging_steps=1", "data.max_eval_samples=23")
+TINY = (
+    "model.from_config.hidden_size=32",
+    "model.from_config.intermediate_size=48",
+    "model.from_config.vocab_size=400",
+    *SMALL,
+)
+"""Overrides that make a smoke configuration fast enough to be run many times in one test."""
+
+SIZES = {
+    "translation": ("model.from_config.vocab_size=400", *SMALL),
+    "reviews/smoke_image": SMALL,
+    "reviews/smoke_audio": SMALL,
+}
+"""Overrides instead of `TINY` for configurations whose model has other names for its sizes."""
+
+SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
+
+
+def train(
+    config: str, output_dir: Path, *overrides: str, double: bool = False, sizes: tuple[str, ...] | None = None
+) -> FitResult:
+    """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
+
+    Args:
+        config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` of another one.
+        output_dir: where it writes.
+        *overrides: `section.key=value` each.
+        double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
+        sizes: overrides instead of these.
+    """
+    name, _, yaml = config.partition("/")
+    recipe = ROOT / "recipes" / f"{name}.py"
+    task_type = load_task_type(recipe)
+    file = ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml"
+    tiny = SIZES.get(config, TINY) if sizes is None else sizes
+    if any(override.startswith("model.name_or_path=") for override in overrides):
+        tiny = [override for override in tiny if not override.startswith("model.from_config.")]
+    settings = [*tiny, *overrides, f"output_dir={output_dir}"]
+    cfg = load_settings(task_type, file, settings).config
+    build = toolkit.run.build_model
+    if double:
+        toolkit.run.build_model = lambda *arguments: _double(build(*arguments))
+    try:
+        return toolkit.run.run(cfg, task_type(cfg), recipe)
+    finally:
+        toolkit.run.build_model = build
+
+
+def _double(model: torch.nn.Module) -> torch.nn.Module:
+    def widen(module: torch.nn.Module, arguments: tuple, inputs: dict) -> tuple[tuple, dict]:
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        return arguments, inputs | {k: v.double() for k, v in tensors.items() if v.is_floating_point()}
+
+    model.register_forward_pre_hook(widen, with_kwargs=True)
+    return model.double()
+
+
+def weights(output_dir: Path) -> dict[str, torch.Tensor]:
+    """Returns the final model's tensors, or its adapters'."""
+    (file,) = (output_dir / "model").glob("*.safetensors")
+    return load_file(file)
+
+
+def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:
+    """Returns the lines of `metrics.jsonl` that have an entry of this name, without times and memory."""
+    found = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
+        for line in found
+        if having in line
+    ]
+
+
+def predictions(output_dir: Path) -> list[dict[str, Any]]:
+    """Returns the lines of `predictions.jsonl`."""
+    return [json.loads(line) for line in (output_dir / "predictions.jsonl").read_text().splitlines()]
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Asserts that two runs ended with the same parameters, bit for bit."""
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> None:
+    """Asserts that two nests of dicts, lists and numbers are equal, numbers to a tolerance."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for name in one:
+            assert_close(one[name], other[name], tolerance, f"{where}.{name}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), where
+        for i, (left, right) in enumerate(zip(one, other, strict=True)):
+            assert_close(left, right, tolerance, f"{where}[{i}]")
+    elif isinstance(one, float):
+        assert abs(one - other) <= tolerance * max(1.0, abs(one)), f"{where}: {one} and {other}"
+    else:
+        assert one == other, where
+
+
+def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
+    """Asserts that windows of 8 rows train alike, in float64, whether they are one batch (`8x1`) or four (`2x4`)."""
+    one, other = folder / "8x1", folder / "2x4"
+    for run in (one, other):
+        batch, accumulation = run.name.split("x")
+        split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
+        train(config, run, *overrides, *split, double=True)
+    assert_close(lines(one, "loss"), lines(other, "loss"), 1e-9)
+    left, right = weights(one), weights(other)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)

@@ -1,0 +1,48 @@
+"""A device whose memory does not suffice for large micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from runs import SGD
+
+import toolkit.run
+
+RUN = (*SGD, "data.max_train_samples=37", "data.max_eval_samples=8", "train.per_device_train_batch_size=6",
+       "train.gradient_accumulation_steps=2", "train.num_train_epochs=2", "checkpoint.save_steps=1")  # fmt: skip
+
+
+AUTO = "train.auto_batch_size=true"
+
+
+def small_memory(monkeypatch: pytest.MonkeyPatch, most: Callable[[], int], when: str = "forward") -> list[int]:
+    """Makes training passes of more rows than `most()` run out of memory; returns the rows of each pass."""
+    build, passes = toolkit.run.build_model, []
+
+    def fail(rows: int) -> None:
+        if rows > most():
+            raise torch.OutOfMemoryError(f"simulated: {rows} rows")
+
+    def built(*arguments):
+        model = build(*arguments)
+
+        def forward(module, inputs, named):
+            if module.training:
+                passes.append(len(next(iter(named.values()))))
+                if when == "forward":
+                    fail(passes[-1])
+
+        def backward(module, inputs, embedded):
+            if module.training:
+                embedded.register_hook(lambda gradient: fail(len(gradient)))
+
+        model.register_forward_pre_hook(forward, with_kwargs=True)
+        if when == "backward":
+            # At the end of the backward pass: by then all other gradients have been added.
+            model.base_model.embeddings.register_forward_hook(backward)
+        return model
+
+    monkeypatch.setattr(toolkit.run, "build_model", built)
+    return passes

@@ -1,0 +1,100 @@
+"""Ends runs of this process as if they had been killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from launching import launch_command
+from runs import ROOT, TINY, train
+
+from toolkit.engine.session import Session
+
+
+class StoppedError(Exception):
+    """Stands for whatever ended a run."""
+
+
+def stopper(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
+    """Returns a function that makes runs end before they train a given step; None lets them run again."""
+
+    def arm(step: int | None) -> None:
+        begin = Session.begin_window
+
+        def begin_or_stop(self, batches):
+            if self.state.step + 1 == step:
+                raise StoppedError
+            return begin(self, batches)
+
+        monkeypatch.undo()
+        if step is not None:
+            monkeypatch.setattr(Session, "begin_window", begin_or_stop)
+
+    return arm
+
+
+def train_in_legs(
+    monkeypatch: pytest.MonkeyPatch, output_dir: Path, *settings: str, legs: Iterable[tuple[int | None, str]]
+) -> None:
+    """Trains `reviews` in several goes, each resumed from the one before.
+
+    Args:
+        monkeypatch: pytest's.
+        output_dir: the run's folder.
+        *settings: `section.key=value` each.
+        legs: the step that each go is stopped before (None: it ends) and its engine.
+    """
+    stop_before = stopper(monkeypatch)
+    for step, engine in legs:
+        stop_before(step)
+        with nullcontext() if step is None else pytest.raises(StoppedError):
+            train("reviews", output_dir, *settings, f"engine={engine}", "checkpoint.resume=auto")
+
+
+def start(output_dir: Path, log: Path, *overrides: str, processes: int = 0) -> subprocess.Popen:
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command(output_dir, *overrides, processes=processes), cwd=ROOT, stdout=file, stderr=file, env=os.environ
+        )
+
+
+def wait_for_step(process: subprocess.Popen, output_dir: Path, step: int, log: Path) -> None:
+    metrics = output_dir / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and metrics.read_bytes().count(b'"loss"') >= step):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.005)
+
+
+LONG = ("data.max_train_samples=200", "train.num_train_epochs=4", "train.per_device_train_batch_size=4",
+        "checkpoint.save_steps=5")  # fmt: skip
+
+
+WINDOWS = (
+    "train.per_device_train_batch_size=2",
+    "train.gradient_accumulation_steps=3",
+    "train.num_train_epochs=3",
+    "data.max_train_samples=37",
+    "data.max_eval_samples=8",
+    "checkpoint.save_steps=2",
+)
+"""37 rows in windows of 6: seven steps an epoch, the last one short, and saves that fall into epochs' middles."""
+
+DROPOUT = (
+    "model.config_overrides.hidden_dropout_prob=0.1",
+    "model.config_overrides.attention_probs_dropout_prob=0.1",
+    *WINDOWS,
+)
+
+
+def command(output_dir: Path, *overrides: str, processes: int = 0) -> list[str]:
+    script = [str(ROOT / "recipes/reviews.py"), "--config", str(ROOT / "recipes/configs/reviews/smoke.yaml")]
+    settings = [*TINY, *DROPOUT, *overrides, f"output_dir={output_dir}"]
+    return launch_command([*script, *settings], processes) if processes else [sys.executable, *script, *settings]

@@ -1,0 +1,201 @@
+"""The rules of the house: what the project's files look like and which of them may know which."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from accelerate.commands.config.config_args import load_config_from_file
+from launching import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+SOURCES = sorted([*ROOT.glob("toolkit/**/*.py"), *ROOT.glob("recipes/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
+LAUNCHER_FILES = sorted(ROOT.glob("accelerate_configs/*.yaml"))
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+MAX_FILE_LINES = 300
+MAX_FUNCTION_LINES = 50
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports anywhere, and of what it takes from them."""
+    found = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{named(path)}:{node.lineno}: a relative import; write the full name"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def within(name: str, packages: set[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_files_stay_short() -> None:
+    lengths = {named(path): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert lengths
+    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def test_functions_stay_short() -> None:
+    long = [
+        f"{named(path)}:{node.lineno} {node.name}: {length} lines"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_toolkit_never_imports_recipes() -> None:
+    assert [
+        named(path) for path in ROOT.glob("toolkit/**/*.py") for name in imports(path) if within(name, {"recipes"})
+    ] == []
+
+
+def test_settings_import_nothing_but_settings() -> None:
+    files = ("fields", "train_section", "sections")
+    own = {name for file in files for name in imports(ROOT / f"toolkit/config/{file}.py") if within(name, {"toolkit"})}
+    assert [name for name in own if not within(name, {f"toolkit.config.{file}" for file in files})] == []
+
+
+TASK_WORDS = {
+    *("answer", "answers", "audio", "bleu", "image", "images", "pixel", "qa", "question"),
+    *("review", "reviews", "speech", "squad", "translation"),
+}
+
+
+def words(node: ast.AST) -> Iterator[str]:
+    """The words of every name and text that a syntax tree uses; docstrings are no use."""
+    docstrings = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
+            docstrings.add(part.value)
+        for value in vars(part).values():
+            if isinstance(value, str) and part not in docstrings:
+                yield from re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", value).lower())
+
+
+ENGINE_FILES = sorted(ROOT.glob("toolkit/engine/**/*.py"))
+
+
+@pytest.mark.parametrize("path", ENGINE_FILES, ids=named)
+def test_engines_know_no_task_and_no_modality(path: Path) -> None:
+    assert TASK_WORDS.isdisjoint(words(tree(path)))
+    assert [name for name in imports(path) if within(name, {"recipes", "toolkit.modalities"})] == []
+
+
+MOST_SHARED_LINES = 5
+
+
+def logic(path: Path) -> Iterator[str]:
+    """The lines of a file's functions, without their heads, docstrings and imports, however they are wrapped."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[ast.get_docstring(node) is not None :]
+            statements = [part for part in body if not isinstance(part, ast.Import | ast.ImportFrom)]
+            yield from (line.strip() for part in statements for line in ast.unparse(part).splitlines())
+
+
+def test_no_two_recipes_share_their_logic() -> None:
+    size, found = MOST_SHARED_LINES + 1, {}
+    for path in sorted(ROOT.glob("recipes/*.py")):
+        lines = list(logic(path))
+        assert len(lines) > size, named(path)
+        found[named(path)] = {tuple(lines[i : i + size]) for i in range(len(lines) - size + 1)}
+    shared = {(a, b): found[a] & found[b] for a in found for b in found if a < b}
+    assert {pair: runs for pair, runs in shared.items() if runs} == {}
+
+
+@pytest.mark.parametrize("path", LAUNCHER_FILES, ids=named)
+def test_a_launcher_file_says_how_to_use_it_and_leaves_the_run_alone(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert f"accelerate launch --config_file {named(path)}" in text.split("compute_environment")[0]
+    assert "gradient_accumulation_steps" not in text
+    config = load_config_from_file(str(path))  # accelerate's own reader: unknown keys are errors
+    assert config.mixed_precision is None
+
+
+def test_every_launcher_file_is_there() -> None:
+    assert {path.stem for path in LAUNCHER_FILES} >= {"cpu", "cpu_2proc", "single_gpu", "ddp", "multi_node"}
+
+
+def code_blocks() -> str:
+    return "\n".join(
+        re.findall(r"^```[a-z]*\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    )
+
+
+def test_the_make_targets_of_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    used = {word for line in re.findall(r"^\s*(?:\$ )?make ([a-z -]+)", code_blocks(), re.M) for word in line.split()}
+    assert used >= {"demo", "test"}
+    assert used <= targets
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "toolkit", "--help"], capture_output=True, text=True, check=True, cwd=ROOT
+    ).stdout
+    used = set(re.findall(r"^\s*(?:\$ )?toolkit ([a-z]+)", code_blocks(), re.M))
+    assert used
+    assert {name for name in used if not re.search(rf"\b{name}\b", help_text)} == set()
+
+
+def test_dependencies_are_what_the_code_imports() -> None:
+    distributions = importlib.metadata.packages_distributions()
+    top_level = {name.split(".")[0] for path in SOURCES for name in imports(path)}
+    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*.py"))}
+    imported = {
+        canonicalize_name(distribution)
+        for name in top_level - sys.stdlib_module_names - ours - {"__future__"}
+        for distribution in distributions.get(name, [name])
+    }
+    declared = {canonicalize_name(Requirement(line).name) for line in PROJECT["dependencies"]}
+    extras = {extra: lines for extra, lines in PROJECT["optional-dependencies"].items() if extra != "dev"}
+    optional = {canonicalize_name(Requirement(line).name) for lines in extras.values() for line in lines}
+    assert imported <= declared | optional
+    assert declared - imported <= {"sentencepiece"}  # transformers imports it for some tokenizers
+
+
+def test_constraints_pin_every_dependency_within_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = {
+        canonicalize_name(name): version for name, version in (line.split("==") for line in lines if line[0] != "#")
+    }
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), str(requirement)
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    folders = ["toolkit", "recipes", "tests", "benchmarks", "docs", "accelerate_configs", ".ci"]
+    suffixes = {".py", ".md", ".yaml", ".toml", ".txt", ".json", ".jsonl", ".csv", ""}
+    paths = [*ROOT.iterdir(), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
+    machine_path = re.compile(rf"(?<![\w.])/(?:home|root|Users|work)/\w|{re.escape(str(ROOT))}\b")
+    found = [
+        f"{named(path)}: {match.group()}"
+        for path in paths
+        if path.is_file() and path.suffix in suffixes and path.name != ".git"  # a file in a git worktree
+        for match in machine_path.finditer(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []

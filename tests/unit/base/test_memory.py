@@ -1,0 +1,51 @@
+"""What training takes of memory, kept apart from what comes before and between."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runs import train
+from torch import nn
+
+from toolkit.base.memory import MemoryWatch, held_bytes
+
+CPU = torch.device("cpu")
+MIB = 2**20
+
+
+def test_only_training_steps_count_as_training(tmp_path):
+    before = torch.ones(60 * MIB, dtype=torch.uint8)  # a peak from before the watch
+    del before
+    watch = MemoryWatch(CPU)
+    model = nn.Linear(1024, 4096, bias=False)  # 16 MiB
+    watch.train()
+    step = torch.ones(40 * MIB, dtype=torch.uint8)
+    del step
+    watch.pause()
+    evaluation = torch.ones(150 * MIB, dtype=torch.uint8)
+    del evaluation
+    watch.train()
+    watch.pause()
+
+    use = watch.use(model, optimizer_state=3)
+
+    assert use.parameters == use.gradients == 16 * MIB
+    assert use.optimizer_state == 3
+    assert use.train_peak == pytest.approx(56 * MIB, abs=6 * MIB)
+    assert use.rest == use.train_peak - 32 * MIB - 3
+    assert use.peak - use.baseline == pytest.approx(166 * MIB, abs=10 * MIB)
+    assert use.baseline == pytest.approx(held_bytes(CPU) - 16 * MIB, abs=20 * MIB)
+
+
+def test_frozen_parameters_have_no_gradient():
+    model = nn.Linear(10, 10)
+    model.bias.requires_grad_(False)
+    use = MemoryWatch(CPU).use(model, 0)
+    assert (use.parameters, use.gradients) == (440, 400)
+
+
+def test_a_run_says_what_it_took(tmp_path):
+    use = train("reviews", tmp_path / "run", "train.max_steps=3").memory
+    assert 0 < use.gradients < use.parameters < use.gradients + 2048  # positions are buffers
+    assert use.optimizer_state == pytest.approx(2 * use.gradients, rel=0.01)
+    assert 0 < use.train_peak <= use.peak

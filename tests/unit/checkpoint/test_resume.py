@@ -1,0 +1,283 @@
+"""Output folders: who may write into them, and what a run goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from toolkit.base.errors import CheckpointError, RunError
+from toolkit.checkpoint import store as checkpoint
+from toolkit.checkpoint.lock import OutputLock, probe
+from toolkit.checkpoint.resume import changed_settings, decide_resume, refuse_changes
+from toolkit.tracking.jsonl import truncate_metrics
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from toolkit.outputs import OutputLock
+with OutputLock(Path(sys.argv[1])):
+    worker = os.fork()
+    if worker:
+        print(worker, flush=True)
+    time.sleep(60)
+"""
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+def save_steps(run: Path, *numbers: int) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for number in numbers:
+        checkpoint.save(run / "checkpoints", number, model, optimizer, {"step": number})
+
+
+def damage(run: Path, number: int) -> None:
+    (run / "checkpoints" / f"step-{number}" / "state.json").write_text("{}")
+
+
+def test_a_lock_keeps_other_processes_out_until_its_holder_dies(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        worker = int(holder.stdout.readline())
+        try:
+            for _ in range(2):  # a refused attempt must not loosen the lock
+                with pytest.raises(CheckpointError) as caught, OutputLock(tmp_path):
+                    pass
+            message = str(caught.value)
+            assert f"{tmp_path} is in use by process {holder.pid} on {socket.gethostname()} since 2" in message
+            assert "another output_dir" in message
+            holder.kill()
+            holder.wait()
+            with OutputLock(tmp_path):  # although a worker of the dead holder lives on
+                assert json.loads((tmp_path / ".lock").read_text())["pid"] == os.getpid()
+        finally:
+            holder.kill()
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_lock_is_refused_twice_in_one_process_and_freed_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    with OutputLock(tmp_path / "run"):
+        for same in ("run", "link"):
+            with pytest.raises(CheckpointError, match="this process already runs in"), OutputLock(tmp_path / same):
+                pass
+    with pytest.raises(KeyError), OutputLock(tmp_path / "run"):
+        raise KeyError
+    with OutputLock(tmp_path / "link"):
+        pass
+
+
+def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot open the lock file .*missing/\.lock: No such file"):
+        OutputLock(tmp_path / "missing").__enter__()
+
+
+def test_probe_makes_the_folder_and_leaves_nothing(tmp_path: Path) -> None:
+    probe(tmp_path / "a" / "b")
+    probe(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+@pytest.mark.parametrize("inside", ["", "run"])
+def test_probe_tells_that_a_file_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        probe(Path("file") / inside)
+    assert f"cannot write into {tmp_path / 'file' / inside}: " in str(caught.value)
+    assert "file is a file;" in str(caught.value)
+
+
+@pytest.mark.parametrize(("number", "reason"), [(13, "Permission denied"), (30, "Read-only file system")])
+def test_probe_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, reason: str) -> None:
+    def refuse(path: Path, _: bytes) -> None:
+        raise OSError(number, reason, str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: {reason}; give another"):
+        probe(tmp_path)
+
+
+def test_none_wants_an_empty_folder(tmp_path: Path) -> None:
+    assert decide_resume(tmp_path / "new", "none") == (None, [])
+    (tmp_path / ".lock").write_text("{}")
+    assert decide_resume(tmp_path, "none") == (None, [])
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError) as caught:
+        decide_resume(tmp_path, "none")
+    for part in (str(tmp_path), "checkpoints, metrics.jsonl", "another output_dir", "checkpoint.resume=auto", "delete"):
+        assert part in str(caught.value)
+
+
+def test_a_full_folder_is_not_listed_whole(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02d}").touch()
+    with pytest.raises(CheckpointError, match="00, 01, 02, 03, 04, 05, 06, 07 and 12 more"):
+        decide_resume(tmp_path, "none")
+
+
+def test_auto_goes_on_from_the_newest_valid_checkpoint(tmp_path: Path) -> None:
+    assert decide_resume(tmp_path / "new", "auto") == (None, [])
+    save_steps(tmp_path, 3, 6)
+    found, messages = decide_resume(tmp_path, "auto")
+    assert found is not None
+    assert (found.step, found.state, messages) == (6, {"step": 6}, [])
+    damage(tmp_path, 6)
+    found, messages = decide_resume(tmp_path, "auto")
+    assert found is not None
+    assert found.step == 3
+    assert len(messages) == 1
+    assert messages[0].startswith("checkpoints/step-6 is damaged (state.json: size differs")
+    assert messages[0].endswith("; using step-3")
+
+
+def test_auto_starts_anew_where_nothing_can_be_used_and_says_so(tmp_path: Path) -> None:
+    save_steps(tmp_path, 3)
+    damage(tmp_path, 3)
+    found, messages = decide_resume(tmp_path, "auto")
+    assert found is None
+    assert messages[0].endswith("; no valid checkpoint is left")
+    assert messages[1].endswith("holds checkpoints, but no valid checkpoint; nothing could be used, starting anew")
+
+
+def test_a_path_names_the_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    save_steps(run, 3, 6)
+    found, messages = decide_resume(tmp_path / "new", str(run / "checkpoints" / "step-3"))
+    assert found is not None
+    assert (found.step, messages) == (3, [])
+    found, messages = decide_resume(run, str(run / "checkpoints" / "step-3"))
+    assert found is not None
+    assert (found.step, messages) == (3, ["going back to step 3: the next save will remove step-6"])
+
+
+@pytest.mark.parametrize("folder", [".", "checkpoints"])
+def test_a_path_may_be_a_run(tmp_path: Path, folder: str) -> None:
+    save_steps(tmp_path, 3, 6)
+    found, messages = decide_resume(tmp_path, str(tmp_path / folder))
+    assert found is not None
+    assert found.step == 6
+    assert messages == [f"checkpoint.resume: using the newest valid checkpoint in {tmp_path / folder}, step-6"]
+    damage(tmp_path, 3)
+    damage(tmp_path, 6)
+    with pytest.raises(CheckpointError, match=r"nothing in .*checkpoints is usable:(.|\n)*step-6(.|\n)*step-3"):
+        decide_resume(tmp_path, str(tmp_path / folder))
+
+
+def test_a_path_without_a_checkpoint_or_into_another_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"nowhere cannot be used \(there is no such folder\)"):
+        decide_resume(tmp_path / "run", str(tmp_path / "nowhere"))
+    save_steps(tmp_path / "one", 3)
+    save_steps(tmp_path / "other", 9)
+    with pytest.raises(CheckpointError, match="other is not empty, it holds checkpoints"):
+        decide_resume(tmp_path / "other", str(tmp_path / "one"))
+    damage(tmp_path / "one", 3)
+    with pytest.raises(CheckpointError, match=r"state\.json: size differs"):
+        decide_resume(tmp_path / "one", str(tmp_path / "one" / "checkpoints" / "step-3"))
+
+
+SAVED: dict[str, Any] = {
+    "output_dir": "runs/one",
+    "engine": "loop",
+    "seed": 42,
+    "model.name_or_path": None,
+    "task.labels": ["a", "b"],
+    "train.gradient_accumulation_steps": 3,
+    "train.max_steps": 10,
+    "train.num_train_epochs": 3.0,
+    "train.dataloader_num_workers": 0,
+    "train.ddp_timeout": 1800,
+    "eval.eval_steps": None,
+    "checkpoint.save_steps": 5,
+    "tracking.project": "x",
+    "data.train_file": "a.csv",
+    "data.validation_file": "b.csv",
+    "data.test_file": None,
+    "data.fingerprint.train": "aa",
+    "data.fingerprint.validation": "bb",
+    "data.preprocessing_num_workers": None,
+    "data.max_eval_samples": None,
+    "num_processes": 1,
+    "versions.torch": "2.13.0",
+}
+
+
+def test_free_settings_may_change() -> None:
+    kept = {
+        "seed",
+        "model.name_or_path",
+        "task.labels",
+        "train.gradient_accumulation_steps",
+        "data.fingerprint.train",
+        "num_processes",
+    }
+    current = {key: value if key in kept else "changed" for key, value in SAVED.items()}
+    del current["data.fingerprint.validation"]
+    current["data.fingerprint.test"] = "new"
+    current["task.labels"] = ("a", "b")
+    assert changed_settings(SAVED, current) == []
+    refuse_changes(SAVED, current)
+
+
+def test_every_other_change_is_named() -> None:
+    current = {
+        **SAVED,
+        "train.gradient_accumulation_steps": 4,
+        "model.name_or_path": "näme",
+        "num_processes": 2,
+        "data.fingerprint.train": "cc",
+        "task.extra": None,
+        "task.labels": ["b", "a"],
+    }
+    del current["seed"]
+    expected = [
+        'data.fingerprint.train: the run was started with "aa", now "cc"',
+        'model.name_or_path: the run was started with null, now "näme"',
+        "num_processes: the run was started with 1, now 2",
+        "seed: the run was started with 42, now it is not there",
+        "task.extra: the run was started without it, now null",
+        'task.labels: the run was started with ["a", "b"], now ["b", "a"]',
+        "train.gradient_accumulation_steps: the run was started with 3, now 4",
+    ]
+    assert changed_settings(SAVED, current) == expected
+    with pytest.raises(CheckpointError) as caught:
+        refuse_changes(SAVED, current)
+    assert all(f"\n  - {message}\n" in str(caught.value) for message in expected)
+    assert "another output_dir" in str(caught.value)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 3, "lo', b'{"step": 2}', b"\xff\xfe\n", b'"step"\n{"loss": 1}\n\n'])
+def test_metrics_are_cut_back(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    kept = b'{"step": 1, "loss": 0.30000000000000004}\n{"step": 2, "eval_loss": NaN}\n{ "step":2 }\n'
+    path.write_bytes(kept + b'{"step": 3}\n{"step": 10}\n' + torn)
+    truncate_metrics(path, 2)
+    assert path.read_bytes() == kept + (torn + b"\n" if torn == b'{"step": 2}' else b"")
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "metrics.jsonl"
+    truncate_metrics(path, 5)
+    assert not path.exists()
+    path.write_text('{"step": 1}\n{"step": 9}\n')
+
+    def refuse(self: Path, _: Path) -> None:
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(RunError, match=r"metrics\.jsonl back to step 5: No space left on device"):
+        truncate_metrics(path, 5)
+    assert path.read_text() == '{"step": 1}\n{"step": 9}\n'

@@ -1,0 +1,238 @@
+"""Settings that cannot go together, and paths that are not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from toolkit.base.errors import ConfigError
+from toolkit.checks.rules import RULES
+from toolkit.config import STRICT, Config, load_config
+from toolkit.config.paths import FILE_FORMATS
+from toolkit.data.sources import READERS
+from toolkit.distributed.rules import SHARDING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """No options."""
+
+    __pydantic_config__ = STRICT
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\n")
+    Path("rows.xlsx").write_text("")
+    Path("local").mkdir()
+    Path("a.yaml").write_text("output_dir: out\nmodel: {name_or_path: some-model}\ndata: {train_file: rows.csv}\n")
+
+
+def load(*overrides: str, **environ: str) -> Config:
+    return load_config(Options, "a.yaml", overrides, environ, rules=RULES).config
+
+
+CONFLICTS = {
+    "model.name_or_path=null": "no model is named",
+    "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
+    "model.from_config.model_type=''": "it needs a model_type, as text",
+    "model.from_config.model_type=3": "it needs a model_type, as text",
+    "model.from_config.model_type=bert model.revision=main": "remove model.revision",
+    "model.from_config.model_type=bert model.trust_remote_code=true": "remove model.trust_remote_code",
+    "model.name_or_path=local model.revision=main": "'local' is a local folder; remove it",
+    "model.peft.r=4": "model.peft.r (4), model.peft.method ('none'): only lora, dora, rslora, qlora have",
+    "model.peft.method=ia3 model.peft.r=4": "set model.peft.method to lora or dora or rslora or qlora, or remove",
+    "model.peft.method=ia3 model.peft.lora_alpha=4": "remove model.peft.lora_alpha",
+    "model.peft.method=prompt_tuning model.peft.lora_dropout=0.5": "remove model.peft.lora_dropout",
+    "model.peft.method=prompt_tuning model.peft.target_modules=[a]": "remove model.peft.target_modules",
+    "model.peft.method=lora model.peft.num_virtual_tokens=4": "only prompt_tuning has such a setting",
+    "model.peft.method=lora model.freeze=backbone": "remove model.freeze, or set model.peft.method to none",
+    "model.unfreeze.epoch_1=[a]": "nothing is frozen; set model.freeze, or remove model.unfreeze",
+    "model.freeze=backbone model.unfreeze.later=[a]": "write them as epoch_<n> or step_<n>",
+    "model.from_config.model_type=bert model.peft.method=qlora": "set model.peft.method to lora, or name a pretrained",
+    "model.peft.method=qlora checkpoint.resume=auto": "set checkpoint.resume to none, or model.peft.method to lora",
+    "model.peft.method=qlora checkpoint.load_best_model_at_end=true": "set checkpoint.load_best_model_at_end to false",
+    "data.dataset_name=glue": "both name training rows; remove one of them",
+    "data.train_file=null": "no training rows are named",
+    "data.dataset_config_name=sst2": "remove data.dataset_config_name",
+    "data.revision=main": "remove data.revision",
+    "data.validation_split=0 data.max_eval_samples=3": "remove data.max_eval_samples, or give data.validation_file",
+    "data.validation_split=0 checkpoint.load_best_model_at_end=true": "checkpoint.load_best_model_at_end (true), data.",
+    "data.validation_split=0 eval.eval_steps=2": "set eval.eval_steps to null, or give data.validation_file",
+    "data.validation_split=0 eval.metric_for_best_model=f1": "remove eval.metric_for_best_model",
+    "checkpoint.load_best_model_at_end=true": "set eval.eval_steps, for instance to epoch",
+    "train.max_steps=0": "this would train nothing",
+    "train.max_steps=9 train.warmup_steps=10": "train.warmup_steps (10.0), train.max_steps (9): the run would end",
+    "train.warmup_steps=1.5": "give a whole number, or a fraction of all steps below 1",
+    "train.lr_scheduler_type=constant train.warmup_steps=2": "set train.lr_scheduler_type to constant_with_warmup",
+    "train.lr_scheduler_type=one_cycle train.warmup_steps=2": "this schedule rises by itself; set train.warmup_steps",
+    "train.lr_scheduler_type=cyclic train.warmup_steps=2": "this schedule rises by itself; set train.warmup_steps",
+    "train.lr_scheduler_type=reduce_lr_on_plateau": "set eval.eval_steps, for instance to epoch",
+    "train.snapshot_ensemble=true": "set train.lr_scheduler_type to cosine_with_restarts",
+    "train.snapshot_ensemble=true train.lr_scheduler_type=cosine_with_restarts data.validation_split=0": (
+        "there are no validation rows to evaluate; remove train.snapshot_ensemble"
+    ),
+    "train.optim=adafactor_relative": "set train.lr_scheduler_type to constant, or train.optim to adafactor",
+    "train.optim=adafactor_relative train.learning_rate=1": "remove train.learning_rate, or set train.optim",
+    "train.optim=adafactor_relative train.layerwise_lr_decay=0.5": "remove train.layerwise_lr_decay",
+    "train.optim=adafactor_relative train.head_learning_rate=1": "remove train.head_learning_rate",
+    "train.optim=schedule_free_adamw": "set train.lr_scheduler_type to constant or constant_with_warmup",
+    "train.optim=schedule_free_adamw train.optim_args.warmup_steps=2": "set train.warmup_steps",
+    "train.optim=adam_bnb_8bit train.weight_decay=0.1": "set train.optim to adamw_bnb_8bit",
+    "train.optim=lion_8bit train.adam_epsilon=0.5": "remove train.adam_epsilon",
+    "train.optim=adafactor train.adam_beta1=0.5": "remove train.adam_beta1",
+    "train.optim=sgd train.adam_beta1=0.5": "remove train.adam_beta1",
+    "train.optim=sgd train.adam_beta2=0.5": "remove train.adam_beta2",
+    "train.optim=sgd train.adam_epsilon=0.5": "remove train.adam_epsilon",
+    "train.optim_args.lr=1": "train.optim_args.lr (1): this has a key of its own; set train.learning_rate",
+    "train.optim_args.learning_rate=1": "set train.learning_rate",
+    "train.optim_args.weight_decay=1": "set train.weight_decay",
+    "train.optim_args.betas=[0.5,0.6]": "set train.adam_beta1 and train.adam_beta2",
+    "train.optim_args.eps=1": "set train.adam_epsilon",
+    "train.optim_args.fused=true": "set train.optim",
+    "train.local_sgd_steps=4": "only local_sgd has this setting; set train.strategy to local_sgd",
+    "train.local_sgd_warmup_steps=4": "set train.strategy to local_sgd, or remove train.local_sgd_warmup_steps",
+    "train.local_sgd_average_moments=true": "or remove train.local_sgd_average_moments",
+    "train.local_sgd_outer_lr=0.7": "or remove train.local_sgd_outer_lr",
+    "train.local_sgd_outer_momentum=0.5": "or remove train.local_sgd_outer_momentum",
+    "train.strategy=local_sgd train.local_sgd_outer_momentum=0.5": "there is no outer optimizer; set train.local_sgd_o",
+    "train.strategy=local_sgd train.local_sgd_warmup_steps=9 train.max_steps=9": "the run would end before processes",
+    "train.strategy=local_sgd train.auto_batch_size=true": "both decide how gradients are exchanged",
+    "train.strategy=local_sgd train.ema_decay=0.9": "each process would average other weights",
+    "train.ema_decay=0.9 train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "averages the weights",
+    "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "moments of 8 bits are",
+    "train.strategy=local_sgd train.mixed_precision=fp16": "use bf16 or no, or set train.strategy to sync",
+    "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
+    "tracking.project=a": "set tracking.report_to, or remove tracking.project",
+    "tracking.report_to=[wandb,wandb]": "a tracker is named twice",
+    "data.validation_split=0.2 data.validation_file=rows.csv": "either from a file of their own or out of the training",
+    "train.early_stopping_patience=2": "the only evaluation is the one of the last step; set eval.eval_steps",
+    "train.early_stopping_threshold=0.1": "set train.early_stopping_patience, or remove",
+    "checkpoint.hub_model_id=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_model_id",
+    "checkpoint.hub_private_repo=true": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_private_repo",
+    "checkpoint.hub_revision=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_revision",
+    "trainer.callbacks=[a.b]": "set engine to trainer, or remove the section trainer",
+    "model.attn_implementation=flash_attention_2": "set train.mixed_precision to bf16 or fp16, or use sdpa",
+    "train.torch_compile_backend=inductor": "set train.torch_compile to true, or remove train.torch_compile_backend",
+    "train.torch_compile_mode=default": "nothing would be compiled",
+    "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor has",
+    "train.dataloader_persistent_workers=true": "batches are loaded in the training process itself",
+    "train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0, or remove",
+    "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row has no smaller parts",
+    "output_dir=": "output_dir: received '', expected the name of a folder",
+    "output_dir=rows.csv": "output_dir: received 'rows.csv', which is a file",
+    "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
+    "checkpoint.resume=Auto": "(did you mean 'auto'?)",
+    "data.train_file=": "data.train_file: received '', expected text that is not blank",
+    "data.test_file=rows.xlsx": "data.test_file: received 'rows.xlsx', which is in no format that can be read",
+    "model.name_or_path=./no-model": "model.name_or_path: received './no-model', there is no such folder",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), CONFLICTS.items(), ids=CONFLICTS)
+def test_conflict(words: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*words.split(" "))
+    (problem,) = [problem for problem in caught.value.problems if message in problem]
+    assert problem.startswith("override ")
+
+
+def test_missing_data_file_names_the_path_that_was_tried(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("data.train_file=none.csv", "data.validation_file=sub/none.csv")
+    assert [problem.partition("; ")[0] for problem in caught.value.problems] == [
+        f"override data.train_file=none.csv: data.train_file: received 'none.csv', there is no such file (tried "
+        f"{tmp_path}/none.csv)",
+        f"override data.validation_file=sub/none.csv: data.validation_file: received 'sub/none.csv', there is no such "
+        f"file (tried {tmp_path}/sub/none.csv)",
+    ]
+
+
+def test_files_of_a_run_that_is_over_need_not_be_there() -> None:
+    overrides = ["data.train_file=none.csv", "checkpoint.resume=none-1", "model.name_or_path=./none"]
+    loaded = load_config(Options, "a.yaml", overrides, {}, check_files=False, rules=RULES)
+    assert loaded.config.data.train_file == "none.csv"
+
+
+GPU_ONLY = {
+    "train.mixed_precision=fp16": "fp16 needs a GPU, and the launcher asks for the CPU; use bf16 or no",
+    "train.mixed_precision=fp8": "fp8 needs a GPU that has it, and the launcher asks for the CPU; use bf16 or no",
+    "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher asks for the CPU; remove train.tf32",
+    "train.activation_offload=true": "activations are in the CPU's memory already, since the launcher asks for the CPU",
+    "model.attn_implementation=flex_attention": "it can be trained on a GPU only, and the launcher asks for the CPU",
+    "model.peft.method=qlora": "4 bits on a GPU, and the launcher asks for the CPU; set .* to lora",
+}
+
+
+@pytest.mark.parametrize(("words", "message"), GPU_ONLY.items(), ids=GPU_ONLY)
+def test_what_wants_no_cpu(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(words, ACCELERATE_USE_CPU="True")
+    load(words, ACCELERATE_USE_CPU="False")
+    load("train.mixed_precision=bf16", "train.tf32=false", ACCELERATE_USE_CPU="True")
+
+
+def problems(words: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*words.split(" "), **environ)
+    return caught.value.problems
+
+
+def test_every_rule_is_tested() -> None:
+    """Each row of the table is met by one of the cases above, with its reason and its remedy."""
+    met = [problem for words in CONFLICTS for problem in problems(words)]
+    met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
+    met += [problem for variable in SHARDING for problem in problems("train.strategy=local_sgd", **{variable: "true"})]
+    untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
+    assert untested == []
+    assert len(RULES) >= 25
+
+
+@pytest.mark.parametrize(("variable", "name"), SHARDING.items())
+def test_local_sgd_wants_whole_models(variable: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"the launcher asks for {name}.*set train.strategy to sync"):
+        load("train.strategy=local_sgd", **{variable: "true"})
+    assert load(**{variable: "true"}).train.strategy == "sync"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.strategy=local_sgd train.local_sgd_outer_lr=0.7 train.local_sgd_outer_momentum=0.5",
+        "model.peft.method=rslora model.peft.r=4 model.peft.target_modules=[query]",
+        "model.freeze=[backbone,head.*] model.unfreeze.step_10=[backbone.*] model.unfreeze.epoch_2=['*']",
+        "data.train_file=local",
+        "data.train_file=null data.dataset_name=glue data.dataset_config_name=sst2 data.revision=main",
+        "data.validation_file=rows.csv eval.eval_steps=epoch checkpoint.load_best_model_at_end=true",
+        "data.validation_split=0 data.validation_file=rows.csv eval.eval_steps=2",
+        "data.validation_split=0 data.test_file=rows.csv data.max_eval_samples=3",
+        "train.warmup_steps=0.5 train.max_steps=1",
+        "train.lr_scheduler_type=constant_with_warmup train.warmup_steps=2",
+        "train.optim=sgd train.optim_args.momentum=0.9",
+        "train.optim=rmsprop train.optim_args.eps=1e-6",
+        "train.optim=lion_8bit train.adam_beta1=0.5 train.adam_beta2=0.5",
+        "train.optim=adam train.optim_args.fused=true",
+        "train.optim=adafactor_relative train.lr_scheduler_type=constant train.weight_decay=0.1",
+        "train.optim=schedule_free_adamw train.lr_scheduler_type=constant_with_warmup train.warmup_steps=2",
+        "train.lr_scheduler_type=warmup_stable_decay train.warmup_steps=2",
+        "train.lr_scheduler_type=reduce_lr_on_plateau eval.eval_steps=2 train.warmup_steps=2",
+        "model.name_or_path=owner/name model.revision=main",
+        "model.name_or_path=./local checkpoint.resume=local",
+        "tracking.report_to=[wandb] tracking.run_name=a tracking.project=b",
+    ],
+)
+def test_what_can_go_together(words: str) -> None:
+    load(*words.split(" "))
+
+
+def test_nothing_is_said_about_sections_that_are_wrong_in_themselves() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("data.trian_file=a", "data.train_file=null", "train.max_steps=0")
+    assert [problem.split(": ")[1] for problem in caught.value.problems] == ["data.trian_file", "train.max_steps (0)"]
+
+
+def test_formats_are_those_that_can_be_read() -> None:
+    assert set(FILE_FORMATS) == set(READERS)

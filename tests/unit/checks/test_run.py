@@ -1,0 +1,28 @@
+"""What only libraries, machine and task can tell of a configuration is told at once, before any load."""
+
+from __future__ import annotations
+
+import pytest
+from runs import train
+
+from toolkit.base.errors import ConfigError
+
+
+def test_all_that_is_wrong_with_what_is_here_is_said_at_once(tmp_path):
+    settings = ("eval.metric_for_best_model=bleu", "train.optim_args.momentun=0.9", "train.optim=sgd", "engine=trainer",
+                "trainer.args.learning_rate=1.0", "checkpoint.push_to_hub=true")  # fmt: skip
+    with pytest.raises(ConfigError) as wrong:
+        train("reviews", tmp_path / "run", *settings)
+    keys = [problem.split(":")[0] for problem in wrong.value.problems]
+    assert keys == ["eval.metric_for_best_model", "train.optim_args.momentun", "trainer.args.learning_rate",
+                    "checkpoint.push_to_hub"]  # fmt: skip
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_task_cannot_do_is_said_with_the_rest(tmp_path):
+    settings = ("train.train_sampling_strategy=balanced", "train.snapshot_ensemble=true",
+                "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs.num_cycles=2")  # fmt: skip
+    with pytest.raises(ConfigError) as wrong:
+        train("translation", tmp_path / "run", *settings)
+    keys = [problem.split(":")[0] for problem in wrong.value.problems]
+    assert keys == ["train.train_sampling_strategy", "train.snapshot_ensemble"]

@@ -1,0 +1,57 @@
+"""`toolkit lr-plot`: the curve before a run, over as many steps as the run will have."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from runs import ROOT, TINY, lines, train
+
+from toolkit.base.errors import ConfigError, RunError
+from toolkit.commands import lr_plot
+
+CONFIG = ("recipes/reviews.py", "--config", "recipes/configs/reviews/smoke.yaml")
+FEW = (*TINY, "data.max_train_samples=37", "train.num_train_epochs=1", "train.per_device_train_batch_size=2")
+
+
+def plot(*arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    lr_plot.add_arguments(parser)
+    lr_plot.work(parser.parse_intermixed_args([*CONFIG, *arguments]))
+
+
+@pytest.fixture(autouse=True)
+def _folder(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_picture_has_the_steps_and_the_rates_of_the_run(tmp_path, monkeypatch, capsys):
+    train("reviews", tmp_path / "run", *FEW, "eval.eval_steps=null")
+    steps = lines(tmp_path / "run", "loss")
+    capsys.readouterr()
+    plot("--output", str(tmp_path / "lr.png"), *FEW)
+    shown = capsys.readouterr().out
+    assert f"total    {len(steps)} steps, the last at {steps[-1]['learning_rate']:.4g}" in shown
+    assert "peak     0.001 at step 2" in shown
+    assert "warm-up  1 steps" in shown
+    assert (tmp_path / "lr.png").read_bytes().startswith(b"\x89PNG")
+    plot("--output", str(tmp_path / "lr.png"), "--num_processes", "2", *FEW)
+    assert f"total    {(len(steps) + 1) // 2} steps" in capsys.readouterr().out
+
+
+def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(lr_plot, "plan", None)
+    plot("--output", str(tmp_path / "lr.svg"), "train.max_steps=1000000", "eval.eval_steps=100",
+         "train.lr_scheduler_type=reduce_lr_on_plateau")  # fmt: skip
+    shown = capsys.readouterr().out
+    assert "total    1000000 steps" in shown
+    assert "falls from there" in shown
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="exponential needs it"):
+        plot("train.max_steps=3", "train.lr_scheduler_type=exponential")
+    with pytest.raises(ConfigError, match="--num_processes: received 0"):
+        plot("--num_processes", "0")
+    with pytest.raises(RunError, match="--output: cannot write"):
+        plot("--output", str(tmp_path / "none" / "lr.png"), "train.max_steps=3")

@@ -1,0 +1,74 @@
+"""What `toolkit` does with runs of pictures and of recordings, and data sets of the hub's kinds."""
+
+from __future__ import annotations
+
+import json
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from audio_files import encoded as recording
+from audio_files import tone
+from commands import run_command
+from image_files import encoded as picture
+from image_files import noise
+from runs import ROOT, assert_close, lines, predictions, train
+
+from toolkit.base.errors import DataError
+
+FEW = ("train.max_steps=1", "data.max_eval_samples=9")
+
+
+@pytest.mark.parametrize(("modality", "folder"), [("image", "images"), ("audio", "audio")])
+def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
+    config = ROOT / f"recipes/configs/reviews/smoke_{modality}.yaml"
+    for command in ("validate", "explain"):
+        assert run_command(command, ROOT / "recipes/reviews.py", "--config", config, "seed=7") == 0
+    assert f"task.{modality}." in capsys.readouterr().out
+    train(f"reviews/smoke_{modality}", tmp_path / "run", "train.max_steps=1", "data.max_eval_samples=null")
+    data = ROOT / "recipes/data" / folder / "validation"
+    assert run_command("predict", tmp_path / "run", "--input", data, "--output", tmp_path / "new.jsonl") == 0
+    new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert_close([row | {"label": None} for row in predictions(tmp_path / "run")], new, 1e-5)
+    scored = ("--data", data, "--batch-size", "5", "--output", tmp_path / "scores.json")
+    assert run_command("evaluate", tmp_path / "run", *scored) == 0
+    expected = {name: value for name, value in lines(tmp_path / "run", "eval_loss")[-1].items() if "eval_" in name}
+    assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, 1e-5)
+
+
+def test_a_folder_of_pictures_laid_out_like_a_hub_s(tmp_path):
+    for split in ("train", "validation"):
+        for label in ("cat", "dog"):
+            (tmp_path / "set" / split / label).mkdir(parents=True)
+            for number in range(4):
+                content = picture(noise(20, 20, seed=number))
+                (tmp_path / "set" / split / label / f"{split} ä {number}.png").write_bytes(content)
+    files = (f"data.dataset_name={tmp_path / 'set'}", "data.train_file=null", "data.validation_file=null")
+    train("reviews/smoke_image", tmp_path / "run", *files, *FEW)
+    assert [row["label"] for row in predictions(tmp_path / "run")] == ["cat"] * 4 + ["dog"] * 4
+
+
+@pytest.mark.parametrize("where", ["data.dataset_name={folder}", "data.train_file={folder}/train.parquet"])
+def test_recordings_inside_a_table_need_no_decoder_of_datasets(where, tmp_path):
+    (tmp_path / "set").mkdir()
+    rows = [{"audio": {"bytes": recording(tone(0.5)), "path": f"{i}.wav"}, "label": i % 2} for i in range(16)]
+    kinds = datasets.Features(audio=datasets.Audio(), label=datasets.ClassLabel(names=["cat", "dog"]))
+    table = pa.Table.from_pylist(rows).replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": kinds.to_dict()}})}
+    )
+    pq.write_table(table, tmp_path / "set" / "train.parquet")
+    empty = ("data.train_file=null",) if "dataset_name" in where else ()
+    train("reviews/smoke_audio", tmp_path / "run", *empty, where.format(folder=tmp_path / "set"), *FEW,
+          "data.validation_file=null", "data.validation_split=0.25")  # fmt: skip
+    assert sorted(row["label"] for row in predictions(tmp_path / "run")) == ["cat", "cat", "dog", "dog"]
+
+
+def test_why_a_data_set_cannot_be_loaded_is_said(tmp_path, monkeypatch):
+    def load(*arguments, **settings):
+        raise datasets.exceptions.DatasetGenerationError("An error occurred") from ImportError("install 'torchcodec'")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="The answer was: install 'torchcodec'"):
+        train("reviews/smoke_audio", tmp_path / "run", "data.dataset_name=some/set", "data.train_file=null",
+              "data.validation_file=null")  # fmt: skip

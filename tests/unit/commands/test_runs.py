@@ -1,0 +1,87 @@
+"""Runs side by side: listed, compared and run again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import train
+from safetensors.torch import load_file, save_file
+
+from toolkit.commands.cli import main
+
+FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("outputs")
+    train("reviews", made / "one", *FEW, "model.config_overrides.hidden_dropout_prob=0.1")
+    train("reviews", made / "below" / "other", *FEW, "model.config_overrides.hidden_dropout_prob=0.1",
+          "train.learning_rate=0.01", "engine=trainer")  # fmt: skip
+    return made
+
+
+def call(capsys, *arguments) -> tuple[int, str, str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
+    code, out, _ = call(capsys, "runs", folder)
+    assert code == 0
+    rows = {line.split()[0]: line for line in out.splitlines()[1:]}
+    assert set(rows) == {"one", "below/other"}
+    assert "loop" in rows["one"]
+    assert "eval_accuracy" in rows["one"]
+    assert max(map(len, out.splitlines())) <= 80
+    losses = [json.loads((folder / name / "run.json").read_text())["result"]["train_loss"] for name in rows]
+    _, out, _ = call(capsys, "runs", folder, "--sort", "train_loss")
+    names = [line.split()[0] for line in out.splitlines()[1:]]
+    assert names == [name for _, name in sorted(zip(losses, rows, strict=True))]
+    code, _, err = call(capsys, "runs", folder, "--sort", "bleu")
+    assert (code, "eval_accuracy" in err) == (2, True)
+    code, _, err = call(capsys, "runs", tmp_path)
+    assert (code, "no runs in it" in err) == (2, True)
+
+
+def test_an_unfinished_run_says_so(folder, capsys, tmp_path):
+    facts = json.loads((folder / "one" / "run.json").read_text())
+    del facts["result"]
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "begun" / "config.yaml").write_text((folder / "one" / "config.yaml").read_text())
+    _, out, _ = call(capsys, "runs", tmp_path)
+    assert "not finished" in out
+    code, _, err = call(capsys, "reproduce", tmp_path / "begun")
+    assert (code, "not finished" in err) == (2, True)
+
+
+def test_a_difference_is_named_by_its_key(folder, capsys):
+    code, out, _ = call(capsys, "diff", folder / "one", folder / "below" / "other")
+    assert code == 0
+    settings = out.split("results")[0].splitlines()
+    assert settings[0].strip() == "settings"
+    assert {line.split()[0] for line in settings[2:] if line.strip()} == {"train.learning_rate", "engine"}
+    assert "train_seconds" not in out
+    _, out, _ = call(capsys, "diff", folder / "one", folder / "one")
+    assert out.strip() == "no difference in settings, data, versions, machines and results"
+    code, _, err = call(capsys, "diff", folder / "one", folder)
+    assert (code, "no run, it has no run.json" in err) == (2, True)
+
+
+def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # a launcher's wish is not part of the old run
+    code, out, err = call(capsys, "reproduce", folder / "one", "--output-dir", tmp_path / "again")
+    assert code == 0, err
+    assert "are the same to the last bit" in out
+    weights = folder / "one" / "model" / "model.safetensors"
+    tensors = load_file(weights)
+    tensors["classifier.bias"] = tensors["classifier.bias"] + 1
+    save_file(tensors, weights)
+    code, _, err = call(capsys, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
+    assert code == 1
+    assert "not reproduced: model.safetensors: classifier.bias differs by up to 1" in err

@@ -1,0 +1,438 @@
+"""What a configuration may say, and what is answered to one that is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from launching import ROOT
+
+from toolkit.base.errors import ConfigError
+from toolkit.checks.rules import RULES
+from toolkit.config import STRICT, Loaded, load_config
+from toolkit.config.column import Column
+from toolkit.config.sections import Positive
+
+COLUMNS = {"text": Column("what is read"), "label": Column("its class", label=True)}
+GOOD = "output_dir: out\nmodel: {name_or_path: some-model}\ndata: {train_file: rows.csv}\n"  # three lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of a task."""
+
+    __pydantic_config__ = STRICT
+
+    max_length: Positive = 384
+    """Longest input."""
+    labels: list[str] | None = None
+    """Names of the classes."""
+    weights: Literal["none", "balanced"] = "none"
+    """How classes are weighed."""
+    stride: int = 1
+    """Must not exceed max_length."""
+
+    def problems(self) -> list[str]:
+        return ["task.stride: longer than task.max_length"] if self.stride > self.max_length else []
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.csv").write_text("text,label\n")
+
+
+def load(yaml: str | bytes, *overrides: str, **environ: str) -> Loaded:
+    Path("a.yaml").write_bytes(yaml if isinstance(yaml, bytes) else yaml.encode())
+    return load_config(Options, "a.yaml", overrides, environ, COLUMNS, rules=RULES)
+
+
+def problems(yaml: str | bytes, *overrides: str, **environ: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(yaml, *overrides, **environ)
+    return caught.value.problems
+
+
+BAD_FILES = {
+    "empty": ("# nothing\n", "a.yaml: the file is empty"),
+    "list": ("- 1\n", "a.yaml: received [1] (a list), expected a mapping"),
+    "text": ("train\n", "a.yaml: received 'train' (text), expected a mapping"),
+    "not utf-8": (b"output_dir: out\nseed: \xff\n", "a.yaml:2: not UTF-8 text (byte 0xff)"),
+    "utf-16": ("seed: 1".encode("utf-16"), "a.yaml:1: not UTF-8 text"),
+    "open list": ("seed: 1\nmodel: [\n", "a.yaml:3:1: not valid YAML: while parsing a flow node"),
+    "two colons": ("seed: 1\noutput_dir: a: b\n", "a.yaml:2:14: not valid YAML: mapping values are not allowed here"),
+    "tab": ("train:\n\tseed: 1\n", "a.yaml:2:1: not valid YAML"),
+    "control character": ("seed: 1\noutput_dir: \x01\n", "a.yaml:2: not valid YAML: unacceptable character #x0001"),
+    "unknown anchor": ("seed: *seed\n", "a.yaml:1:7: not valid YAML: found undefined alias 'seed'"),
+    "two documents": (GOOD + "---\nseed: 1\n", "a.yaml:4:1: not valid YAML: expected a single document"),
+    "too deep": ("[" * 9999, "a.yaml: not valid YAML: nested too deeply"),
+}
+
+
+@pytest.mark.parametrize(("yaml", "message"), BAD_FILES.values(), ids=BAD_FILES)
+def test_file_that_is_no_configuration(yaml: str | bytes, message: str) -> None:
+    (problem,) = problems(yaml)
+    assert problem.startswith(message)
+
+
+BAD_SETTINGS = [
+    ("train:\n  learning_rte: 1", "5: train.learning_rte: unknown key (did you mean train.learning_rate?)"),
+    ("train: {bf16: true}", "4: train.bf16: unknown key (did you mean train.mixed_precision?)"),
+    ("train: {eval_steps: 1}", "4: train.eval_steps: unknown key (did you mean eval.eval_steps?)"),
+    ("learning_rate: 1", "4: learning_rate: unknown key (did you mean train.learning_rate?)"),
+    ("trian: {max_steps: 1}", "4: trian: unknown key (did you mean train?)"),
+    (
+        "eval: {qqq: 1}",
+        "4: eval.qqq: unknown key (eval can have per_device_eval_batch_size, eval_steps and metric_for_best_model)",
+    ),
+    ("train: 5", "4: train: received 5, expected a mapping"),
+    (
+        "train:\n  optim: adamx",
+        "5: train.optim: received 'adamx', allowed: 'adamw_torch', 'adamw_torch_fused', 'adafactor', 'adamw_bnb_8bit', "
+        "'paged_adamw_8bit', 'lion_8bit', 'sgd', 'rmsprop', 'adagrad', 'schedule_free_adamw', 'adafactor_relative', "
+        "'adam', 'adam_bnb_8bit', 'sgdw', 'lamb_bnb_8bit', 'muon' (did you mean 'adam'?)",
+    ),
+    (
+        "tracking: {report_to: [wandbb]}",
+        "4: tracking.report_to: received 'wandbb', allowed: 'tensorboard', 'wandb', 'mlflow' (did you mean 'wandb'?)",
+    ),
+    ("engine: lop", "4: engine: received 'lop', allowed: 'loop', 'trainer' (did you mean 'loop'?)"),
+    ("train: {learning_rate: -1}", "4: train.learning_rate: received -1, must be at least 0"),
+    ("seed: 4294967296", "4: seed: received 4294967296, must be below 4294967296"),
+    ("train: {learning_rate: '3'}", "4: train.learning_rate: received '3' (text), expected a number of at least 0"),
+    ("tracking: {run_name: 12}", "4: tracking.run_name: received 12, expected text or null"),
+    ("task: {max_length: 1.5}", "4: task.max_length: received 1.5, expected a whole number of at least 1"),
+    (
+        "train: {dataloader_pin_memory: yes}",
+        "4: train.dataloader_pin_memory: received 'yes' (text), expected true or false",
+    ),
+    ("train: {learning_rate: null}", "4: train.learning_rate: received null, expected a number"),
+    ("task: {labels: a}", "4: task.labels: received 'a' (text), expected a list of text or null"),
+    ("task: {labels: [a, 3]}", "4: task.labels: received 3, expected text"),
+    (
+        "eval: {eval_steps: 0}",
+        "4: eval.eval_steps: received 0, expected a whole number of at least 1, a fraction between "
+        "0 and 1, 'epoch' or null",
+    ),
+    (
+        "eval: {eval_steps: epochs}",
+        "4: eval.eval_steps: received 'epochs' (text), expected a whole number of at least 1, a fraction between 0 "
+        "and 1, 'epoch' or null (did you mean 'epoch'?)",
+    ),
+    ("train: {weight_decay: .nan}", "4: train.weight_decay: received .nan, expected a finite number"),
+    ("train: {optim_args: {a: -.inf}}", "4: train.optim_args.a: received -.inf, expected a finite number"),
+    ("train: {learning_rate: 1e999}", "4: train.learning_rate: received 1e999, expected a finite number"),
+    ("tracking: {run_name: 2024-01-31}", "4: tracking.run_name: received 2024-01-31 (a date), expected text"),
+    (
+        "tracking: {run_name: 2024-13-31}",
+        "4: tracking.run_name: received '2024-13-31', which is no valid timestamp; put quotes around text",
+    ),
+    (
+        "task: {labels: !!python/object:os.system x}",
+        "4: task.labels: the YAML tag !!python/object:os.system is not allowed",
+    ),
+    ("seed: 1\nseed: 2", "5: seed: given twice (first in line 4): keep one"),
+    ("train:\n  max_steps: 1\n  max_steps: 1", "6: train.max_steps: given twice (first in line 5): keep one"),
+    ("task: &a {labels: [*a]}", "4: task.labels: refers to itself"),
+    ("train: {<<: text}", "4: train.<<: only another mapping can be merged here"),
+    ("train: {optim_args: {true: 1}}", "4: train.optim_args.'true': a key must be text"),
+    ("task:\n  stride: 400", "5: task.stride: longer than task.max_length"),
+]
+
+
+@pytest.mark.parametrize(("yaml", "message"), BAD_SETTINGS, ids=[yaml for yaml, _ in BAD_SETTINGS])
+def test_bad_setting(yaml: str, message: str) -> None:
+    (problem,) = problems(f"{GOOD}{yaml}\n")
+    assert problem.startswith(f"a.yaml:{message}")
+
+
+BAD_COLUMNS = [
+    ("txt: body", "data.columns.txt: unknown column; this task has text and label (did you mean 'text'?)"),
+    ("text: ''", "data.columns.text: received '', expected the name of a column of your data"),
+    ("text: 3", "data.columns.text: received 3, expected text"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), BAD_COLUMNS)
+def test_bad_column(columns: str, message: str) -> None:
+    (problem,) = problems(GOOD.replace("data: {", f"data:\n  {{columns:\n    {{{columns}}}, "))
+    assert problem == f"a.yaml:5: {message}"
+
+
+BAD_OVERRIDES = [
+    ("train.optim", "no '='; write train.optim=VALUE"),
+    ("train.optin", "no '='; write train.optim=VALUE"),
+    ("=1", "a part of the key is empty"),
+    ("data..x=1", "data..x: a part of the key is empty"),
+    ("train=1", "train: this is a section; set one of its keys (train.key=value)"),
+    ("train.learning_rte=1", "train.learning_rte: unknown key (did you mean train.learning_rate?)"),
+    ("trian.learning_rate=1", "trian.learning_rate: unknown key (did you mean train.learning_rate?)"),
+    ("learning_rate=1", "learning_rate: unknown key (did you mean train.learning_rate?)"),
+    ("x-note=1", "x-note: unknown key"),
+    ("train.optim.lr=1", "train.optim.lr: train.optim has no keys of its own"),
+    ("seed.x=1", "seed.x: unknown key"),
+    ("seed=", "seed: no value after '=', expected a whole number"),
+    ("train.optim=adamx", "train.optim: received 'adamx', allowed: 'adamw_torch'"),
+    ("train.max_steps=two", "train.max_steps: received 'two' (text), expected a whole number of at least -1"),
+    ("train.max_steps=[", "not valid YAML: while parsing a flow node"),
+    ("train.optim_args={a: 1, a: 1}", "train.optim_args.a: given twice"),
+    ("train.optim_args=1", "train.optim_args: received 1, expected a mapping of names to any value"),
+    ("model.config_overrides.a=.nan", "model.config_overrides.a: received .nan, expected a finite number"),
+    ("data.columns.txt=body", "data.columns.txt: unknown column"),
+    ("data.train_file=\udcff", "not UTF-8 text"),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), BAD_OVERRIDES)
+def test_bad_override(override: str, message: str) -> None:
+    (problem,) = problems(GOOD, override)
+    assert problem.startswith("override " + override.replace("\udcff", r"\udcff"))
+    assert f": {message}" in problem
+
+
+def test_all_problems_of_file_and_overrides_come_in_one_error() -> None:
+    found = problems(
+        "seed: -1\ntrain: {optim: x, max_step: 1, learning_rate: '1'}\n"
+        "model: {name_or_path: a, from_config: {model_type: bert}}\n",
+        "eval.eval_steps=0",
+        "nonsense",
+    )
+    assert sorted(problem.split(": ")[0] + " " + problem.split(": ")[1].split(" ")[0] for problem in found) == [
+        "a.yaml data.train_file",
+        "a.yaml output_dir",
+        "a.yaml:1 seed",
+        "a.yaml:2 train.learning_rate",
+        "a.yaml:2 train.max_step",
+        "a.yaml:2 train.optim",
+        "a.yaml:3 model.name_or_path",
+        "override eval.eval_steps=0 eval.eval_steps",
+        "override nonsense no",
+    ]
+
+
+def test_missing_output_dir_is_named() -> None:
+    assert problems(GOOD.replace("output_dir", "x-dir")) == ["a.yaml: output_dir: missing; it must be given (text)"]
+
+
+def test_misspelt_required_key_is_one_problem() -> None:
+    assert problems(GOOD.replace("output_dir", "outptu_dir")) == [
+        "a.yaml:1: outptu_dir: unknown key (did you mean output_dir?)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [("b.yaml", "cannot be read: No such file or directory"), (".", "cannot be read: Is a directory")],
+)
+def test_file_that_cannot_be_read(file: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Options, file, [], {}, rules=RULES)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"{file}: {message}")
+    assert f"(tried {tmp_path / file})" in problem
+
+
+def test_notes_and_merged_mappings() -> None:
+    loaded = load(
+        GOOD + "x-a: &a {learning_rate: 1, x-why: .nan, max_steps: 5}\n"
+        "x-b: &b {max_steps: 6, adam_beta1: 0}\n"
+        "train:\n  <<: [*a, *b]\n  x-note: 2024-01-01\n  learning_rate: 2\n"
+    )
+    train = loaded.config.train
+    assert (train.learning_rate, train.max_steps, train.adam_beta1) == (2, 5, 0)
+    assert loaded.origins["train.max_steps"] == "file"
+    (problem,) = problems(GOOD + "x-a: &a\n  max_steps: a\ntrain: {<<: *a}\n")
+    assert problem.startswith("a.yaml:5: train.max_steps: received 'a' (text)")
+
+
+def test_section_without_keys_is_as_good_as_none() -> None:
+    assert load(GOOD + "train:\n").config == load(GOOD).config
+
+
+def test_yaml_is_1_2() -> None:
+    config = load(GOOD + "train: {mixed_precision: no, learning_rate: 3e-5}\ntask: {labels: [yes, off]}\n").config
+    assert (config.train.mixed_precision, config.train.learning_rate) == ("no", 3e-5)
+    assert config.task.labels == ["yes", "off"]
+
+
+def test_overrides_of_text_are_taken_as_they_are() -> None:
+    config = load(
+        GOOD,
+        "model.name_or_path=1234",
+        "train.mixed_precision=no",
+        "data.columns.text=null",
+        "data.columns.label=a=b",
+        "tracking.run_name=null",
+        "output_dir=null",
+        "tracking.project=[a",
+        "tracking.report_to=[wandb]",
+    ).config
+    assert (config.model.name_or_path, config.train.mixed_precision, config.output_dir) == ("1234", "no", "null")
+    assert config.data.columns == {"text": "null", "label": "a=b"}
+    assert (config.tracking.run_name, config.tracking.project) == (None, "[a")
+
+
+def test_other_overrides_are_yaml_and_the_last_wins() -> None:
+    loaded = load(
+        GOOD + "train: {max_steps: 7, optim_args: {foreach: true}}\n",
+        "eval.eval_steps=epoch",
+        "train.max_steps=x",
+        "train.max_steps=3",
+        "train.optim=sgd",
+        "train.optim_args.momentum=0.9",
+        "task.labels=[a, b]",
+        "model.config_overrides={a: 1, b: 2}",
+        "model.config_overrides.b.c=yes",
+    )
+    config, origins = loaded.config, loaded.origins
+    assert (config.eval.eval_steps, config.train.max_steps, config.task.labels) == ("epoch", 3, ["a", "b"])
+    assert config.train.optim_args == {"foreach": True, "momentum": 0.9}
+    assert (origins["train.optim_args.foreach"], origins["train.optim_args.momentum"]) == ("file", "override")
+    assert (origins["train.max_steps"], origins["train.learning_rate"]) == ("override", "default")
+    assert (origins["output_dir"], origins["seed"]) == ("file", "default")
+
+
+def test_override_into_something_that_is_no_mapping_leaves_that_mapping_wanted() -> None:
+    (problem,) = problems(GOOD + "train: {optim_args: 3}\n", "train.optim_args.momentum=0.9")
+    assert problem.startswith("a.yaml:4: train.optim_args: received 3, expected a mapping")
+
+
+BUILT = GOOD.replace("name_or_path: some-model", "from_config: {model_type: bert, hidden_size: 64}")
+
+
+def test_override_of_the_model_clears_what_the_file_says() -> None:
+    loaded = load(BUILT, "model.name_or_path=other")
+    assert (loaded.config.model.name_or_path, loaded.config.model.from_config) == ("other", None)
+    assert loaded.origins["model.from_config"] == "override"
+    loaded = load(GOOD, "model.from_config.model_type=vit", "model.from_config.hidden_size=32")
+    assert loaded.config.model.name_or_path is None
+    assert loaded.config.model.from_config == {"model_type": "vit", "hidden_size": 32}
+
+
+def test_override_into_the_files_model_is_merged() -> None:
+    assert load(BUILT, "model.from_config.hidden_size=32").config.model.from_config == {
+        "model_type": "bert",
+        "hidden_size": 32,
+    }
+
+
+def test_null_does_not_clear_the_other_way_to_name_a_model() -> None:
+    assert load(BUILT, "model.name_or_path=null").config.model.from_config is not None
+    assert load(GOOD, "model.name_or_path=other", "model.from_config=null").config.model.name_or_path == "other"
+
+
+@pytest.mark.parametrize(
+    ("yaml", "overrides", "message"),
+    [
+        (
+            BUILT.replace("from_config", "name_or_path: a, from_config"),
+            (),
+            "a.yaml:2: model.name_or_path ('a'), "
+            "model.from_config ({'model_type': 'bert', 'hidden_size': 64}): a model is either loaded or built anew",
+        ),
+        (
+            GOOD,
+            ("model.name_or_path=a", "model.from_config={model_type: bert}"),
+            "override model.name_or_path=a: "
+            "model.name_or_path ('a'), model.from_config ({'model_type': 'bert'}): a model is either loaded or built",
+        ),
+        (
+            GOOD,
+            ("model.name_or_path=null",),
+            "override model.name_or_path=null: model.name_or_path (null), model.from_config (null): no model is named",
+        ),
+        (
+            GOOD,
+            ("model.from_config.hidden_size=1",),
+            "override model.from_config.hidden_size=1: model.from_config ({'hidden_size': 1}): it needs a model_type",
+        ),
+    ],
+)
+def test_exactly_one_model(yaml: str, overrides: tuple[str, ...], message: str) -> None:
+    (problem,) = problems(yaml, *overrides)
+    assert problem.startswith(message)
+
+
+def test_launcher_decides_what_is_left_open() -> None:
+    loaded = load(
+        GOOD + "train: {mixed_precision: null}\n",
+        ACCELERATE_MIXED_PRECISION="bf16",
+        ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4",
+    )
+    assert (loaded.config.train.mixed_precision, loaded.config.train.gradient_accumulation_steps) == ("bf16", 4)
+    assert loaded.origins["train.mixed_precision"] == loaded.origins["train.gradient_accumulation_steps"] == "launcher"
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "auto"}]
+)
+def test_a_launcher_that_was_asked_for_nothing_decides_nothing(environ: dict[str, str]) -> None:
+    train = load(GOOD, **environ).config.train
+    assert (train.mixed_precision, train.gradient_accumulation_steps) == ("no", 1)
+    train = load(GOOD, "train.mixed_precision=bf16", "train.gradient_accumulation_steps=2", **environ).config.train
+    assert (train.mixed_precision, train.gradient_accumulation_steps) == ("bf16", 2)
+
+
+@pytest.mark.parametrize("own", ["no", "fp16"])
+def test_launcher_and_file_must_not_differ(own: str) -> None:
+    found = problems(
+        GOOD + f"train: {{mixed_precision: {own}, gradient_accumulation_steps: 2}}\n",
+        ACCELERATE_MIXED_PRECISION="bf16",
+        ACCELERATE_GRADIENT_ACCUMULATION_STEPS="4",
+    )
+    assert [problem.partition(";")[0] for problem in found] == [
+        f"a.yaml:4: train.mixed_precision: received '{own}', but the launcher says 'bf16' (ACCELERATE_MIXED_PRECISION)",
+        "a.yaml:4: train.gradient_accumulation_steps: received 2, but the launcher says 4 "
+        "(ACCELERATE_GRADIENT_ACCUMULATION_STEPS)",
+    ]
+    assert f"--mixed_precision {own}" in found[0]
+
+
+@pytest.mark.parametrize("own", ["null", "bf16"])
+def test_launcher_may_not_ask_for_what_there_is_not(own: str) -> None:
+    (problem,) = problems(GOOD, f"train.mixed_precision={own}", ACCELERATE_MIXED_PRECISION="fp4")
+    assert problem.startswith(
+        "launcher ACCELERATE_MIXED_PRECISION=fp4: train.mixed_precision: received 'fp4', allowed:"
+    )
+
+
+def test_bad_configuration_is_answered_without_torch() -> None:
+    Path("a.yaml").write_text(GOOD + "trian: 1\n")
+    code = """
+        import sys
+        from dataclasses import make_dataclass
+        from toolkit.config import STRICT, load_config
+        from toolkit.errors import ConfigError
+        options = make_dataclass("Options", [], frozen=True, namespace={"__pydantic_config__": STRICT})
+        try:
+            load_config(options, "a.yaml", [])
+        except ConfigError as error:
+            print(error)
+        print({"torch", "transformers", "datasets", "numpy"} & set(sys.modules))
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert answer.stdout.splitlines() == [
+        "1 setting is wrong:",
+        "  - a.yaml:4: trian: unknown key (did you mean train?)",
+        "set()",
+    ]
+
+
+def test_a_tilde_in_a_path_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = load(GOOD, "output_dir=~/runs/one", "data.train_file=~/rows.csv", "checkpoint.resume=auto").config
+    assert config.output_dir == str(tmp_path / "runs" / "one")
+    assert config.data.train_file == str(tmp_path / "rows.csv")
+    assert (config.model.name_or_path, config.checkpoint.resume) == ("some-model", "auto")

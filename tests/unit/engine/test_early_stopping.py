@@ -1,0 +1,50 @@
+"""Early stopping: it counts evaluations, ends both engines at the same step, and survives a resume."""
+
+from __future__ import annotations
+
+import pytest
+from runs import assert_same_weights, lines, train
+from stopping import StoppedError, stopper
+
+from toolkit.base.errors import ConfigError
+
+# A learning rate that makes every evaluation but the first few worse.
+RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",
+       "train.gradient_accumulation_steps=1", "train.num_train_epochs=5", "eval.eval_steps=1",
+       "train.learning_rate=0.5", "train.max_grad_norm=0", "eval.metric_for_best_model=loss", "checkpoint.save_steps=1",
+       "train.early_stopping_patience=3")  # fmt: skip
+
+
+def test_both_engines_stop_after_the_same_number_of_worse_evaluations(tmp_path, monkeypatch, capsys):
+    whole = train("reviews", tmp_path / "loop", *RUN)
+    assert whole.best_step == whole.steps - 3
+    assert whole.steps < 30
+    assert "stopping after step" in capsys.readouterr().out
+    train("reviews", tmp_path / "trainer", *RUN, "engine=trainer")
+    assert_same_weights(tmp_path / "loop", tmp_path / "trainer")
+    assert lines(tmp_path / "loop") == lines(tmp_path / "trainer")
+    # Stopped while it waits, it goes on waiting; and once it has ended, nothing more happens.
+    stop_before = stopper(monkeypatch)
+    stop_before(whole.steps)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "parts", *RUN)
+    stop_before(None)
+    for _ in range(2):
+        train("reviews", tmp_path / "parts", *RUN, "checkpoint.resume=auto")
+        assert lines(tmp_path / "parts") == lines(tmp_path / "loop")
+        assert_same_weights(tmp_path / "loop", tmp_path / "parts")
+
+
+def test_a_small_gain_counts_only_above_the_threshold(tmp_path):
+    calm = (*RUN, "train.learning_rate=1.0e-4", "train.early_stopping_patience=2", "train.max_steps=8")
+    assert train("reviews", tmp_path / "any", *calm).steps == 8
+    assert train("reviews", tmp_path / "much", *calm, "train.early_stopping_threshold=0.5").steps == 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [("train.early_stopping_patience=2", "eval.eval_steps=null"), ("train.early_stopping_threshold=0.1",)],
+)
+def test_settings_without_effect_are_refused(settings, tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.early_stopping_"):
+        train("reviews", tmp_path / "run", *settings)

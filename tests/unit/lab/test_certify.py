@@ -1,0 +1,270 @@
+"""Certificates: they pass where all is well, and point at the right place where it is not."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from certificate_subjects import CONFIG, RECIPE, cut
+from runs import ROOT, TINY
+from safetensors.torch import save_file
+
+from toolkit.base.files import write_json
+from toolkit.commands.certify import NAMES
+from toolkit.commands.cli import main
+from toolkit.config.overrides import written
+from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
+from toolkit.lab.certify.certificate import FAILED, OK, OPEN
+from toolkit.recipe import load_settings, load_task_type
+
+SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
+STEPS = 4
+
+
+# What the judges make of what runs left behind, written here by hand
+
+
+def step(number: int, **changes) -> dict:
+    rows = [[number, number + 10], [number + 20]]
+    return {"step": number, "rows": rows, "learning_rate": 0.1 / number, "num_items": 3.0, "random": "ab",
+            "loss_sum": 1.5, "grad_norm": 0.5, **changes}  # fmt: skip
+
+
+def write_trace(folder: Path, job: str, steps: list[dict], rank: int = 0) -> None:
+    trace = folder / "traces" / job
+    trace.mkdir(parents=True, exist_ok=True)
+    (trace / f"rank-{rank}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps))
+    for file in ("model/model", *(f"checkpoints/step-{STEPS}/{name}" for name in ("model", "optimizer"))):
+        path = folder / job / f"{file}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({"weight": torch.ones(2)}, path)
+
+
+@pytest.fixture
+def engine_runs(tmp_path) -> Path:
+    for engine in ("loop", "trainer"):
+        write_trace(tmp_path, f"{engine}-1", [step(n) for n in range(1, STEPS + 1)])
+        for rank in (0, 1):
+            write_trace(
+                tmp_path, f"{engine}-2", [step(n, rows=[step(n)["rows"][rank]]) for n in range(1, STEPS + 1)], rank
+            )
+    return tmp_path
+
+
+def test_engines_that_agree_are_certified(engine_runs):
+    assert engines.judge(engine_runs, None).verdict == OK
+
+
+@pytest.mark.parametrize(
+    ("job", "changes", "finger"),
+    [
+        ("trainer-1", {"rows": [[9]]}, "loop against trainer on one process: step 3: rows .* the order of the rows"),
+        (
+            "trainer-1",
+            {"loss_sum": 2.0, "grad_norm": 1.0},
+            "step 3: loss sum 1.5 against 2.0: the loss",
+        ),
+        ("trainer-1", {"random": "cd"}, "something draws from the global random numbers"),
+        ("loop-1", {"learning_rate": 0.5}, "one process against two, step 3: .* stepped once per process"),
+    ],
+)
+def test_engines_that_differ_are_told_apart_by_the_first_cause(engine_runs, job, changes, finger):
+    jobs = ["loop-1", "trainer-1"] if job == "loop-1" else [job]
+    for name in jobs:
+        steps = [step(n, **(changes if n >= 3 else {})) for n in range(1, STEPS + 1)]
+        write_trace(engine_runs, name, steps)
+    found = engines.judge(engine_runs, None)
+    assert found.verdict == FAILED
+    (problem,) = found.problems
+    assert re.search(finger, problem), problem
+
+
+def test_parameters_that_differ_in_the_end_are_named(engine_runs):
+    save_file(
+        {"weight": torch.tensor([1.0, 1.25])}, engine_runs / f"trainer-2/checkpoints/step-{STEPS}/model.safetensors"
+    )
+    (problem,) = engines.judge(engine_runs, None).problems
+    assert problem.endswith("model.safetensors: weight differs by up to 0.25")
+
+
+def resumed(folder: Path, *steps: dict, before: int = 3) -> Path:
+    write_trace(folder, "loop-1", [step(n) for n in range(1, STEPS + 1)])
+    write_trace(folder, "killed", [step(n) for n in range(1, before + 1)])
+    write_trace(folder, "resumed", list(steps))
+    return folder
+
+
+def test_a_resume_is_certified_or_its_first_wrong_step_named(tmp_path):
+    assert resume.judge(resumed(tmp_path, step(3), step(4)), None).verdict == OK
+    found = resume.judge(resumed(tmp_path, step(3, rows=[[1, 2]]), step(4)), None)
+    assert found.verdict == FAILED
+    assert found.problems[0].startswith("after the resume at step 2: step 3: rows")
+    missing = resume.judge(resumed(tmp_path, step(3)), None)
+    assert "2 steps against 1: one of them ended early" in missing.problems[0]
+    begun = resume.judge(resumed(tmp_path, *(step(n) for n in range(1, 5)), before=1), None)
+    assert begun.verdict == OPEN
+    assert "before its first checkpoint" in begun.problems[0]
+
+
+def test_an_optimizer_that_was_not_restored_is_named(tmp_path):
+    folder = resumed(tmp_path, step(3), step(4))
+    save_file({"weight": torch.zeros(2)}, folder / f"killed/checkpoints/step-{STEPS}/optimizer.safetensors")
+    (problem,) = resume.judge(folder, None).problems
+    assert "optimizer.safetensors: weight differs by up to 1" in problem
+
+
+def write_gradients(folder: Path, job: str, *gradients: list[float]) -> None:
+    (folder / job).mkdir(exist_ok=True)
+    trace = folder / "traces" / job
+    trace.mkdir(parents=True, exist_ok=True)
+    for number, gradient in enumerate(gradients, start=1):
+        np.savez(trace / f"gradient-{number}.npz", sample=np.array(gradient), norm=np.linalg.norm(gradient))
+    (trace / loss_scale.DEPENDENCE).write_text("[]")
+
+
+@pytest.fixture
+def splits(tmp_path) -> Path:
+    for job in loss_scale.jobs(cut(tmp_path)):
+        scale = 4.0 if job.name == "plain-2x4" else 1.0
+        write_gradients(tmp_path, job.name, [scale, 2 * scale], [3.0, 1.0])
+    return tmp_path
+
+
+def test_equal_updates_are_certified_beside_the_plain_trainer_s(splits, tmp_path):
+    found = loss_scale.judge(splits, cut(tmp_path))
+    assert found.verdict == OK
+    assert found.figures["2x4"] == {"ratio": 1.0, "cosine": pytest.approx(1.0), "windows": 2}
+    assert found.figures["transformers.Trainer 2x4"]["ratio"] == pytest.approx(4.0)
+
+
+def test_an_update_of_another_size_or_direction_is_not(splits, tmp_path):
+    write_gradients(splits, "split-4x2", [1.0, 2.0], [3.0, 1.5])
+    found = loss_scale.judge(splits, cut(tmp_path))
+    assert found.verdict == FAILED
+    (problem,) = found.problems
+    assert problem.startswith("4x2 against 8x1: in 1 of 2 windows the update is another: ratio 1.061, cosine 0.98")
+    (splits / "traces" / "split-8x1" / loss_scale.DEPENDENCE).write_text('["batch normalisation"]')
+    open_ = loss_scale.judge(splits, cut(tmp_path))
+    assert (open_.verdict, open_.problems) == (OPEN, ["this model depends on the batch: batch normalisation"])
+
+
+def write_evaluation(folder: Path, processes: int, rows: list[float], accuracy: float = 0.5) -> None:
+    run = folder / f"ranks-{processes}"
+    run.mkdir(exist_ok=True)
+    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "eval_loss": 1.0, "eval_accuracy": accuracy}) + "\n")
+    (run / "predictions.jsonl").write_text(
+        "".join(json.dumps({"text": "x", "scores": {"a": row}}) + "\n" for row in rows)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "accuracy", "finger"),
+    [
+        ([0.1, 0.2, 0.3000001], 0.5, None),
+        (
+            [0.2, 0.1, 0.3],
+            0.5,
+            "2 of 3 rows have other predictions, first row 1: the same predictions stand",
+        ),
+        ([0.1, 0.1, 0.3], 0.5, "1 of 3 rows have other predictions, first row 2: some rows were lost"),
+        ([0.1, 0.2], 0.5, "predicted 2 rows instead of 3"),
+        ([0.1, 0.2, 0.3], 0.6, "the same predictions, but eval_accuracy is 0.6 instead of 0.5"),
+    ],
+)
+def test_predictions_of_several_processes_are_compared_row_by_row(tmp_path, rows, accuracy, finger):
+    (tmp_path / "loop-1").mkdir()
+    write_evaluation(tmp_path, 1, [0.1, 0.2, 0.3])
+    write_evaluation(tmp_path, 2, [0.1, 0.2, 0.3])
+    write_evaluation(tmp_path, 3, rows, accuracy)
+    found = ranks.judge(tmp_path, cut(tmp_path))
+    assert found.verdict == (FAILED if finger else OK)
+    assert not finger or finger in found.problems[0]
+
+
+def test_without_validation_rows_nothing_is_said_of_metrics(tmp_path):
+    bare = cut(tmp_path)
+    data = replace(bare.cfg.data, validation_file=None, validation_split=0.0)
+    assert ranks.judge(tmp_path, replace(bare, cfg=replace(bare.cfg, data=data))).verdict == OPEN
+
+
+def test_a_job_that_failed_fails_what_needs_it(tmp_path):
+    (tmp_path / "loop-1").mkdir()
+    (tmp_path / "loop-1/error.txt").write_text("ValueError: no")
+    found = resume.judge(tmp_path, cut(tmp_path))
+    assert (found.verdict, found.problems) == (FAILED, ["the run loop-1 failed: ValueError: no"])
+
+
+# Files and the command
+
+
+def test_the_command_knows_all_certificates():
+    assert tuple(promises()) == NAMES
+
+
+def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
+    made = cut(tmp_path)
+    assert text.state_of(made.cfg).startswith("none for this configuration")
+    found = [resume.judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
+    folder = text.folder_of(made.cfg)
+    folder.mkdir(parents=True)
+    text.write(found, made.cfg, {"recipe": "r", "config": "c", "overrides": [], "rows": 37, "seconds": 1.0}, folder)
+    assert text.state_of(made.cfg).startswith("resume ok (")
+    assert text.state_of(replace(made.cfg, seed=1)) == text.state_of(made.cfg)
+    other = replace(made.cfg, train=replace(made.cfg.train, learning_rate=0.1))
+    assert text.state_of(other).startswith("none for this configuration")
+    assert "| resume | ok |" in (folder / "certificate.md").read_text()
+    assert json.loads((folder / "certificate.json").read_text())["passed"] is True
+    write_json(folder / "certificate.json", [])
+    assert "cannot be read" in text.state_of(made.cfg)
+
+
+@pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "from 1")])
+def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(RECIPE), "--config", str(CONFIG), *option])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_killed_run_is_certified(tmp_path, capsys):
+    settings = [*TINY, f"output_dir={tmp_path / 'run'}"]
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(RECIPE), "--config", str(CONFIG), "--only", "resume", "--kill-at", "7", *settings])
+    assert ended.value.code == 0, capsys.readouterr()
+    output = capsys.readouterr().out
+    assert "killed with SIGKILL at the end of step 7, resumed from step 6" in " ".join(output.split())
+    assert max(map(len, output.split("\n\n")[0].splitlines())) <= 80
+
+
+LARGE = (
+    "engine=trainer trainer.callbacks=[callbacks_for_tests.Recorder] train.early_stopping_patience=2 eval.eval_steps=1",
+    "checkpoint.push_to_hub=true checkpoint.hub_model_id=lab/model train.warmup_steps=500 train.max_time=00:01:00:00",
+    "tracking.report_to=[tensorboard] tracking.run_name=mine train.torch_compile=true",
+    "train.strategy=local_sgd train.local_sgd_outer_lr=0.7 train.local_sgd_warmup_steps=2",
+    "train.lr_scheduler_type=reduce_lr_on_plateau eval.eval_steps=epoch",
+    "train.lr_scheduler_type=cosine_with_restarts train.snapshot_ensemble=true train.lr_scheduler_kwargs.num_cycles=2",
+    "train.optim=adafactor_relative train.learning_rate=5.0e-5 train.lr_scheduler_type=constant train.warmup_steps=0",
+    "train.optim=schedule_free_adamw train.lr_scheduler_type=constant_with_warmup train.layerwise_lr_decay=0.9",
+    "train.mixed_precision=fp16 train.tf32=true train.activation_offload=true model.peft.method=lora",
+)
+
+
+@pytest.mark.parametrize("words", LARGE)
+def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
+    made = cut(tmp_path, *words.split())
+    for promise in promises().values():
+        for job in promise.jobs(made):
+            settings = [*made.settings(), *written({"engine": "loop"} | dict(job.settings))]
+            on_cpu = {"ACCELERATE_USE_CPU": "true"}
+            cfg = load_settings(load_task_type(RECIPE), CONFIG, settings, on_cpu).config
+            assert not cfg.checkpoint.push_to_hub
+            assert cfg.trainer.callbacks == []
+            assert cfg.train.warmup_steps <= 0.1
+            assert cfg.train.strategy == "sync"
+            assert cfg.train.mixed_precision == "no"
+            assert cfg.tracking.report_to == []

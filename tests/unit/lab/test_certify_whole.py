@@ -1,0 +1,102 @@
+"""Whole certificates: every smoke configuration passes, and planted faults are found and pointed at."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from certificate_subjects import RECIPE, cut
+from runs import ROOT, TINY
+
+from toolkit.commands.cli import main
+from toolkit.lab.certify import promises
+from toolkit.lab.certify.certificate import FAILED, OK
+from toolkit.lab.certify.jobs import run_jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
+FAULTS = {
+    "loss averaged per micro-batch": (
+        "loss-scale",
+        "not averaged per micro-batch",
+        """
+class Faulty(Original):
+    def count_items(self, batch):
+        return torch.tensor(1.0)
+
+    def loss_sum(self, outputs, batch):
+        return super().loss_sum(outputs, batch) / super().count_items(batch).clamp(min=1)
+""",
+    ),
+    "scheduler stepped per process": (
+        "engines",
+        "the schedule is stepped once per process",
+        """
+from torch.optim.lr_scheduler import LambdaLR
+
+def per_process(self):
+    for _ in range(int(os.environ.get("WORLD_SIZE", "1")) if self.last_epoch >= 0 else 1):
+        LambdaLR.once(self)
+
+if not hasattr(LambdaLR, "once"):  # a worker loads the recipe for each of its jobs
+    LambdaLR.once, LambdaLR.step = LambdaLR.step, per_process
+Faulty = Original
+""",
+    ),
+    "sampler without its epoch after a resume": (
+        "resume",
+        "the order of the rows",
+        """
+from toolkit.data.order import WindowSampler
+
+def forgetful(self, epoch, window=0):
+    WindowSampler.kept(self, epoch if hasattr(self, "sought") else 0, window)
+    self.sought = True
+
+if not hasattr(WindowSampler, "kept"):
+    WindowSampler.kept, WindowSampler.seek = WindowSampler.seek, forgetful
+Faulty = Original
+""",
+    ),
+    "predictions cut instead of put back by row id": (
+        "ranks",
+        "put back by their row ids",
+        """
+import toolkit.engine.evaluation
+
+def cut(parts, num_rows):
+    return {name: np.concatenate([part[name] for _, part in parts])[:num_rows] for name in parts[0][1]}
+
+toolkit.engine.evaluation.scatter = cut
+Faulty = Original
+""",
+    ),
+}
+"""A fault, the certificate that must find it, where that must point, and the fault itself, planted in a recipe."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_pointed_at(fault, tmp_path):
+    name, finger, code = FAULTS[fault]
+    imports = "import os\nimport numpy as np\nimport torch\nfrom toolkit.recipe import load_task_type\n"
+    head = f'{imports}\nOriginal = load_task_type("{RECIPE}")\n'
+    recipe = tmp_path / "faulty.py"
+    recipe.write_text(f"{head}{code}\n\nTASK = Faulty\n")
+    made = cut(tmp_path, *TINY, recipe=recipe)
+    promise, runs = promises()[name], tmp_path / "runs"
+    runs.mkdir()
+    run_jobs(promise.jobs(made), made, runs)
+    found = promise.judge(runs, made)
+    assert found.verdict == FAILED
+    assert finger in found.problems[0]
+
+
+@pytest.mark.parametrize("config", SMOKES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_smoke_configuration_is_certified(config, tmp_path, capsys):
+    recipe = ROOT / "recipes" / f"{config.parent.name}.py"
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(recipe), "--config", str(config), "--all", "--output-dir", str(tmp_path)])
+    assert ended.value.code == 0, str(capsys.readouterr())  # the error of a worker goes to stderr
+    written = json.loads((tmp_path / "certificate.json").read_text())
+    assert [certificate["verdict"] for certificate in written["certificates"]] == [OK] * 4

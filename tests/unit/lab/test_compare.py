@@ -1,0 +1,397 @@
+"""Switches become variants, variants become runs, runs become figures with intervals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from browser import needs_browser, open_page
+from runs import ROOT, TINY
+
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.commands.cli import main
+from toolkit.document import markdown
+from toolkit.lab.compare import running
+from toolkit.lab.compare.checking import Launch, check_variants
+from toolkit.lab.compare.files import write
+from toolkit.lab.compare.meter import count_positions
+from toolkit.lab.compare.page import sections, title_and_lead
+from toolkit.lab.compare.results import build
+from toolkit.lab.compare.running import Comparison, jobs_of, run_jobs
+from toolkit.lab.compare.summary import Figure, pareto, summarise
+from toolkit.lab.compare.table import compared, excuse, table
+from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.recipe import load_task_type
+
+RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
+
+
+# Switches
+
+
+def test_a_switch_is_a_key_and_its_values():
+    assert read_switch("train.optim=sgd,adafactor", {}) == [{"train.optim": "sgd"}, {"train.optim": "adafactor"}]
+    assert read_switch("train.optim_args={a: 1, b: 2},{}", {}) == [
+        {"train.optim_args": "{a: 1, b: 2}"}, {"train.optim_args": "{}"},
+    ]  # fmt: skip
+    assert read_switch("model.freeze=[a, b],'x,y'", {})[1] == {"model.freeze": "x,y"}
+    assert read_switch("task.source_prefix=don't say,translate: ", {}) == [
+        {"task.source_prefix": "don't say"}, {"task.source_prefix": "translate: "},
+    ]  # fmt: skip
+
+
+def test_a_value_can_bring_further_settings():
+    assert read_switch("train.optim=adamw_torch,sgd+train.learning_rate=0.1", {})[1] == {
+        "train.optim": "sgd", "train.learning_rate": "0.1",
+    }  # fmt: skip
+    assert read_switch("data.train_file=a+b.csv,c.csv", {})[0] == {"data.train_file": "a+b.csv"}
+
+
+def test_one_value_is_compared_with_what_is_configured():
+    configured = {"train.optim": "adamw_torch"}
+    assert read_switch("train.optim=sgd", configured) == [{"train.optim": "adamw_torch"}, {"train.optim": "sgd"}]
+
+
+@pytest.mark.parametrize("text", ["train.optim", "=sgd", "train.optim=", "train.optim=sgd,sgd", "a.b=[1,2", "a.b='x,y"])
+def test_what_is_no_switch_is_refused(text):
+    with pytest.raises(InputError, match="--switch: received"):
+        read_switch(text, {})
+
+
+@pytest.mark.parametrize("text", ["seed=1,2", "output_dir=a,b", "train.optim=sgd,adam+tracking.logging_steps=5"])
+def test_what_the_comparison_sets_itself_is_no_switch(text):
+    with pytest.raises(InputError, match="is set by the comparison itself"):
+        read_switch(text, {})
+
+
+def test_modes_combine_switches():
+    switches = [[{"a.x": "1"}, {"a.x": "2"}], [{"b.y": "3"}, {"b.y": "4"}, {"b.y": "5"}]]
+    names = {mode: [v.name for v in combine(switches, mode)] for mode in ("product", "one-at-a-time", "cumulative")}
+    assert names["product"] == ["x=1, y=3", "x=1, y=4", "x=1, y=5", "x=2, y=3", "x=2, y=4", "x=2, y=5"]
+    assert names["one-at-a-time"] == ["x=1, y=3", "x=2", "y=4", "y=5"]
+    assert names["cumulative"] == ["x=1, y=3", "+ x=2", "+ y=4", "+ y=5"]
+    assert combine(switches, "one-at-a-time")[2].settings == {"a.x": "1", "b.y": "4"}
+    assert combine(switches, "cumulative")[3].settings == {"a.x": "2", "b.y": "5"}
+
+
+def test_what_a_value_brings_goes_when_the_value_does():
+    switch = [{"a.x": "1", "a.rate": "7"}, {"a.x": "2", "a.other": "8"}, {"a.x": "3"}]
+    for mode in ("one-at-a-time", "cumulative"):
+        assert [v.settings for v in combine([switch], mode)] == switch
+    with pytest.raises(InputError, match=r"a\.x is in two switches"):
+        combine([switch, [{"a.x": "4"}, {"a.x": "5"}]], "product")
+
+
+# Checks before anything runs
+
+
+def check(*variants: dict[str, str], launch: Launch | None = None, overrides: tuple[str, ...] = ()):
+    named = [Variant(str(number), settings) for number, settings in enumerate(variants)]
+    task_type = load_task_type(RECIPE)
+    return check_variants(task_type, str(CONFIG), list(overrides), named, launch or Launch(None, 1, {}))
+
+
+def test_everything_wrong_is_named_before_anything_runs():
+    checked = check(
+        {"train.optim": "adamw_torch"},
+        {"train.optim": "adamw"},
+        {"train.optin": "sgd"},
+        {"train.torch_compile_mode": "default"},  # without torch_compile: refused by the table
+        {"train.mixed_precision": "fp16"},  # refused by the machine
+    )
+    assert list(checked.configs) == ["0"]
+    with pytest.raises(ConfigError) as error:
+        checked.refuse()
+    text = str(error.value)
+    for number, word in (("1", "'adamw'"), ("2", "did you mean train.optim?"), ("3", "torch_compile"), ("4", "fp16")):
+        assert any(f"variant {number}:" in line and word in line for line in text.splitlines()), (number, text)
+    checked = check({"train.optim": "sgd"}, {"train.optim": "nadam"}, {"train.optim": "nadam", "seed": "3"})
+    with pytest.raises(ConfigError, match=r"2 of 3 variants: override train\.optim=nadam"):
+        checked.refuse()
+
+
+def test_what_is_wrong_with_all_is_said_once():
+    with pytest.raises(ConfigError) as error:
+        check({"train.optin": "sgd"}, {"train.optin": "adam"}, overrides=("train.learnig_rate=1",)).refuse()
+    assert str(error.value).count("learning_rate?") == 1
+
+
+def test_a_step_keeps_its_rows():
+    one, two, three = check(
+        {"train.per_device_train_batch_size": "8"},
+        {"train.per_device_train_batch_size": "4"},
+        {"train.per_device_train_batch_size": "4", "train.gradient_accumulation_steps": "1"},
+    ).variants
+    assert (one.fixed, two.fixed, three.fixed) == ({}, {"train.gradient_accumulation_steps": "4"}, {})
+    refused = check({"train.per_device_train_batch_size": "8"}, {"train.per_device_train_batch_size": "5"}).refused
+    assert "do not divide the 16" in refused["1"][0]
+
+
+def test_the_launchers_settings_count(tmp_path):
+    file = tmp_path / "launch.yaml"
+    file.write_text("num_processes: 2\nmixed_precision: bf16\n")
+    launch = Launch.of(str(file), None)
+    assert launch.processes == 2
+    checked = check({}, {"train.mixed_precision": "no"}, launch=launch)
+    assert checked.configs["0"].train.mixed_precision == "bf16"
+    assert "the launcher says" in checked.refused["1"][0]
+    with pytest.raises(InputError, match="needs 3 processes, received 2"):
+        launch.check(3)
+    assert Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), 4).processes == 4
+    with pytest.raises(InputError, match="say --processes N"):
+        Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), None)
+    with pytest.raises(InputError, match="for several machines"):
+        Launch.of(str(ROOT / "accelerate_configs/multi_node.yaml"), 4)
+
+
+def test_the_same_settings_twice_are_refused():
+    refused = check({"train.learning_rate": "1e-3"}, {"train.learning_rate": "0.001"}).refused
+    assert refused == {"1": ["has the same settings as the variant 0"]}
+
+
+def test_every_question_can_be_asked():
+    for name, question in QUESTIONS.items():
+        checked = check(*(v.settings for v in of_question(question)), launch=Launch(None, question.processes, {}))
+        wrong = {name for name, problems in checked.refused.items() if not any("GPU" in text for text in problems)}
+        assert not wrong, (name, checked.refused)
+        assert len(checked.configs) >= 2
+
+
+# Runs
+
+
+WORKER = """
+import json, sys
+work = json.load(open(sys.argv[1]))
+settings = dict(text.split("=", 1) for text in work["overrides"])
+open(%r, "a").write(settings["train.optim"] + " " + settings["seed"] + "\\n")
+if settings["train.optim"] == "sgd":
+    sys.exit("no memory left")
+if settings["train.optim"] == "muon" and settings["seed"] == "2":
+    open(work["folder"] + "/error.txt", "w").write("step 3: the loss is not finite")
+    sys.exit(1)
+if settings["train.optim"] == "lamb_bnb_8bit":
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+json.dump(json.load(open(%r)), open(work["folder"] + "/measurement.json", "w"))
+"""
+
+
+def measurement(peak: int = 100, speed: float = 1.0, score: float = 0.8) -> dict:
+    draws = np.random.default_rng(1).normal(score, 0.01, 60).tolist()
+    return {
+        "metric": {"name": "eval_accuracy", "greater_is_better": True, "draws": draws},
+        "figures": {"eval_accuracy": score, "optimizer_state_bytes_per_parameter": 8.0, "trainable_parameters": 10},
+        "memory": {"parameters": 10, "gradients": 10, "optimizer_state": 20, "rest": peak - 40, "train_peak": peak},
+        "steps": {
+            "seconds": [9.0, *(speed * (1 + 0.01 * (i % 3)) for i in range(20))],
+            "real": [80] * 21, "positions": [100] * 21, "items": [8] * 21,
+        },
+        "exchange": {"collectives": 42, "bytes": 21 * 400},
+        "loss": [[step, 1 / step] for step in range(1, 22)],
+        "num_processes": 1, "device": "cpu", "hardware": {"cpus": 2, "gpus": []}, "versions": {"torch": "2"},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def comparison(tmp_path, monkeypatch):
+    log, worker, measured = tmp_path / "log", tmp_path / "worker.py", tmp_path / "measured.json"
+    worker.write_text(WORKER % (str(log), str(measured)))
+    measured.write_text(json.dumps(measurement()))
+    monkeypatch.setattr(running, "_start", lambda launch: iter([sys.executable, str(worker)]))
+    monkeypatch.chdir(ROOT)
+
+    def make(*optimizers: str, seeds: tuple[int, ...] = (1, 2)) -> tuple[Comparison, Path]:
+        checked = check(*({"train.optim": name} for name in optimizers))
+        return Comparison(
+            RECIPE, CONFIG, [], checked, Launch(None, 1, {}), seeds, 10, "code", tmp_path / "out"
+        ), log  # fmt: skip
+
+    return make
+
+
+def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
+    asked, log = comparison("adamw_torch", "sgd", "lamb_bnb_8bit", "adafactor")
+    jobs = jobs_of(asked)
+    run_jobs(asked, jobs, lambda: None)
+    assert log.read_text().splitlines() == [
+        "adamw_torch 1", "sgd 1", "lamb_bnb_8bit 1", "adafactor 1", "adamw_torch 2", "adafactor 2",
+    ]  # fmt: skip
+    found = build(asked, jobs, {"command": ["toolkit", "compare"]})
+    reasons = {row["name"]: row["reason"] for row in found["variants"]}
+    assert "no memory left" in reasons["1"]
+    assert "killed by signal 9 (out of memory?)" in reasons["2"]
+    assert [row["name"] for row in found["variants"] if "figures" in row] == ["0", "3"]
+    assert found["variants"][3]["differs"] == {"train.optim": ["adamw_torch", "adafactor"]}
+    assert "train.optim=adafactor" in found["variants"][3]["command"]
+    page = markdown.render(*title_and_lead(found), sections(found))
+    assert "2 1 did not run: its process ended with exit code 1" in page
+    assert page.count("| 4 | 3 |") == 3
+
+
+def test_a_variant_that_failed_once_goes_on_with_other_seeds(comparison):
+    asked, log = comparison("adamw_torch", "muon", seeds=(1, 2, 3))
+    jobs = jobs_of(asked)
+    run_jobs(asked, jobs, lambda: None)
+    assert len(log.read_text().splitlines()) == 6
+    found = build(asked, jobs, {})
+    assert excuse(found, found["variants"][1]) == "1 ran 2 of 3 times: step 3: the loss is not finite"
+    assert excuse(found, found["variants"][0]) is None
+
+
+def test_what_is_finished_is_not_run_again(comparison):
+    asked, log = comparison("adamw_torch", "adafactor")
+    jobs = jobs_of(asked)
+    with pytest.raises(KeyboardInterrupt):
+        run_jobs(asked, jobs, lambda: stop_after(jobs, 3))
+    asked, _ = comparison("adamw_torch", "adafactor")
+    jobs = jobs_of(asked)
+    assert [job.state for job in jobs] == ["kept", "kept", "kept", "waiting"]
+    run_jobs(asked, jobs, lambda: None)
+    assert len(log.read_text().splitlines()) == 4
+    assert {job.state for job in jobs_of(comparison("adamw_torch", "adafactor", "muon")[0])} == {"kept", "waiting"}
+
+
+def stop_after(jobs, number: int) -> None:
+    if sum(job.state == "done" for job in jobs) == number:
+        raise KeyboardInterrupt
+
+
+def test_another_question_is_run_anew(comparison, tmp_path):
+    asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
+    run_jobs(asked, jobs_of(asked), lambda: None)
+    launch = tmp_path / "launch.yaml"
+    launch.write_text("num_processes: 1")
+    for name, value in (
+        ("draws", 11),
+        ("overrides", ["train.max_steps=3"]),
+        ("code", "other"),
+        ("launch", Launch(launch, 1, {})),
+    ):
+        changed = replace(asked, **{name: value})
+        assert [job.state for job in jobs_of(changed)] == ["waiting", "waiting"], name
+    run_jobs(changed, jobs_of(changed), lambda: None)
+    assert [job.state for job in jobs_of(asked)] == ["kept", "kept"]  # what was finished before is still there
+
+
+# Figures
+
+
+def test_figures_stand_against_the_baseline_with_their_intervals():
+    slower = [measurement(peak=250, speed=2.0, score=0.801), measurement(peak=260, speed=2.1, score=0.803)]
+    base = [measurement(), measurement(peak=104, speed=1.02)]
+    one, other = (summarise(runs)["figures"] for runs in (base, slower))
+    assert one["train_peak"] == Figure(102, 100, 104)
+    assert one["step_seconds"].value == pytest.approx(1.02, abs=0.02)  # the first, slow steps do not count
+    assert one["real_per_second"].value == pytest.approx(80 / one["step_seconds"].value, rel=0.02)
+    against = {name: figure.against(one[name]) for name, figure in other.items()}
+    assert against["train_peak"].ratio == 2.5
+    assert (against["train_peak"].same, against["step_seconds"].same) == (False, False)
+    assert against["eval_accuracy"].same
+    assert [compared({"ratio": 1.004, "same": same}) for same in (True, False, None)] == ["~ x1.00", "x1.00", "? x1.00"]
+
+
+def test_one_run_has_no_interval_for_its_memory():
+    alone = summarise([measurement()])
+    assert alone["figures"]["train_peak"].against(Figure(50, 40, 60)) == Figure(100, None, None, 2.0)
+    assert alone["padding"] == pytest.approx(0.2)
+    assert alone["exchange"] == {"collectives": 2, "bytes": 400}
+    assert len(alone["loss"]) == 21
+
+
+def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison, tmp_path):
+    asked, _ = comparison("adamw_torch", "adafactor", "muon", seeds=(1,))
+    jobs = jobs_of(asked)
+    for job in jobs:
+        job.measured = measurement()
+    jobs[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
+    jobs[2].measured["metric"]["name"] = "eval_other"
+    jobs[2].measured["figures"]["eval_other"] = 0.5
+    found = build(asked, jobs, {"command": ["toolkit", "compare"]})
+    write(found, tmp_path)
+    assert ["eval_accuracy" in variant["figures"] for variant in found["variants"]] == [True, False, False]
+    assert [len(row) for row in table(found)[1]] == [6, 6, 6]
+    assert "inf" not in (tmp_path / "comparison.json").read_text().lower()
+
+
+def test_pareto_points_are_those_that_none_beats():
+    assert pareto([(1, 5), (2, 2), (3, 3), (5, 1), (2, 2)]) == [True, True, False, True, True]
+
+
+def test_padding_is_counted_by_masks_or_rows():
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    ids = torch.tensor([4, 5, -1])
+    assert count_positions({"inputs": {"attention_mask": mask}, "row_ids": ids}) == (3, 9)
+    assert count_positions({"inputs": {"pixel_values": torch.zeros(3, 1)}, "row_ids": ids}) == (2, 3)
+
+
+# The page
+
+
+@needs_browser
+def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
+    asked, _ = comparison("adamw_torch", "adafactor", "muon", "sgd", seeds=(1,))
+    jobs = jobs_of(asked)
+    run_jobs(asked, jobs, lambda: None)
+    for job, peak in zip(jobs, (300, 100, 200), strict=False):
+        job.measured = measurement(peak=peak * 2**20)
+    write(build(asked, jobs, {"command": ["toolkit", "compare"]}), tmp_path)
+    script = """
+        const table = document.querySelector("table.sortable");
+        const order = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);
+        const click = () => [...table.querySelectorAll("th button")].find(
+            (button) => button.textContent.startsWith("peak memory")).click();
+        const found = [order()];
+        click(); found.push(order());
+        click(); found.push(order());
+        return found;
+    """
+    for width in (1280, 400):
+        document, orders = open_page(tmp_path / "comparison.html", script, width)
+        assert orders == [["1", "2", "3", "4"], ["2", "3", "1", "4"], ["1", "3", "2", "4"]]
+    assert document.count("<svg") == 3
+
+
+# The command
+
+
+def run_cli(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(RECIPE), "--config", str(CONFIG), *arguments])
+    return int(ended.value.code)
+
+
+def test_wrong_switches_end_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    output = ["--output-dir", str(tmp_path / "out")]
+    assert run_cli("--switch", "train.optim=adamw_torch,adafactr", "--switch", "train.optin=1,2", *output) == 2
+    message = capsys.readouterr().err
+    assert "'adafactr'" in message
+    assert "train.optin: unknown key (did you mean train.optim?)" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_compares(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    output = tmp_path / "out"
+    small = ["--seeds", "1", "--steps", "3", "--draws", "20", *TINY]
+    switch = ["--switch", "train.learning_rate=1e-3,1e30"]
+    assert run_cli(*switch, *small, "--output-dir", str(output)) == 0
+    printed = capsys.readouterr().out
+    assert "learning_rate=1e30 did not run" in printed
+    assert max(map(len, printed.splitlines()[:-1])) <= 80  # the last names a folder
+    found = json.loads((output / "comparison.json").read_text())
+    fine, failed = found["variants"]
+    assert fine["steps"] == 3
+    assert fine["figures"]["eval_accuracy"]["low"] <= fine["figures"]["eval_accuracy"]["high"]
+    assert 0 < fine["padding"] < 1
+    assert fine["memory"]["optimizer_state"] > fine["memory"]["gradients"]
+    assert "figures" not in failed
+    assert table(found)[1][1][0] == "learning_rate=1e30"
+    files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
+    assert files | {".lock"} == {path.name for path in output.iterdir()}

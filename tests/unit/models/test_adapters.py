@@ -1,0 +1,243 @@
+"""Adapters: what is trained, that both engines and a resume agree, and that peft and transformers read the result."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from importlib.util import find_spec
+
+import pytest
+import torch
+import transformers
+from commands import run_command
+from runs import assert_close, assert_same_weights, lines, predictions, train, weights
+from stopping import StoppedError, stopper
+from test_contracts_resume import RANDOM
+
+import toolkit.run
+from toolkit.base.errors import ConfigError
+from toolkit.config.sections import AdapterConfig
+from toolkit.data.batches import evaluation_loader
+from toolkit.models.adapters import add_adapters
+from toolkit.models.parts import head_modules, repeated_linears, suffixes
+
+FEW = ("data.max_train_samples=24", "data.max_eval_samples=9", "train.per_device_train_batch_size=4",
+       "train.num_train_epochs=1", "train.learning_rate=1.0e-2", "checkpoint.save_steps=null")  # fmt: skip
+SHORT = {
+    "reviews": ("task.max_length=48",),
+    "language_modeling": ("task.block_size=48",),
+}
+"""Leaves room for virtual tokens."""
+METHODS = [
+    ("reviews", "lora"), ("translation", "lora"), ("reviews/smoke_image", "lora"), ("reviews/smoke_audio", "lora"),
+    ("qa", "lora"), ("language_modeling", "lora"),
+    ("reviews", "dora"), ("reviews", "rslora"), ("reviews", "ia3"), ("language_modeling", "ia3"),
+    ("reviews", "prompt_tuning"), ("translation", "prompt_tuning"), ("language_modeling", "prompt_tuning"),
+]  # fmt: skip
+
+
+def settings_of(task: str, method: str) -> tuple[str, ...]:
+    tokens = ("model.peft.num_virtual_tokens=4", *SHORT.get(task, ())) if method == "prompt_tuning" else ()
+    return (*FEW, f"model.peft.method={method}", *tokens)
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The run that was last trained, kept after its end."""
+    kept: dict = {}
+    write = toolkit.run.write_results
+
+    def write_and_keep(job, result):
+        kept["job"] = job
+        write(job, result)
+
+    monkeypatch.setattr(toolkit.run, "write_results", write_and_keep)
+    return kept
+
+
+def logits(model, job) -> dict[str, torch.Tensor]:
+    features = job.data.evals["validation"].features
+    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, rank=0, world_size=1)))
+    model.eval()
+    with torch.no_grad():
+        outputs = model(**batch["inputs"])
+    return {name: outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs}
+
+
+@pytest.mark.parametrize(("task", "method"), METHODS)
+def test_what_is_trained_is_what_peft_loads(task, method, tmp_path, job, capsys):
+    from peft import PeftModel
+
+    train(task, tmp_path / "run", *settings_of(task, method), "engine=trainer")
+    trainer = tmp_path / "run"
+    trainer.rename(tmp_path / "trainer")
+    train(task, tmp_path / "run", *settings_of(task, method))
+    assert_same_weights(tmp_path / "trainer", tmp_path / "run")
+    assert lines(tmp_path / "trainer") == lines(tmp_path / "run")
+    assert predictions(tmp_path / "trainer") == predictions(tmp_path / "run")
+
+    figures = json.loads((tmp_path / "run" / "run.json").read_text())["result"]
+    assert 0 < figures["trainable_fraction"] < 0.25
+    assert f"training {figures['trainable_parameters']:,} of " in capsys.readouterr().out
+
+    trained, folder = job["job"], tmp_path / "run" / "model"
+    expected = logits(trained.model, trained)
+    auto_class = getattr(transformers, trained.task.auto_model(trained.model.config))
+    config = transformers.AutoConfig.from_pretrained(folder)
+    base = auto_class.from_pretrained(folder / "base", config=config)
+    untrained = logits(base, trained)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft's own
+        adapted = PeftModel.from_pretrained(base, folder)
+    found = logits(adapted, trained)
+    if method == "prompt_tuning" and task == "language_modeling":
+        found["logits"] = found["logits"][:, 4:]
+    assert_equal(found, expected)
+    assert any(not torch.allclose(value, untrained[name], rtol=1e-3) for name, value in expected.items())
+
+    assert run_command("merge", tmp_path / "run") == (2 if method == "prompt_tuning" else 0)
+    if method == "prompt_tuning":
+        return
+    assert "relative to the largest logit" in capsys.readouterr().out
+    merged = logits(auto_class.from_pretrained(tmp_path / "run" / "merged"), trained)
+    assert {name: value.shape for name, value in merged.items()} == {k: v.shape for k, v in expected.items()}
+    for name, value in expected.items():
+        torch.testing.assert_close(merged[name], value, rtol=1e-4, atol=1e-4 * float(value.abs().max()))
+    assert run_command("merge", tmp_path / "run") == 2
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("task", "method"), [("reviews", "lora"), ("reviews", "dora"), ("translation", "prompt_tuning")]
+)
+def test_a_run_with_adapters_stopped_twice_ends_like_one_that_was_not(task, method, tmp_path, monkeypatch):
+    stop_before = stopper(monkeypatch)
+    dropout = ("model.peft.lora_dropout=0.1",) if method == "lora" else ()
+    settings = (*RANDOM[task], f"model.peft.method={method}", *dropout, "eval.eval_steps=4",
+                "checkpoint.load_best_model_at_end=true")  # fmt: skip
+    train(task, tmp_path / "whole", *settings)
+    for step, engine in ((6, "loop"), (12, "trainer")):
+        stop_before(step)
+        with pytest.raises(StoppedError):
+            train(task, tmp_path / "parts", *settings, f"engine={engine}", "checkpoint.resume=auto")
+    stop_before(None)
+    train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")  # and again, when nothing is left
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, capsys):
+    train("reviews", tmp_path / "first", *FEW, "train.max_steps=2")
+    base = (f"model.name_or_path={tmp_path / 'first' / 'model'}", "model.config_overrides.hidden_dropout_prob=0.1")
+    train("reviews", tmp_path / "run", *FEW, *base, "model.peft.method=lora", "model.peft.r=2")
+    folder = tmp_path / "run" / "model"
+    saved = json.loads((folder / "adapter_config.json").read_text())
+    assert saved["base_model_name_or_path"] == str(tmp_path / "first" / "model")
+    assert saved["task_type"] == "SEQ_CLS"
+    assert not (folder / "base").exists()
+    assert "PeftModel.from_pretrained(base, folder)" in (folder / "README.md").read_text()
+    assert set(weights(tmp_path / "run")) == {
+        "base_model.model.bert.pooler.dense.bias", "base_model.model.bert.pooler.dense.weight",
+        "base_model.model.classifier.bias", "base_model.model.classifier.weight",
+        *(f"base_model.model.bert.encoder.layer.{layer}.{linear}.lora_{part}.weight"
+          for layer in (0, 1)
+          for linear in ("attention.self.query", "attention.self.key", "attention.self.value",
+                         "attention.output.dense", "intermediate.dense", "output.dense")
+          for part in "AB"),
+    }  # fmt: skip
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\n" + "".join(json.dumps(row["text"]) + "\n" for row in predictions(tmp_path / "run")[:3]))
+    assert run_command("predict", tmp_path / "run", "--input", rows, "--output", tmp_path / "new.jsonl") == 0
+    new = [json.loads(line)["scores"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], 1e-5)
+    assert run_command("merge", tmp_path / "run", "--output", tmp_path / "merged", "--data", rows) == 0
+    assert transformers.pipeline("text-classification", str(tmp_path / "merged"))("good")[0]["label"]
+    assert run_command("merge", tmp_path / "first") == 2
+    assert "nothing to merge: it trained the model itself" in capsys.readouterr().err
+
+
+def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
+    from peft.tuners.lora.model import LoraModel
+
+    train("reviews", tmp_path / "run", *FEW, "model.peft.method=lora")
+    monkeypatch.setattr(LoraModel, "merge_and_unload", lambda self: self.unload())
+    assert run_command("merge", tmp_path / "run") == 1
+    assert "answers otherwise" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("qa", ("method=prompt_tuning",), "an answer is a position in the text"),
+        ("language_modeling/smoke_masked", ("method=prompt_tuning",), "masked tokens are foreseen where they stand"),
+        ("reviews/smoke_image", ("method=prompt_tuning",), "virtual tokens stand before a text"),
+        ("reviews", ("method=prompt_tuning", "num_virtual_tokens=20"), "the longest input has 64 tokens and the model"),
+        ("reviews", ("method=lora", "target_modules=[qery]"), r"ends in 'qery' \(did you mean 'query'\?\)"),
+        ("reviews", ("method=qlora",), "qlora computes with weights of 4 bits on a GPU|model built anew|4 bits"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(task, settings, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(task, tmp_path / "run", *FEW, *(f"model.peft.{setting}" for setting in settings))
+
+
+def test_missing_libraries_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "toolkit.models.adapter_checks.find_spec", lambda name: None if name == "peft" else find_spec(name)
+    )
+    with pytest.raises(ConfigError, match=r"lora needs peft, which is not installed; pip install .*\[peft\]"):
+        train("reviews", tmp_path / "run", "model.peft.method=lora")
+    assert not (tmp_path / "run").exists()
+
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+SPEECH = {"conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "num_feat_extract_layers": 1,
+          "num_conv_pos_embedding_groups": 2, **SIZES}  # fmt: skip
+LLAMA = {**SIZES, "vocab_size": 30, "num_key_value_heads": 2, "pad_token_id": 0}
+ARCHITECTURES = {
+    "vit": ("ImageClassification", {"image_size": 8, "patch_size": 4, **SIZES}, ["classifier"], 6),
+    "wav2vec2": ("AudioClassification", SPEECH, ["projector", "classifier"], 6),
+    "whisper": ("AudioClassification", {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2,
+                                        "encoder_ffn_dim": 8}, ["projector", "classifier"], 6),
+    "distilbert": ("SequenceClassification", {"dim": 8, "n_layers": 1, "n_heads": 2, "hidden_dim": 8, "vocab_size": 9},
+                   ["pre_classifier", "classifier"], 6),
+    "llama": ("SequenceClassification", LLAMA, ["score"], 7),
+    "gpt2": ("CausalLM", {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 9}, [], 4),
+    "bart": ("Seq2SeqLM", {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+                           "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
+                           "vocab_size": 9}, [], 16),
+}  # fmt: skip
+"""Type of model -> auto class, sizes, its head, and the linear layers of attention and MLP."""
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_linear_layers_and_heads_are_found_in_every_architecture(kind):
+    auto, sizes, head, count = ARCHITECTURES[kind]
+    auto_model = f"AutoModelFor{auto}"
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = getattr(transformers, auto_model).from_config(config)
+    assert head_modules(model) == head
+    linears = repeated_linears(model)
+    assert len(linears) == count
+    adapted = add_adapters(model, AdapterConfig(method="lora"), auto_model, seed=1)
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    inner = {name.removeprefix("base_model.model.") for name in trained}
+    assert {name.partition(".lora_")[0] for name in inner if ".lora_" in name} == set(linears)
+    assert {name.partition(".modules_to_save")[0] for name in inner if ".lora_" not in name} == set(head)
+
+
+def test_models_that_answer_at_the_last_token_take_no_prompts():
+    model = transformers.AutoModelForSequenceClassification.from_config(transformers.LlamaConfig(**LLAMA))
+    with pytest.raises(ConfigError, match="answers at the last token"):
+        add_adapters(model, AdapterConfig(method="prompt_tuning"), "AutoModelForSequenceClassification", seed=1)
+
+
+def test_ends_of_names_are_as_short_as_they_can_be():
+    names = ["a.0.out.dense", "a.1.out.dense", "a.0.in.dense", "head.out.dense", "a.0.q"]
+    assert suffixes(["a.0.out.dense", "a.1.out.dense", "a.0.q"], names) == ["0.out.dense", "1.out.dense", "q"]

@@ -1,0 +1,125 @@
+"""Models: what is loaded, made anew or refused, and which cannot keep the promise."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForAudioClassification,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+)
+
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.config.sections import ModelConfig
+from toolkit.models.load import batch_dependence, build_model, load_model_config
+
+SIZES = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+         "max_position_embeddings": 16}  # fmt: skip
+HEAD = "AutoModelForSequenceClassification"
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pretrained")
+    torch.manual_seed(0)
+    BertForSequenceClassification(BertConfig(**SIZES, num_labels=3)).save_pretrained(folder)
+    return folder
+
+
+def test_weights_are_loaded_and_a_head_of_another_size_is_new_but_repeatable(pretrained):
+    settings = ModelConfig(name_or_path=str(pretrained))
+    config = load_model_config(settings)
+    config.num_labels = 5
+    one, other = (build_model(settings, config, HEAD, seed=4) for _ in range(2))
+    original = BertForSequenceClassification.from_pretrained(pretrained)
+    assert one.classifier.weight.shape == (5, 8)
+    assert torch.equal(one.classifier.weight, other.classifier.weight)
+    assert torch.equal(one.bert.embeddings.word_embeddings.weight, original.bert.embeddings.word_embeddings.weight)
+
+
+def test_weights_are_trained_in_float32_whatever_they_were_saved_in(pretrained, tmp_path):
+    BertForSequenceClassification.from_pretrained(pretrained).to(torch.bfloat16).save_pretrained(tmp_path)
+    settings = ModelConfig(name_or_path=str(tmp_path))
+    assert build_model(settings, load_model_config(settings), HEAD, seed=1).dtype == torch.float32
+
+
+def test_sizes_that_do_not_fit_the_weights_are_refused(pretrained):
+    settings = ModelConfig(name_or_path=str(pretrained), config_overrides={"hidden_size": 16})
+    with pytest.raises(InputError, match="do not fit BertForSequenceClassification"):
+        build_model(settings, load_model_config(settings), HEAD, seed=1)
+
+
+def test_pickled_weights_are_not_loaded(pretrained, tmp_path):
+    model = BertForSequenceClassification.from_pretrained(pretrained)
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    settings = ModelConfig(name_or_path=str(tmp_path))
+    with pytest.raises(InputError, match=r"model\.name_or_path: cannot load"):
+        build_model(settings, load_model_config(settings), HEAD, seed=1)
+
+
+def test_code_beside_a_model_does_not_run(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}))
+    (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(InputError, match=r"model\.name_or_path: cannot load"):
+        load_model_config(ModelConfig(name_or_path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"from_config": {"model_type": "birt"}},
+            r"model\.from_config\.model_type: received 'birt'.*did you mean.*bert",
+        ),
+        ({"from_config": {"model_type": "bert", "hiden_size": 8}}, r"model\.from_config\.hiden_size.*mean hidden_size"),
+        ({"from_config": {"model_type": "bert", "hidden_size": "8"}}, r"model\.from_config: bert refuses"),
+        (
+            {"from_config": {"model_type": "bert"}, "config_overrides": {"dropout": 0.1}},
+            r"overrides\.dropout.*BertConfig has no",
+        ),
+        ({"name_or_path": "no/such-model"}, r"model\.name_or_path: cannot load 'no/such-model'"),
+    ],
+)
+def test_wrong_models_are_said_plainly(settings, message):
+    with pytest.raises((ConfigError, InputError), match=message):
+        load_model_config(ModelConfig(**settings))
+
+
+def test_models_whose_rows_depend_on_each_other_are_known():
+    resnet = AutoConfig.for_model("resnet", embedding_size=4, hidden_sizes=[4], depths=[1])
+    (reason,) = batch_dependence(AutoModelForImageClassification.from_config(resnet))
+    assert "batch normalisation" in reason
+    convolution = {"conv_dim": (8,), "conv_stride": (5,), "conv_kernel": (10,), "num_feat_extract_layers": 1}
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    group = AutoConfig.for_model("wav2vec2", **sizes, **convolution, num_conv_pos_embedding_groups=2)
+    assert "group normalisation" in batch_dependence(AutoModelForAudioClassification.from_config(group))[0]
+    xlnet = AutoConfig.for_model("xlnet", vocab_size=30, d_model=8, n_layer=1, n_head=2, d_inner=8)
+    assert "last position" in batch_dependence(AutoModelForSequenceClassification.from_config(xlnet))[0]
+
+
+WIDTH = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto_class", "sizes"),
+    [
+        ("bert", AutoModelForSequenceClassification, SIZES),
+        ("vit", AutoModelForImageClassification, {"image_size": 8, "patch_size": 4, **WIDTH}),
+        ("convnext", AutoModelForImageClassification, {"hidden_sizes": [4, 4], "depths": [1, 1], "num_stages": 2}),
+        ("wav2vec2", AutoModelForAudioClassification,
+         {"feat_extract_norm": "layer", "conv_dim": [8], "conv_stride": [5], "conv_kernel": [10],
+          "num_feat_extract_layers": 1, "num_conv_pos_embedding_groups": 2, **WIDTH}),
+        ("audio-spectrogram-transformer", AutoModelForAudioClassification, {"max_length": 32, **WIDTH}),
+        ("whisper", AutoModelForAudioClassification,
+         {"d_model": 8, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_layers": 1}),
+    ],
+)  # fmt: skip
+def test_models_whose_rows_stand_alone_are_not_warned_of(kind, auto_class, sizes):
+    assert batch_dependence(auto_class.from_config(AutoConfig.for_model(kind, **sizes))) == []

@@ -1,0 +1,136 @@
+"""Schedules equal those of the libraries; plateaus and snapshots follow a run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference_schedules import CASES, PEAK, STEPS, ours, reference, settings, walk
+from runs import assert_same_weights, lines, train
+from safetensors.torch import load_file
+from stopping import StoppedError, stopper, train_in_legs
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from toolkit.base.errors import ConfigError
+from toolkit.config.sections import TrainConfig
+from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.schedules import build_schedule, check_schedule, cycle_ends, factor_of, seek
+from toolkit.optim.shapes import SHAPES
+
+RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",
+       "train.gradient_accumulation_steps=1", "train.warmup_steps=0", "train.max_steps=8")  # fmt: skip
+PLATEAU = (*RUN, "eval.eval_steps=1", "checkpoint.save_steps=1", "train.lr_scheduler_type=reduce_lr_on_plateau",
+           "train.lr_scheduler_kwargs={patience: 1, factor: 0.5, threshold: 10.0, cooldown: 1}",
+           "eval.metric_for_best_model=loss")  # fmt: skip
+CYCLES = (*RUN, "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs.num_cycles=3",
+          "train.snapshot_ensemble=true", "checkpoint.save_steps=1", "train.learning_rate=0.01")  # fmt: skip
+
+
+def test_every_schedule_has_a_reference():
+    assert {case.partition("-")[0] for case in CASES} == set(SHAPES) - {"reduce_lr_on_plateau"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_schedule_equals_its_reference_over_100_steps(case):
+    schedule = reference(case)
+    assert ours(case) == pytest.approx(walk(schedule.optimizer, schedule), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_schedule_that_seeks_equals_one_that_walked(case):
+    train = settings(case)
+    check_schedule(train)
+    walked, optimizer = ours(case), build_optimizer(torch.nn.Linear(1, 1), train)
+    schedule = build_schedule(optimizer, train, STEPS)
+    for step in (99, 0, 10, 57):
+        seek(schedule, step)
+        assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] == walked[step]
+    assert factor_of(train, STEPS)(STEPS + 5) >= 0  # after the last step, and when one goes on for longer
+
+
+def test_a_warm_up_comes_before_the_schedules_of_torch():
+    train = TrainConfig(lr_scheduler_type="step", lr_scheduler_kwargs={"step_size": 2}, warmup_steps=2)
+    factor = factor_of(train, 10)
+    assert [factor(step) for step in range(6)] == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("linear", {"num_cycles": 2}, "lr_scheduler_kwargs.num_cycles: unknown argument of linear; it has none"),
+        ("cosine", {"num_cycle": 2}, r"num_cycle: unknown argument of cosine; known: num_cycles.*did you mean"),
+        ("cosine_with_restarts", {"num_cycles": 2.5}, r"num_cycles: received 2\.5"),
+        ("exponential", {}, "gamma: exponential needs it"),
+        ("step", {"step_size": 0}, "step_size: received 0"),
+        ("multi_step", {"milestones": 3}, "milestones: received 3"),
+        ("polynomial", {"lr_end": 1.0}, "lr_end .1. is not below train.learning_rate"),
+        ("cosine_with_min_lr", {}, "give one of min_lr and min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 1.0}, "min_lr .1. is above train.learning_rate"),
+        ("cyclic", {"base_lr": 1.0}, "base_lr .1. is above"),
+        ("warmup_stable_decay", {"num_decay_steps": 2, "decay_type": "square"}, "decay_type: received 'square'"),
+        ("reduce_lr_on_plateau", {"mode": "min"}, "mode: unknown argument of reduce_lr_on_plateau"),
+        ("reduce_lr_on_plateau", {"factor": 1.5}, r"factor: received 1\.5"),
+    ],
+)
+def test_wrong_arguments_of_a_schedule_are_named(name, given, message):
+    with pytest.raises(ConfigError, match=message):
+        check_schedule(TrainConfig(lr_scheduler_type=name, lr_scheduler_kwargs=given))
+
+
+def test_a_plateau_is_that_of_torch_and_survives_a_resume(tmp_path, monkeypatch):
+    train("reviews", tmp_path / "whole", *PLATEAU)
+    losses = [line["eval_loss"] for line in lines(tmp_path / "whole", "eval_loss")]
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1e-3)
+    reference = ReduceLROnPlateau(optimizer, "min", patience=1, factor=0.5, threshold=10.0, cooldown=1)
+    expected = []
+    for loss in losses:
+        expected.append(optimizer.param_groups[0]["lr"])
+        reference.step(loss)
+    assert [line["learning_rate"] for line in lines(tmp_path / "whole", "loss")] == pytest.approx(expected)
+    assert len(set(expected)) == 3
+    legs = ((4, "trainer"), (6, "loop"), (None, "trainer"))
+    train_in_legs(monkeypatch, tmp_path / "parts", *PLATEAU, legs=legs)
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+
+
+def test_cycles_end_where_the_rate_is_at_its_peak_again():
+    train = TrainConfig(lr_scheduler_type="cosine_with_restarts", lr_scheduler_kwargs={"num_cycles": 3}, warmup_steps=2)
+    ends = cycle_ends(train, 14)
+    factor = factor_of(train, 14)
+    assert ends == [6, 10, 14]
+    assert [factor(end) for end in ends] == pytest.approx([1.0, 1.0, 0.0])
+
+
+def test_snapshots_are_averaged_under_both_engines_and_after_a_resume(tmp_path, monkeypatch):
+    result = train("reviews", tmp_path / "whole", *CYCLES)
+    (line,) = lines(tmp_path / "whole", "ensemble_accuracy")
+    assert line["ensemble_size"] == 3
+    assert result.further["ensemble_accuracy"] == line["ensemble_accuracy"]
+    files = sorted((tmp_path / "whole" / "snapshots").iterdir())
+    assert [file.name for file in files] == ["step-3.safetensors", "step-6.safetensors", "step-8.safetensors"]
+    # The last snapshot is the last step, and scoring the others has not changed the model.
+    last, final = (load_file(file) for file in (files[-1], tmp_path / "whole" / "model" / "model.safetensors"))
+    assert all(torch.equal(final[name], value) for name, value in last.items())
+    stop_before = stopper(monkeypatch)
+    stop_before(5)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "parts", *CYCLES, "engine=trainer")
+    stop_before(None)
+    train("reviews", tmp_path / "parts", *CYCLES, "engine=trainer", "checkpoint.resume=auto")
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert "ensemble_accuracy" in (tmp_path / "whole" / "report.md").read_text()
+
+
+def test_one_snapshot_of_the_last_step_scores_like_the_model(tmp_path):
+    train("reviews", tmp_path / "run", *CYCLES, "train.lr_scheduler_kwargs.num_cycles=1")
+    (ensemble,), evaluations = (lines(tmp_path / "run", f"{name}accuracy") for name in ("ensemble_", "eval_"))
+    assert ensemble["ensemble_accuracy"] == evaluations[-1]["eval_accuracy"]
+
+
+def test_a_task_whose_predictions_have_no_mean_takes_no_snapshots(tmp_path):
+    with pytest.raises(ConfigError, match=r"train\.snapshot_ensemble: .* no mean"):
+        train("qa", tmp_path / "run", *CYCLES)
+
+
+def test_peak_of_the_tables_is_the_settings():
+    assert max(ours("linear-cold")) == PEAK

@@ -1,0 +1,161 @@
+"""What an engine is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from toolkit.api.task import Batch, Predictions, Prepared, Processor, Task
+from toolkit.base.errors import ConfigError
+from toolkit.base.memory import MemoryUse, MemoryWatch
+from toolkit.config.messages import did_you_mean
+from toolkit.config.sections import Config
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been verified: its folder, its optimizer step, and the state the caller gave."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+class Observer(Protocol):
+    """Looks at a run from outside, as certificates do; it must change nothing."""
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Called before each update with the step, from 1, and the bare model, its gradient exchanged and clipped."""
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Called after each update, with this rank's micro-batches and the step's figures; `seconds` is its time."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that an engine needs.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        accelerator: the run's one Accelerator.
+        model: the model before `prepare`.
+        processor: tokenizer, image processor or feature extractor.
+        data: tokenised rows.
+        output_dir: the run's folder, locked and writable.
+        resume: the checkpoint to go on from, or None.
+        identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
+        memory: measures, from before the model was built.
+        observer: looks on, or None.
+    """
+
+    cfg: Config
+    task: Task
+    accelerator: Accelerator
+    model: PreTrainedModel
+    processor: Processor
+    data: Prepared
+    output_dir: Path
+    resume: Checkpoint | None
+    identity: Mapping[str, Any]
+    memory: MemoryWatch
+    observer: Observer | None = None
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What came out of training.
+
+    Args:
+        steps: optimizer steps of the whole run, former sessions included.
+        train_loss: mean loss over all items trained on in this session, None if there were none.
+        evaluations: the final model's, by set (`validation`, `test`).
+        best: best value of the metric for the best model, or None.
+        best_step: step of that value.
+        train_seconds: time spent in training steps in this session, without evaluating and saving.
+        items_per_second: items trained on per second of that.
+        memory: what it took of the main process's.
+        further: what extensions have to report.
+    """
+
+    steps: int
+    train_loss: float | None
+    evaluations: Mapping[str, Evaluation]
+    best: float | None
+    best_step: int | None
+    train_seconds: float
+    items_per_second: float
+    memory: MemoryUse
+    further: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class TrainState:
+    """What a run has done; together with parameters and optimizer all that a resume needs.
+
+    Position, order, augmentation and random numbers follow from `step`, so none of them is stored.
+    """
+
+    step: int = 0
+    best_metric: float | None = None
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    loss_sum: float = 0.0
+    """Summed loss since the last training line, over all ranks."""
+    num_items: float = 0.0
+    """Items since the last training line, over all ranks."""
+    evaluated_step: int = -1
+    """Last step that was evaluated on the validation rows."""
+    ended: bool = False
+    """Whether something has ended training before the last planned step."""
+    skipped_steps: int = 0
+    """Steps whose update the scaler of fp16 left out; the schedule did not count them."""
+
+
+def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
+    """Returns the name of the metric that names the best model, with its prefix, and whether greater is better.
+
+    Raises:
+        ConfigError: if the task has no metric of the name that the YAML gives.
+    """
+    name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
+    known = {"loss": False, **task.scores}
+    if name not in known:
+        near = did_you_mean(name, list(known))
+        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
+    return f"eval_{name}", known[name]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics without prefix on every rank, and predictions in row order on the main process (empty elsewhere)."""
+
+    metrics: dict[str, float]
+    predictions: Predictions
+
+
+class Job(Protocol):
+    """What predictions are made with: a run that is trained, or a finished one."""
+
+    @property
+    def cfg(self) -> Config:
+        """Resolved settings."""
+
+    @property
+    def task(self) -> Task:
+        """The recipe's task."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """The processes."""
+
+    @property
+    def processor(self) -> Processor:
+        """For the collator."""

@@ -1,0 +1,69 @@
+"""What can go wrong for a user, and the exit code each kind ends with.
+
+A message is complete in itself: what was received, where (file and dotted key, or file and row) and what
+to do. `toolkit.main` prints it without a traceback; anything else that escapes is a bug of ours.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class ToolkitError(Exception):
+    """Base of every error meant for a person; `exit_code` is the process's."""
+
+    exit_code = 1
+    shared = False
+    """Whether every rank raised this same error, so that only the first need show it."""
+
+
+class InputError(ToolkitError):
+    """Something the user gave is wrong (configuration, data, paths): exit code 2."""
+
+    exit_code = 2
+
+
+class ConfigError(InputError):
+    """One or more settings are wrong.
+
+    Args:
+        problems: one self-contained message per setting, all of those that were found.
+    """
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        count = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
+        super().__init__("\n".join([f"{count} wrong:", *(f"  - {problem}" for problem in problems)]))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+        # Errors of the main process travel to the other ranks; the default would rebuild one from its message.
+        return ConfigError, (self.problems,)
+
+
+class DataError(InputError):
+    """A data file or some of its rows cannot be used."""
+
+
+class CheckpointError(InputError):
+    """A checkpoint or output folder cannot be used as asked."""
+
+
+class RunError(ToolkitError):
+    """The run itself failed, for instance through a non-finite update: exit code 1."""
+
+
+class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
+    """SIGTERM arrived and the run stopped at a step boundary: exit code 143."""
+
+    exit_code = 143
+
+
+def pretrained_error(key: str, name: str, error: Exception) -> InputError:
+    """Returns one plain message for the many ways in which a hub id or folder cannot be loaded."""
+    reason = str(error).strip().split("\n")[0]
+    return InputError(
+        f"{key}: cannot load {name!r}.\n"
+        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be had from the hub.\n"
+        f"  Reason given: {type(error).__name__}: {reason}\n"
+        "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load)."
+    )

@@ -1,0 +1,85 @@
+"""How a process ends: exit codes, and messages without a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from toolkit.base.errors import ToolkitError
+
+EXIT_INTERRUPT = 130
+
+
+OWN_ERROR_SECONDS = 3.0
+"""How long a later rank waits before it prints an error that the first rank may have printed."""
+
+
+def guarded(work: Callable[[], None]) -> NoReturn:
+    """Runs `work` and ends the process with its exit code; errors meant for people are printed without traceback.
+
+    Ranks meet nearly every such error alike: the first prints it, and the launcher ends the others before they would.
+    What is not meant for people is a bug or a lost machine, and is printed by whichever rank it happens on.
+    """
+    from toolkit.base.processes import end_process, is_first_rank
+
+    try:
+        work()
+    except ToolkitError as error:
+        if is_first_rank():
+            print(f"\n{error}", file=sys.stderr)
+        elif not error.shared:
+            time.sleep(OWN_ERROR_SECONDS)
+            print(f"\n[rank {os.environ['RANK']}] {error}", file=sys.stderr)
+        end_process(error.exit_code)
+    except KeyboardInterrupt:
+        print(
+            "\nstopped by Ctrl-C; a run goes on from its newest checkpoint with checkpoint.resume=auto", file=sys.stderr
+        )
+        end_process(EXIT_INTERRUPT)
+    except BrokenPipeError:  # who read our output has closed it, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end_process(1)
+    except Exception as error:
+        print(f"\n[rank {os.environ.get('RANK', '0')}] {unexpected(error)}", file=sys.stderr)
+        end_process(1)
+    leave_group()
+    end_process(0)
+
+
+def leave_group() -> None:
+    """Ends this process's part in a process group, if there is one; NCCL warns of processes that do not."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def unexpected(error: Exception) -> str:
+    """Returns what to say of an error that is not one of ours."""
+    text = f"{type(error).__name__}: {error}"
+    if type(error).__name__ == "OutOfMemoryError":
+        return (
+            f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
+            "raise train.gradient_accumulation_steps by the same factor; the numbers stay the same."
+        )
+    if "parameters that were not used in producing loss" in text:
+        return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
+    if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
+        return ENDED_ELSEWHERE
+    return "".join(traceback.format_exception(error))
+
+
+ENDED_ELSEWHERE = "another process of this run has ended; its own message says why."
+
+
+LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "connection was closed",
+    "NCCL error",
+)
+"""How collectives say that another rank is gone."""

@@ -1,0 +1,94 @@
+"""What cannot go together among the settings of memory, precision, compilation and data loading."""
+
+from __future__ import annotations
+
+from toolkit.config.rule import Rule
+from toolkit.config.sections import Config
+
+_NO_GPU = "the launcher asks for the CPU"
+
+
+def _flash(config: Config) -> bool:
+    return (config.model.attn_implementation or "").startswith("flash_attention")
+
+
+def _compile_only(name: str) -> Rule:
+    key = f"train.{name}"
+    return Rule(
+        lambda c: getattr(c.train, name) is not None and not c.train.torch_compile,
+        (key, "train.torch_compile"),
+        "nothing would be compiled",
+        f"set train.torch_compile to true, or remove {key}",
+    )
+
+
+def _workers_only(name: str, unset: object) -> Rule:
+    key = f"train.{name}"
+    return Rule(
+        lambda c: getattr(c.train, name) is not unset and c.train.dataloader_num_workers == 0,
+        (key, "train.dataloader_num_workers"),
+        "batches are loaded in the training process itself",
+        f"set train.dataloader_num_workers above 0, or remove {key}",
+    )
+
+
+RULES = (
+    Rule(
+        lambda c: c.train.mixed_precision == "fp16",
+        ("train.mixed_precision",),
+        f"fp16 needs a GPU, and {_NO_GPU}",
+        "use bf16 or no",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: c.train.mixed_precision == "fp8",
+        ("train.mixed_precision",),
+        f"fp8 needs a GPU that has it, and {_NO_GPU}",
+        "use bf16 or no",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: c.train.tf32 is True,
+        ("train.tf32",),
+        f"TensorFloat32 is a format of NVIDIA GPUs, and {_NO_GPU}",
+        "remove train.tf32",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: c.train.activation_offload,
+        ("train.activation_offload",),
+        f"activations are in the CPU's memory already, since {_NO_GPU}",
+        "use train.activation_checkpointing, or smaller micro-batches with more accumulation",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: _flash(c) or c.model.attn_implementation == "flex_attention",
+        ("model.attn_implementation",),
+        f"it can be trained on a GPU only, and {_NO_GPU}",
+        "use sdpa or eager",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: _flash(c) and c.train.mixed_precision in (None, "no"),
+        ("model.attn_implementation", "train.mixed_precision"),
+        "flash attention has no float32",
+        "set train.mixed_precision to bf16 or fp16, or use sdpa",
+    ),
+    _compile_only("torch_compile_backend"),
+    _compile_only("torch_compile_mode"),
+    Rule(
+        lambda c: c.train.torch_compile_mode is not None and c.train.torch_compile_backend not in (None, "inductor"),
+        ("train.torch_compile_mode", "train.torch_compile_backend"),
+        "only inductor has modes",
+        "remove train.torch_compile_mode",
+    ),
+    _workers_only("dataloader_persistent_workers", False),
+    _workers_only("dataloader_prefetch_factor", None),
+    Rule(
+        lambda c: c.train.auto_batch_size and c.train.per_device_train_batch_size == 1,
+        ("train.auto_batch_size", "train.per_device_train_batch_size"),
+        "a micro-batch of one row has no smaller parts",
+        "remove train.auto_batch_size",
+    ),
+)
+"""Part of `toolkit.checks.rules.RULES`."""

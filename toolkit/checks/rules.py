@@ -1,0 +1,154 @@
+"""One table of settings that cannot go together: when, why, and what to do instead."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from toolkit.checks import efficiency_rules as efficiency
+from toolkit.config.rule import Rule
+from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.distributed import rules as strategy_rules
+from toolkit.models import rules as model
+from toolkit.optim import rules as optim_rules
+
+
+def _no_evaluation(config: Config) -> bool:
+    data = config.data
+    return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
+
+
+def _hub_only(name: str) -> Rule:
+    key = f"checkpoint.{name}"
+    return Rule(
+        lambda c: getattr(c.checkpoint, name) is not None and not c.checkpoint.push_to_hub,
+        (key, "checkpoint.push_to_hub"),
+        "nothing would be pushed there",
+        f"set checkpoint.push_to_hub to true, or remove {key}",
+    )
+
+
+_EVALUATION = ("data.validation_split", "data.validation_file")
+_NO_ROWS = "there are no validation rows to evaluate"
+_GIVE_ROWS = "give data.validation_file, or a data.validation_split above 0"
+
+RULES = (
+    Rule(
+        lambda c: bool(c.data.validation_split) and c.data.validation_file is not None,
+        ("data.validation_split", "data.validation_file"),
+        "the validation rows come either from a file of their own or out of the training rows",
+        "remove one of them",
+    ),
+    *model.RULES,
+    Rule(
+        lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
+        ("data.train_file", "data.dataset_name"),
+        "both name training rows",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.data.train_file is None and c.data.dataset_name is None,
+        ("data.train_file", "data.dataset_name"),
+        "no training rows are named",
+        "set data.train_file to a file, or data.dataset_name to a hub id",
+    ),
+    Rule(
+        lambda c: c.data.dataset_config_name is not None and c.data.dataset_name is None,
+        ("data.dataset_config_name", "data.dataset_name"),
+        "only a hub data set has configurations",
+        "remove data.dataset_config_name",
+    ),
+    Rule(
+        lambda c: c.data.revision is not None and c.data.dataset_name is None,
+        ("data.revision", "data.dataset_name"),
+        "only a hub data set has revisions",
+        "remove data.revision",
+    ),
+    Rule(
+        lambda c: c.data.max_eval_samples is not None and _no_evaluation(c) and c.data.test_file is None,
+        ("data.max_eval_samples", *_EVALUATION),
+        _NO_ROWS,
+        f"remove data.max_eval_samples, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.checkpoint.load_best_model_at_end and _no_evaluation(c),
+        ("checkpoint.load_best_model_at_end", *_EVALUATION),
+        _NO_ROWS,
+        _GIVE_ROWS,
+    ),
+    Rule(
+        lambda c: c.checkpoint.load_best_model_at_end and c.eval.eval_steps is None,
+        ("checkpoint.load_best_model_at_end", "eval.eval_steps"),
+        "the only evaluation is the one of the last step, so there is no other to choose",
+        "set eval.eval_steps, for instance to epoch",
+    ),
+    Rule(
+        lambda c: c.eval.eval_steps is not None and _no_evaluation(c),
+        ("eval.eval_steps", *_EVALUATION),
+        _NO_ROWS,
+        f"set eval.eval_steps to null, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.eval.metric_for_best_model is not None and _no_evaluation(c),
+        ("eval.metric_for_best_model", *_EVALUATION),
+        _NO_ROWS,
+        f"remove eval.metric_for_best_model, or {_GIVE_ROWS}",
+    ),
+    Rule(
+        lambda c: c.train.early_stopping_patience is not None and c.eval.eval_steps is None,
+        ("train.early_stopping_patience", "eval.eval_steps"),
+        "the only evaluation is the one of the last step",
+        "set eval.eval_steps, for instance to epoch",
+    ),
+    Rule(
+        lambda c: c.train.early_stopping_threshold > 0 and c.train.early_stopping_patience is None,
+        ("train.early_stopping_threshold", "train.early_stopping_patience"),
+        "nothing would wait for a better metric",
+        "set train.early_stopping_patience, or remove train.early_stopping_threshold",
+    ),
+    Rule(
+        lambda c: c.train.max_steps == 0,
+        ("train.max_steps",),
+        "this would train nothing",
+        "give a number of steps, or -1 to train for train.num_train_epochs",
+    ),
+    Rule(
+        lambda c: 0 < c.train.max_steps < c.train.warmup_steps,
+        ("train.warmup_steps", "train.max_steps"),
+        "the run would end before the warm-up does",
+        "warm up for fewer steps",
+    ),
+    Rule(
+        lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
+        ("train.warmup_steps",),
+        "from 1 on it counts steps",
+        "give a whole number, or a fraction of all steps below 1",
+    ),
+    *optim_rules.RULES,
+    *efficiency.RULES,
+    *(_hub_only(name) for name in ("hub_model_id", "hub_private_repo", "hub_revision")),
+    Rule(
+        lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
+        ("engine", "trainer"),
+        "only the Trainer has callbacks and arguments of its own",
+        "set engine to trainer, or remove the section trainer",
+    ),
+    Rule(
+        lambda c: c.tracking.run_name is not None and not c.tracking.report_to,
+        ("tracking.run_name", "tracking.report_to"),
+        "no tracker would get the name",
+        "set tracking.report_to, or remove tracking.run_name",
+    ),
+    Rule(
+        lambda c: c.tracking.project != TrackingConfig().project and not c.tracking.report_to,
+        ("tracking.project", "tracking.report_to"),
+        "no tracker would get the name",
+        "set tracking.report_to, or remove tracking.project",
+    ),
+    Rule(
+        lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
+        ("tracking.report_to",),
+        "a tracker is named twice",
+        "name each once",
+    ),
+    *strategy_rules.RULES,
+)

@@ -1,0 +1,85 @@
+"""Adapters merged into the weights, and the proof that the answers stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from toolkit.config.sections import Config
+    from toolkit.deploy.trained import TrainedRun
+
+
+ROWS = 8
+"""On so many rows the merged model must answer as before."""
+
+
+TOLERANCE = 1e-4
+"""Largest difference of logits, relative to the largest logit."""
+
+
+def _refuse_unmergeable(cfg: Config) -> None:
+    from toolkit.base.errors import InputError
+
+    reasons = {
+        "none": "it trained the model itself: its folder model/ is what you want",
+        "prompt_tuning": "virtual tokens are inputs, not weights; use its folder model/ with peft",
+        "qlora": "weights of 4 bits cannot hold the sum, and others would answer otherwise; use its folder model/ with "
+        "peft",
+    }
+    if why := reasons.get(cfg.model.peft.method):
+        raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
+
+
+def _rows_file(cfg: Config, given: str | None) -> str:
+    """The file whose first rows prove the merge."""
+    from toolkit.base.errors import InputError
+    from toolkit.config.paths import aligned_files
+
+    own = [name for name in (cfg.data.validation_file, cfg.data.train_file) if name]
+    for name in [given] if given else own:
+        if all(Path(part).expanduser().exists() for part in (aligned_files(name).values() or [name])):
+            return name
+    known = f"({', '.join(own)})" if own else "(they came from the hub)"
+    raise InputError(f"--data: give a file with rows to compare on; the run's own are not here {known}")
+
+
+def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
+    """The first rows of a file, as the model is given them."""
+    from dataclasses import replace
+
+    from accelerate.utils import send_to_device
+
+    from toolkit.data.batches import evaluation_loader
+    from toolkit.data.prepare import tokenise
+    from toolkit.data.rows import apply_policy, load_table
+
+    tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled=False)}
+    apply_policy(tables, "skip")
+    rows = tables["input"].rows
+    features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)
+    cfg = replace(run.cfg, eval=replace(run.cfg.eval, per_device_eval_batch_size=ROWS))
+    loader = evaluation_loader(features, run.task, run.processor, cfg, rank=0, world_size=1)
+    return send_to_device(next(iter(loader)), run.accelerator.device)
+
+
+def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:
+    """All numbers that a model answers with, in one row."""
+    import torch
+
+    model.eval()
+    with torch.no_grad():
+        outputs = model(**batch["inputs"])
+    names = ("logits", "start_logits", "end_logits")
+    return torch.cat([outputs[name].double().flatten().cpu() for name in names if name in outputs])
+
+
+def _reload(run: TrainedRun, folder: Path) -> Any:
+    """The model as transformers reads it back, which is what a user will have."""
+    import transformers
+
+    auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))
+    model = auto_class.from_pretrained(folder, trust_remote_code=run.cfg.model.trust_remote_code)
+    return model.to(run.accelerator.device)

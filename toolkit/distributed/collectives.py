@@ -1,0 +1,57 @@
+"""Sums over ranks, and work of the main process alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from toolkit.base.errors import ToolkitError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+T = TypeVar("T")
+
+
+def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
+    """Runs a function on the main process and returns its result, or raises its error, on every process.
+
+    Args:
+        accelerator: the run's Accelerator.
+        function: what to run; its result must be picklable.
+        *args: its arguments.
+
+    Raises:
+        ToolkitError: the main process's own error, on all of them, so that none waits for the others.
+    """
+    outcome: list[Any] = [None, None]
+    if accelerator.is_main_process:
+        try:
+            outcome = [function(*args), None]
+        except ToolkitError as failure:
+            outcome = [None, failure]
+    if accelerator.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        broadcast_object_list(outcome)
+    result, error = outcome
+    if error is not None:
+        error.shared = True
+        raise error
+    return result
+
+
+def sum_dtype(device: torch.device) -> torch.dtype:
+    """Returns the widest float of a device, to sum in."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
+    """Sums each value over all processes."""
+    if accelerator.num_processes == 1:
+        return list(values)
+    tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
+    return accelerator.reduce(tensor, reduction="sum").tolist()

@@ -1,0 +1,88 @@
+"""Exchange of many tensors between processes in a few flat pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from toolkit.distributed.collectives import sum_dtype
+
+PIECES = 3
+"""A list of tensors of one type travels in at most one piece more than this; more only cost time to start."""
+SMALL_PIECE = 2**22
+"""Elements that are not worth cutting: copying them costs less than starting another collective."""
+
+
+class Wire:
+    """Exchanges tensors between all processes, in place, and counts what it sends.
+
+    Every process must give tensors of the same shapes and types in the same order.
+    """
+
+    def __init__(self) -> None:
+        self.bytes_sent = 0
+        self.collectives = 0
+
+    def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
+        """Puts the weighted mean over processes in each tensor's place.
+
+        Args:
+            tensors: floating tensors.
+            weight: this process's; those of all add up to 1.
+
+        Returns:
+            Squared distance of this process's values from the mean, summed over all elements.
+        """
+        distance = 0.0
+        for piece in pieces(tensors):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece]).mul_(weight)
+            self._send(dist.all_reduce, flat)
+            squares = torch.zeros((), dtype=sum_dtype(flat.device), device=flat.device)
+            for tensor, mean in _parts(piece, flat):
+                squares += torch.linalg.vector_norm(tensor.detach() - mean, dtype=squares.dtype) ** 2
+                tensor.detach().copy_(mean)
+            distance += float(squares)
+        return distance
+
+    def copy_main(self, tensors: Sequence[Tensor]) -> None:
+        """Puts the main process's values in each tensor's place."""
+        for piece in pieces(tensors):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
+            self._send(dist.broadcast, flat, src=0)
+            for tensor, value in _parts(piece, flat):
+                tensor.detach().copy_(value)
+
+    def _send(self, collective: Callable[..., Any], flat: Tensor, **arguments: Any) -> None:
+        collective(flat, **arguments)
+        self.bytes_sent += flat.numel() * flat.element_size()
+        self.collectives += 1
+
+
+def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Groups tensors of one type and device into pieces of similar size, whole tensors each."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in groups.values():
+        limit = max(sum(tensor.numel() for tensor in group) / max(1, PIECES // len(groups)), SMALL_PIECE)
+        piece: list[Tensor] = []
+        size = 0
+        for tensor in group:
+            piece.append(tensor)
+            size += tensor.numel()
+            if size >= limit:
+                yield piece
+                piece, size = [], 0
+        if piece:
+            yield piece
+
+
+def _parts(piece: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields each tensor with its part of the flat one, in its shape."""
+    parts = flat.split([tensor.numel() for tensor in piece])
+    for tensor, part in zip(piece, parts, strict=True):
+        yield tensor, part.view(tensor.shape)

@@ -1,0 +1,74 @@
+"""Processes and devices: the only place that knows how the run was launched."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from toolkit.base.errors import RunError
+from toolkit.config.sections import Config
+from toolkit.distributed.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def build_accelerator(cfg: Config) -> Accelerator:
+    """Builds the run's one Accelerator; `toolkit.checks.machine` has looked whether the device can do what is asked.
+
+    Raises:
+        RunError: if the launched processes do not find each other.
+    """
+    from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
+    from accelerate.utils import AORecipeKwargs
+
+    train = cfg.train
+    # The toolkit counts items over a window and scales by that count; accelerate must not divide again. The
+    # environment would win over the argument, and its value is already part of the configuration.
+    os.environ.pop("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None)
+    if train.tf32 is not None:
+        torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = train.tf32
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
+    # would be a run of its own.
+    kind = Accelerator if STRATEGIES[train.strategy]().wraps_model else _unwrapped_kind()
+    accelerator = kind(
+        cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
+        mixed_precision=train.mixed_precision,
+        gradient_accumulation_steps=1,
+        log_with=list(cfg.tracking.report_to) or None,
+        project_dir=str(Path(cfg.output_dir) / "tracking"),
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),
+            # torchao's, which leaves weights, and so checkpoints, as they are; accelerate would take what is installed.
+            *([AORecipeKwargs()] if train.mixed_precision == "fp8" else []),
+        ],
+    )
+    if accelerator.num_processes != launched:
+        raise RunError(
+            f"{launched} processes were launched, but accelerate made a group of {accelerator.num_processes}."
+        )
+    # Process-wide state of accelerate: left False by an earlier user, optimizer.step() would silently do nothing.
+    accelerator.gradient_state._set_sync_gradients(True)
+    return accelerator
+
+
+def _unwrapped_kind() -> type[Accelerator]:
+    """Returns a kind of Accelerator that leaves each process its own gradient."""
+    from accelerate import Accelerator
+
+    class Unwrapped(Accelerator):
+        def prepare_model(
+            self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+        ) -> torch.nn.Module:
+            # Placement, precision and compilation are those of training; only the wrapper is left out.
+            prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
+            return prepared
+
+    return Unwrapped

@@ -1,0 +1,91 @@
+"""Stop signals, agreed by all ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+EXIT_SIGTERM = 128 + signal.SIGTERM
+
+
+ECHO_SECONDS = 0.25
+"""The kernel tells of a launcher's death once for each of its threads, so one death can come as several signals."""
+
+
+STOP_DEADLINE_SECONDS = 10.0
+"""The launcher kills with SIGKILL 30 s after its SIGTERM; a rank that waits for a dead one must end well before."""
+
+
+POLL_SECONDS = 0.2
+
+
+class StopSignal:
+    """Turns SIGTERM into a flag that the run looks at between steps; a second SIGTERM ends the process at once.
+
+    With several processes a rank may be waiting for a dead one inside a collective, where no Python handler runs.
+    A thread therefore learns of the signal through the wake-up file descriptor and ends the process when no `beat`
+    came for the time of the deadline, until `disarm`.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self.requested = False
+        self._first = self._last_beat = 0.0
+        self._unhurried = False
+        self._watched = num_processes > 1
+        self._disarmed = threading.Event()
+
+    def __enter__(self) -> StopSignal:
+        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        if self._watched:
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._writer, False)
+            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            self._thread = threading.Thread(target=self._watch, daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._disarmed.set()
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._watched:
+            signal.set_wakeup_fd(-1)
+            os.close(self._writer)  # which also ends the thread
+            self._thread.join()
+            os.close(self._reader)
+
+    def beat(self) -> None:
+        """Says that this process is not stuck, which renews the deadline."""
+        self._last_beat = time.monotonic()
+
+    @contextmanager
+    def unhurried(self) -> Iterator[None]:
+        """Suspends the deadline while one process does what the others wait for."""
+        self._unhurried = True
+        yield
+        self._unhurried = False
+        self.beat()
+
+    def disarm(self) -> None:
+        """Stops the deadline: every process has agreed to stop and what is left (saving) needs its time."""
+        self._disarmed.set()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.requested and now - self._first > ECHO_SECONDS:
+            os._exit(EXIT_SIGTERM)
+        if not self.requested:
+            self.requested, self._first = True, now
+
+    def _watch(self) -> None:
+        while received := os.read(self._reader, 1):
+            if received[0] == signal.SIGTERM:
+                self.beat()
+                break
+        while received and not self._disarmed.wait(POLL_SECONDS):
+            if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
+                os._exit(EXIT_SIGTERM)

@@ -1,0 +1,63 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from toolkit.document.blocks import Block, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text, shown
+
+
+def render(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """Writes a report as Markdown; arguments are those of `toolkit.document.page.render`."""
+    parts = [f"# {line(title)}", *([line(lead)] if lead else [])]
+    for section in sections:
+        parts += [f"## {line(section.title)}", *_blocks(section.blocks)]
+    return "\n\n".join(parts) + "\n"
+
+
+def cell(value: Any) -> str:
+    """Returns a value as it can stand in a Markdown table."""
+    return line(value).replace("|", "\\|")
+
+
+def line(value: Any) -> str:
+    """Returns a value in one line that holds no HTML."""
+    return " ".join(str(value).split()).replace("<", "&lt;")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Formats a table; cells are those of `toolkit.document.blocks.Table`."""
+    lines = [header, *([shown(value) for value in row] for row in rows)]
+    first, *rest = (f"| {' | '.join(cell(value) for value in each)} |" for each in lines)
+    return "\n".join([first, "|---" * len(header) + "|", *rest])
+
+
+def fenced(text: str, language: str = "text") -> str:
+    """Text as a block of code, whatever backquotes it holds."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _blocks(blocks: Iterable[Block]) -> list[str]:
+    return [text for block in blocks if (text := _block(block))]
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Text(text):
+            return line(text)
+        case Code(text, language):
+            return fenced(text, language)
+        case Highlights(figures):
+            return " · ".join(f"**{line(value)}** {line(name)}" for name, value in figures)
+        case Table(header, rows, _, caption):
+            return "\n\n".join([*([f"{line(caption)}:"] if caption else []), table(header, rows)])
+        case Figure(title, file=file):
+            return f"![{line(title)}]({file})" if file else ""
+        case Gallery(figures, title, file):
+            return f"![{line(title)}]({file})" if file else "\n\n".join(_blocks(figures))
+        case Folded(title, inner):
+            return "\n\n".join([f"<details>\n<summary>{line(title)}</summary>", *_blocks(inner), "</details>"])

@@ -1,0 +1,67 @@
+"""A report as one HTML file that needs nothing else: no network, no file beside it, no library."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit import __version__
+from toolkit.document.blocks import Section, shown, sort_value
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """Writes a report as HTML.
+
+    Every text in it may come from a person's rows: all of it is escaped, and the page's own policy forbids the browser
+    any address and any script but the one of the template.
+
+    Args:
+        title: of the page.
+        lead: a sentence below the title, or nothing.
+        sections: what the report says.
+
+    Returns:
+        The whole document.
+    """
+    document = _environment().get_template("page.html")
+    return document.render(title=title, lead=lead, sections=sections, policy=_policy(), version=__version__)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"shown": shown, "sort_value": sort_value, "data_uri": _data_uri}
+    return environment
+
+
+@lru_cache(maxsize=1)
+def _policy() -> str:
+    """What the browser may do: nothing but this page's styles, its pictures, and its script, named by its hash."""
+    script = _environment().get_template("sort.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _data_uri(picture: bytes) -> str:
+    kind = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

@@ -1,0 +1,67 @@
+"""Pictures that matplotlib draws."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from toolkit.base.console import shorten
+
+INK, TRAIN = "#333333", "#1f77b4"
+MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
+
+
+def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
+    """Draws the learning rate over the steps.
+
+    Args:
+        steps: numbers of steps, from 1.
+        rates: the rate of each.
+        title: the schedule's name.
+        path: the picture to write; its ending says in which format.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot(steps, rates, color=TRAIN)
+    axes.set_title(title, color=INK, loc="left")
+    axes.set_ylabel("learning rate", color=INK)
+    axes.set_xlabel("optimizer step", color=INK)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)
+
+
+def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
+    """Draws how often each of many true classes was taken for which; the shade is the share of the true class.
+
+    Args:
+        counts: `[classes, classes]`, true by predicted.
+        labels: names of the classes.
+        path: the PNG file to write.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    side = min(10.0, 2.5 + 0.45 * len(labels))
+    figure = Figure(figsize=(side, side), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    if len(labels) <= MOST_NAMED_CLASSES:
+        names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # no formulas
+        axes.set_xticks(range(len(labels)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.set_yticks(range(len(labels)), names)
+    axes.set_xlabel("predicted", color=INK)
+    axes.set_ylabel("true", color=INK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have
+        figure.savefig(path, dpi=120)

@@ -1,0 +1,72 @@
+"""An exponential moving average of the weights (Polyak and Juditsky 1992): evaluated, and the run's result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.api.run import Checkpoint
+from toolkit.engine.callbacks.extensions import Extension
+from toolkit.engine.session import Session
+
+
+class AveragedWeights(Extension):
+    """Keeps an average of every trainable parameter; others, and buffers, are the model's own."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.weight = 1.0 - (session.run.cfg.train.ema_decay or 0.0)
+        self.averages = {name: parameter.detach().clone() for name, parameter in self._trainable()}
+
+    def _trainable(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return (pair for pair in self.session.bare_model.named_parameters() if pair[1].requires_grad)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Moves the averages towards the parameters, unless the scaler of fp16 has left this update out."""
+        if self.session.run.accelerator.optimizer_step_was_skipped:
+            return
+        pairs = [
+            (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
+            for name, parameter in self._trainable()
+        ]
+        averages, parameters = map(list, zip(*pairs, strict=True))
+        torch._foreach_lerp_(averages, parameters, self.weight)
+
+    @contextmanager
+    def as_result(self) -> Iterator[None]:
+        """Puts the averages in the parameters' place, without copying either."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        parameters = dict(self.session.bare_model.named_parameters())
+        for name, average in self.averages.items():
+            parameters[name].data, self.averages[name] = average, parameters[name].data
+
+    def take_best(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Takes the best step's averages."""
+        self.restore(tensors, values)
+
+    def finish(self) -> None:
+        """Makes the averages the parameters."""
+        parameters = dict(self.session.bare_model.named_parameters())
+        with torch.no_grad():
+            for name, average in self.averages.items():
+                parameters[name].copy_(average)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the averages."""
+        return dict(self.averages), {}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Takes the averages of a checkpoint."""
+        parameters = dict(self.session.bare_model.named_parameters())
+        self.averages = {name: torch.empty_like(parameters[name]).copy_(value) for name, value in tensors.items()}

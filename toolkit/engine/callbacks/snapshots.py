@@ -1,0 +1,75 @@
+"""Snapshot ensembles: one model from the end of each of the schedule's cycles (Huang et al. 2017, arXiv 1704.00109)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_model, save_model
+
+from toolkit.api.task import Averages, Predictions
+from toolkit.base.console import say
+from toolkit.distributed.collectives import on_main
+from toolkit.engine.callbacks.extensions import Extension, as_result
+from toolkit.engine.evaluation import predict
+from toolkit.engine.session import Session
+from toolkit.optim.schedules import cycle_ends
+
+FOLDER = "snapshots"
+
+
+class Snapshots(Extension):
+    """Writes `snapshots/step-<N>.safetensors` after each cycle, and scores the mean of their predictions at the end."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.folder = session.run.output_dir / FOLDER
+        self.ends = frozenset(cycle_ends(session.run.cfg.train, session.plan.total_steps))
+        self.steps: list[int] = []
+
+    def after_update(self) -> None:
+        """Keeps the model if a cycle is over."""
+        step = self.session.state.step
+        if step in self.ends:
+            with as_result(list(self.session.extensions.values())):
+                on_main(self.session.run.accelerator, self._write, step)
+            self.steps.append(step)
+
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step}.safetensors"
+
+    def _write(self, step: int) -> None:
+        self.folder.mkdir(exist_ok=True)
+        temporary = self.folder / f".{self._file(step).name}.tmp"
+        save_model(self.session.bare_model, str(temporary))
+        temporary.replace(self._file(step))
+
+    def result(self) -> dict[str, float]:
+        """Returns the metrics of the mean of the cycles' predictions on the validation rows."""
+        session, run = self.session, self.session.run
+        there = on_main(run.accelerator, lambda: [step for step in self.steps if self._file(step).is_file()])
+        if there != self.steps:
+            say(f"warning: snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
+        if not there:
+            return {}
+        data, model, parts = run.data.evals["validation"], session.bare_model, list[Predictions]()
+        final = {name: value.clone() for name, value in model.state_dict().items()}
+        try:
+            for step in there:
+                load_model(model, self._file(step))
+                parts.append(predict(run, model, data, f"snapshot {step}", session.stop.beat)[0])
+        finally:
+            model.load_state_dict(final)
+        assert isinstance(run.task, Averages)
+        average = run.task.average
+        metrics = on_main(run.accelerator, lambda: run.task.metrics(average(parts), data))
+        return {"ensemble_size": len(there)} | {f"ensemble_{name}": value for name, value in metrics.items()}
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the steps of the snapshots."""
+        return {}, {"steps": self.steps}
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Goes on with those that were taken."""
+        self.steps = list(values["steps"])

@@ -1,0 +1,111 @@
+"""Evaluation: predict, gather, put back by row id, then the task's metrics.
+
+Rows are dealt to ranks without repeating any, and predictions go to their place by row id, so metrics depend
+neither on the number of processes nor on the batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from toolkit.api.run import Evaluation, Job
+from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions
+from toolkit.base.console import progress
+from toolkit.data.batches import evaluation_loader
+from toolkit.distributed.collectives import all_sum, on_main
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+Part = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+def scatter(parts: list[Part], num_rows: int) -> Predictions:
+    """Puts predictions of batches into row order.
+
+    Args:
+        parts: per batch its row ids `[B]` and named arrays `[B, ...]`; trailing sizes may differ between batches
+            (generated ids) and are filled up with `IGNORE_INDEX`.
+        num_rows: number of feature rows.
+
+    Raises:
+        AssertionError: if a row is missing or stands twice.
+    """
+    ids = np.concatenate([row_ids for row_ids, _ in parts])
+    if not np.array_equal(np.sort(ids), np.arange(num_rows)):
+        raise AssertionError(f"{num_rows} rows were to be predicted once each, got {len(ids)} predictions")
+    result: Predictions = {}
+    for name, first in parts[0][1].items():
+        arrays = [part[name] for _, part in parts]
+        shape = np.max([array.shape[1:] for array in arrays], axis=0).astype(int)
+        out = np.full((num_rows, *shape), IGNORE_INDEX, dtype=first.dtype)
+        for (row_ids, _), array in zip(parts, arrays, strict=True):
+            place: Any = (row_ids, *(slice(size) for size in array.shape[1:]))
+            out[place] = array
+        result[name] = out
+    return result
+
+
+def predict(
+    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+) -> tuple[Predictions, float]:
+    """Predicts every row of an evaluation set.
+
+    Args:
+        job: task, processor, settings and processes.
+        model: the model, not wrapped for gradient exchange (a wrapper would wait for ranks that have fewer batches).
+        data: rows and features.
+        title: shown beside the progress bar.
+        beat: called after each batch.
+
+    Returns:
+        Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
+    """
+    from accelerate.utils import send_to_device
+
+    accelerator, task = job.accelerator, job.task
+    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
+    loader = evaluation_loader(data.features, task, job.processor, job.cfg, **place)
+    parts: list[Part] = []
+    loss_sum = num_items = 0.0
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
+        for cpu_batch in loader:
+            num_items += float(task.count_items(cpu_batch))
+            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
+            outputs = model(**batch["inputs"])
+            loss_sum += float(task.loss_sum(outputs, batch))
+            predictions = task.predict(model, outputs, batch)
+            parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            bar.update()
+            if beat is not None:
+                beat()
+    model.train(was_training)
+    loss_sum, num_items = all_sum(accelerator, loss_sum, num_items)
+    gathered = _gather(accelerator, parts)
+    rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
+    return rows, loss_sum / num_items if num_items else float("nan")
+
+
+def evaluate(
+    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+) -> Evaluation:
+    """Predicts and scores an evaluation set; arguments as for `predict`."""
+    predictions, loss = predict(job, model, data, title, beat)
+    metrics = on_main(job.accelerator, job.task.metrics, predictions, data)
+    return Evaluation({"loss": loss, **metrics}, predictions)
+
+
+def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:
+    if accelerator.num_processes == 1:
+        return parts
+    gathered: list[list[Part] | None] = [None] * accelerator.num_processes
+    torch.distributed.gather_object(parts, gathered if accelerator.is_main_process else None)
+    return [part for rank_parts in gathered if rank_parts for part in rank_parts]

@@ -1,0 +1,66 @@
+"""What a run hands to `transformers.Trainer`: arguments and callbacks, both checked before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from toolkit.base.errors import ConfigError
+from toolkit.base.importing import _callback
+from toolkit.config.messages import show
+from toolkit.config.sections import TrainerConfig
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainingArguments
+
+    from toolkit.api.run import Run
+    from toolkit.engine.milestones import Plan
+
+
+def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
+    """Returns the Trainer's arguments: what callbacks want to read of the run, and the YAML's own.
+
+    Raises:
+        ConfigError: if the Trainer refuses them.
+    """
+    from transformers import TrainingArguments
+
+    from toolkit.api.run import best_metric
+
+    cfg, train = run.cfg, run.cfg.train
+    metric, greater = best_metric(cfg, run.task)
+    evaluates = plan.eval_every is not None and "validation" in run.data.evals
+    precision = run.accelerator.mixed_precision
+    try:
+        return TrainingArguments(
+            output_dir=str(run.output_dir),
+            seed=cfg.seed,
+            use_cpu=run.accelerator.device.type == "cpu",
+            bf16=precision == "bf16",
+            fp16=precision == "fp16",
+            per_device_train_batch_size=train.per_device_train_batch_size,
+            per_device_eval_batch_size=cfg.eval.per_device_eval_batch_size,
+            gradient_accumulation_steps=train.gradient_accumulation_steps or 1,
+            max_steps=plan.total_steps,
+            learning_rate=train.learning_rate,
+            weight_decay=train.weight_decay,
+            max_grad_norm=train.max_grad_norm,
+            logging_steps=plan.log_every,
+            eval_strategy="steps" if evaluates else "no",
+            eval_steps=plan.eval_every if evaluates else None,
+            metric_for_best_model=metric,
+            greater_is_better=greater,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            logging_nan_inf_filter=False,
+            use_cache=getattr(run.model.config, "use_cache", False),
+            accelerator_config={"use_configured_state": True},
+            **cfg.trainer.args,
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError([f"trainer.args: transformers refuses {show(cfg.trainer.args)}: {error}"]) from error
+
+
+def callbacks(trainer: TrainerConfig) -> dict[str, TrainerCallback]:
+    """Returns the callbacks that the YAML names, by their names, in its order."""
+    return {name: _callback(name) for name in trainer.callbacks}

@@ -1,0 +1,85 @@
+"""The predicted memory of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit.footprint.rows import longest_batch
+from toolkit.footprint.simulate import Subject, simulate
+
+if TYPE_CHECKING:
+    from toolkit.api.run import Run
+    from toolkit.footprint.footprint import Footprint
+
+
+def predicted(run: Run) -> Footprint:
+    """Predicts the memory of a run's training steps from its model's configuration and its longest rows.
+
+    It may be called before or after training, on any process. What was predicted once is remembered for the process's
+    life.
+
+    Raises:
+        InputError: if the model decides by values that only a real computation has.
+    """
+    return predicted_footprint(run)
+
+
+def predicted_parts(run: Run) -> dict[str, int] | None:
+    """Returns the predicted bytes by the parts that are measured, None if it cannot be predicted."""
+    from toolkit.distributed.strategies import STRATEGIES
+
+    try:
+        found = predicted(run)
+    except Exception:  # a run that has trained well must not fail by a table of its report
+        return None
+    train, several = run.cfg.train, run.accelerator.num_processes > 1
+    # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.
+    wrapped = several and STRATEGIES[train.strategy]().wraps_model
+    outer = several and not wrapped and train.local_sgd_outer_lr is not None
+    besides = (wrapped + 2 * outer) * found.gradients
+    parts = {"parameters": found.parameters + found.buffers, "gradients": found.gradients,
+             "optimizer_state": found.optimizer_state}  # fmt: skip
+    peak = found.peak + besides
+    return {**parts, "rest": max(0, peak - sum(parts.values())), "train_peak": peak}
+
+
+def shapes(batch: Any) -> Any:
+    """Returns the shapes and types of a batch's tensors, JSON-able."""
+    if isinstance(batch, dict):
+        return {name: shapes(value) for name, value in batch.items()}
+    return [str(batch.dtype), *batch.shape] if isinstance(batch, torch.Tensor) else None
+
+
+OF_MEMORY = (
+    "optim",
+    "optim_args",
+    "mixed_precision",
+    "activation_checkpointing",
+    "activation_offload",
+    "gradient_accumulation_steps",
+    "ema_decay",
+)
+"""Settings of training that a footprint depends on."""
+
+
+_PREDICTED: dict[str, Footprint] = {}
+
+
+def predicted_footprint(run: Run) -> Footprint:
+    """See `toolkit.footprint.predict.predicted`."""
+    cfg, device = run.cfg, run.accelerator.device
+    size = min(cfg.train.per_device_train_batch_size, len(run.data.train))
+    batch = longest_batch(run.data.train, run.task, run.processor, cfg.seed, size)
+    subject = Subject(cfg, run.task, run.model.config, batch, device)
+    key = json.dumps(
+        [run.model.config.to_dict(), asdict(cfg.model), {name: getattr(cfg.train, name) for name in OF_MEMORY},
+         asdict(run.task.options), shapes(batch), type(run.task).__name__, str(device)],
+        sort_keys=True, default=str,
+    )  # fmt: skip
+    if key not in _PREDICTED:
+        _PREDICTED[key] = simulate(subject)
+    return _PREDICTED[key]

@@ -1,0 +1,95 @@
+"""The micro-batch that a plan is about: real rows through the task's own code, as long as they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.api.random import RowRandom
+from toolkit.api.task import Batch, Processor, Task
+
+if TYPE_CHECKING:
+    import datasets
+
+LIMITS = ("max_source_length", "max_length", "block_size")
+"""Options of tasks that limit how long an input is; the first one that a task has counts."""
+
+
+def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, seed: int, rows: int) -> Batch:
+    """Collates the longest rows, and the shortest as the last of them, since models leave out masks of full batches.
+
+    Args:
+        features: tokenised rows; they are repeated where there are too few.
+        task: collates them.
+        processor: likewise.
+        seed: of what is random in a row.
+        rows: rows of the micro-batch.
+    """
+    order = np.argsort(-np.asarray(features["length"][:]), kind="stable")
+    picked = [int(order[i % len(order)]) for i in range(rows)]
+    if rows > 1:
+        picked[-1] = int(order[-1])
+    return collated(features, picked, task, processor, seed)
+
+
+def collated(features: datasets.Dataset, picked: list[int], task: Task, processor: Processor, seed: int) -> Batch:
+    """Collates rows by their numbers, which may repeat."""
+    numbers = sorted(set(picked))
+    rows = dict(zip(numbers, features.__getitems__(numbers), strict=True))
+    return task.collate([rows[number] for number in picked], processor, RowRandom(seed, epoch=0))
+
+
+def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
+    """Returns the most that a task's options allow along an input, and along a target; None where they do not say."""
+    options = task.options
+    target = getattr(options, "max_target_length", None)
+    if task.modality == "audio":
+        return round(options.audio.max_seconds * processor.sampling_rate), target
+    return next((getattr(options, name) for name in LIMITS if hasattr(options, name)), None), target
+
+
+def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | None) -> Batch:
+    """Makes a batch as long as it may be, by repeating what it holds.
+
+    Args:
+        batch: a micro-batch.
+        shorter: one of as many rows that are shorter: where its shapes differ, there a batch is long.
+        source: length of inputs; None leaves them.
+        target: length of what a decoder sees and of its labels; None leaves it.
+    """
+    decodes = any(name.startswith("decoder_") for name in batch["inputs"])
+
+    def along(name: str, tensor: Any, other: Any) -> Any:
+        if isinstance(tensor, Mapping):
+            return {key: along(key, value, other[key]) for key, value in tensor.items()}
+        if not isinstance(tensor, Tensor):
+            return tensor
+        size = target if decodes and (name == "labels" or name.startswith("decoder_")) else source
+        for axis in range(1, tensor.dim()):
+            if size is not None and tensor.shape[axis] != other.shape[axis]:
+                tensor = _repeated(tensor, axis, size)
+        return tensor
+
+    return {name: along(name, value, shorter[name]) for name, value in batch.items()}
+
+
+def with_rows(batch: Batch, rows: int) -> Batch:
+    """Returns a batch of another number of rows, by leaving out or repeating some."""
+    before = len(batch["row_ids"])
+
+    def along(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: along(part) for key, part in value.items()}
+        if isinstance(value, Tensor) and value.dim() > 0 and len(value) == before:
+            return _repeated(value, 0, rows)
+        return value
+
+    return {name: along(value) for name, value in batch.items()}
+
+
+def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:
+    return tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])

@@ -1,0 +1,278 @@
+"""One training step of a run on tensors without memory: the run's own model, loss, backward pass and optimizer."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
+
+from toolkit.api.task import Batch, Task
+from toolkit.base.errors import ToolkitError
+from toolkit.config.sections import Config, TrainConfig
+from toolkit.footprint.footprint import Footprint
+from toolkit.footprint.layers import Layers
+from toolkit.footprint.ledger import Ledger, as_built, without_memory
+from toolkit.footprint.values import UnknownValue, as_fake
+from toolkit.models.activations import spare_activations
+from toolkit.models.adapters import add_adapters
+from toolkit.models.freezing import freeze
+from toolkit.models.load import LAYERDROP, build_model
+from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.state import state_bytes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Types of autocast; what fp8 multiplies in 8 bits it keeps in bf16."""
+
+KEPT = ("activations", "weight_copies", "logits")
+"""Kinds of what the forward pass leaves for the backward pass."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is planned.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task, which knows its labels.
+        config: the model's configuration, complete.
+        batch: a real micro-batch; only shapes count, and values of masks.
+        device: where the run will be: what is computed how differs between them.
+        fused_attention: whether attention is computed in one kernel that keeps no matrix of weights, as on a GPU.
+    """
+
+    cfg: Config
+    task: Task
+    config: PreTrainedConfig
+    batch: Batch
+    device: torch.device
+    fused_attention: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of the micro-batch."""
+        return len(self.batch["row_ids"])
+
+
+def simulate(subject: Subject) -> Footprint:
+    """Trains one step without memory and says what it would have taken.
+
+    A window of several micro-batches is planned at its last one, when gradients of those before are there.
+
+    Raises:
+        InputError: if the model decides by values that only a real computation has.
+    """
+    window = subject.cfg.train.gradient_accumulation_steps or 1
+    with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
+        try:
+            model, batch = _model(subject, ledger), _batch(subject, ledger)
+            held = ledger.alive["batch"]
+            if window > 1:
+                _give_gradients(model, ledger)
+            layers = Layers(model)
+            passed = _pass(subject, model, batch, ledger)
+            peak, at_peak = ledger.peak, ledger.at_peak
+            state, lasting, step_peak = _update(model, _as_here(subject.cfg.train), ledger)
+        except ToolkitError:
+            raise
+        except Exception as error:  # whatever a model does that shapes alone do not allow
+            raise UnknownValue(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
+        parameters = list(_trained(model))
+        gradients = sum(p.numel() * p.element_size() for p in parameters)
+        copies = gradients * (subject.cfg.train.ema_decay is not None)
+        # On a GPU there is one micro-batch at a time, the others wait in the CPU's memory.
+        waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
+        # Roots, or products, of all weights' moments.
+        step_peak += copies + waiting + (gradients if _at_once(subject) else 0)
+        return Footprint(
+            parameters=at_peak["parameters"],
+            buffers=at_peak["buffers"],
+            gradients=gradients,
+            optimizer_state=state,
+            copies=copies,
+            **passed,
+            batch=held + waiting,
+            working=max(0, at_peak["working"] + sum(at_peak[kind] - passed[kind] for kind in KEPT)),
+            gradients_at_peak=at_peak["gradients"],
+            peak=max(peak + lasting + copies + waiting, step_peak),
+            step_peak=step_peak,
+            trained=sum(p.numel() for p in parameters),
+            total=sum(p.numel() for p in model.parameters()),
+            rows=subject.rows,
+            layers=len(layers.modules),
+            layer_parameters=layers.parameters or at_peak["parameters"],
+            boundary=layers.boundary,
+            crossing=layers.crossing,
+        )  # fmt: skip
+
+
+def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
+    """Builds the run's model as the run does, with what it keeps from the memory of activations."""
+    cfg, config = subject.cfg, copy.deepcopy(subject.config)
+    for name in LAYERDROP:  # no layer is left out: the most that can be
+        if getattr(config, name, None):
+            setattr(config, name, 0.0)
+    if cfg.model.peft.method == "qlora":
+        raise UnknownValue("weights of 4 bits, which a GPU makes when it loads them")
+    if cfg.model.trust_remote_code and getattr(config, "auto_map", None):
+        raise UnknownValue("it brings code of its own")
+    auto_model = subject.task.auto_model(config)
+    flash = (cfg.model.attn_implementation or "").startswith("flash")  # one kernel as well, that only a GPU has
+    attention = None if flash else cfg.model.attn_implementation
+    with ledger.naming("buffers", guess=True), torch.device(subject.device):
+        new = replace(
+            cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
+        )
+        model = build_model(new, config, auto_model, cfg.seed)
+        if cfg.model.peft.method != "none":
+            with as_built():
+                model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
+        freeze(model, cfg.model)
+        spare_activations(model, replace(cfg.train, activation_offload=False))
+    ledger.name(model.parameters(), "parameters")
+    ledger.name((b for b in model.buffers()), "buffers")
+    for parameter in _trained(model):
+        parameter.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients") and None)
+    model.train()
+    ledger.forget_peak()
+    return model
+
+
+def _batch(subject: Subject, ledger: Ledger) -> Batch:
+    """The micro-batch without memory, on the run's device."""
+
+    def move(tensor: Tensor) -> Tensor:
+        made = as_fake(tensor, ledger.fake).to(subject.device)
+        ledger.take_in(made, "batch")
+        return made
+
+    moved: Batch = tree_map_only(Tensor, move, subject.batch)
+    return moved
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    values = batch.values() if isinstance(batch, Mapping) else [batch]
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from _tensors(value)
+
+
+def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (parameter for parameter in model.parameters() if parameter.requires_grad)
+
+
+def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
+    """Leaves the gradients of micro-batches before."""
+    with ledger.naming("gradients"):
+        for parameter in _trained(model):
+            parameter.grad = torch.empty_like(parameter)
+
+
+def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
+    """Does forward and backward pass as `toolkit.engine.step` does; says what lies between the two."""
+    from accelerate.utils import convert_outputs_to_fp32
+
+    dtype = DTYPES.get(subject.cfg.train.mixed_precision or "no")
+    if dtype is not None:
+        model.forward = convert_outputs_to_fp32(model.forward)
+    precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
+    offload = _Elsewhere(model) if subject.cfg.train.activation_offload else nullcontext()
+    with offload:
+        with precision:
+            outputs = model(**batch["inputs"])
+        ledger.name(_tensors(outputs), "logits")
+        ledger.name_rest("activations")
+        with ledger.naming("logits"):
+            loss = subject.task.loss_sum(outputs, batch)
+    del outputs
+    kept = {kind: ledger.alive[kind] for kind in KEPT}
+    ledger.backward = True
+    (loss * 1.0).backward()
+    del loss
+    return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}
+
+
+def _as_here(train: TrainConfig) -> TrainConfig:
+    """Settings under which an optimizer that moves its state out of a GPU's memory does the same in this memory."""
+    return replace(train, optim="adamw_bnb_8bit") if train.optim.startswith("paged_") else train
+
+
+def _at_once(subject: Subject) -> bool:
+    """Whether the optimizer takes all weights at once, torch's default on a GPU, where here it takes one by one."""
+    preset = PRESETS[subject.cfg.train.optim]
+    return subject.fused_attention and preset.constructor.startswith("torch.optim.") and "foreach" not in preset.hidden
+
+
+def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
+    """Does two optimizer steps, since the first one makes the state.
+
+    Returns:
+        Bytes of the optimizer's state as it counts itself, of all that it keeps, and the peak of a step.
+    """
+    with ledger.naming("optimizer", guess=True):
+        optimizer = build_optimizer(model, train)
+        start = getattr(optimizer, "train", None)
+        if start is not None:  # schedule-free optimizers ask for it
+            start()
+        optimizer.step()
+        lasting = ledger.alive["optimizer"]
+        ledger.forget_peak()
+        optimizer.step()
+    return state_bytes(optimizer), lasting, ledger.peak
+
+
+class _Elsewhere(saved_tensors_hooks):
+    """What is kept for the backward pass leaves the device and comes back, as in `toolkit.models.activations`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+        def pack(tensor: Tensor) -> Any:
+            stays = tensor.untyped_storage()._cdata in resident
+            return tensor if stays else (tensor.shape, tensor.dtype, tensor.device)
+
+        def unpack(packed: Any) -> Tensor:
+            return packed if isinstance(packed, Tensor) else torch.empty(packed[0], dtype=packed[1], device=packed[2])
+
+        super().__init__(pack, unpack)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Computes `scaled_dot_product_attention` in one kernel, dropout or not, as GPUs do and the CPU does without."""
+    attend = nn.functional.scaled_dot_product_attention
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
+        return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+    nn.functional.scaled_dot_product_attention = fused
+    try:
+        yield
+    finally:
+        nn.functional.scaled_dot_product_attention = attend
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leaves out what torch logs of operations that shapes alone do not allow: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

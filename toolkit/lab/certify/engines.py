@@ -1,0 +1,68 @@
+"""engines: the loop and the Trainer do the same (contract C2)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolkit.lab.certify.certificate import FAILED, OK, Certificate
+from toolkit.lab.certify.jobs import Cut, Job, error_of
+from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference, window
+
+PROMISE = "The same YAML trains the same under both engines, on one process and on two."
+TWO = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 2}
+CAUSES = {
+    "step": "one of them left out steps",
+    "rows": "the order of the rows (toolkit/data/order.py)",
+    "learning_rate": "the schedule (toolkit/optim/schedules.py), which is stepped once per update",
+    "num_items": "the number of items (Task.count_items)",
+    "random": "something draws from the global random numbers besides the model",
+    "loss_sum": "the loss (Task.loss_sum), or parameters that differ already",
+    "grad_norm": "the gradient: its scale, exchange or clipping",
+}
+"""What is compared of each step, in the order of cause and effect, and what a difference in it points to."""
+
+
+def jobs(cut: Cut) -> list[Job]:
+    """Returns both engines on one and two processes."""
+    return [
+        Job(f"{engine}-{processes}", {"engine": engine} | (TWO if processes == 2 else {}), processes)
+        for processes in (1, 2)
+        for engine in ("loop", "trainer")
+    ]
+
+
+def judge(folder: Path, cut: Cut) -> Certificate:
+    """Compares rows, rates, losses, norms and parameters."""
+    name = "engines"
+    if error := error_of(folder, *(job.name for job in jobs(cut))):
+        return Certificate(name, PROMISE, FAILED, [], [error])
+    problems = []
+    for processes, where in ((1, "one process"), (2, "two processes")):
+        loop, trainer = f"loop-{processes}", f"trainer-{processes}"
+        parted = [
+            first_difference(read_trace(folder, loop, rank), read_trace(folder, trainer, rank), CAUSES)
+            for rank in range(processes)
+        ]
+        last = f"checkpoints/step-{read_trace(folder, loop)[-1]['step']}/model.safetensors"
+        parted.append(weight_difference(folder / loop, folder / trainer, last))
+        problems += [f"loop against trainer on {where}: {found}" for found in parted if found][:1]
+    problems += _across(folder)
+    steps = len(read_trace(folder, "loop-1"))
+    found = [f"rows, rates, losses, gradient norms and parameters of {steps} steps agree to the last bit"]
+    return Certificate(name, PROMISE, FAILED if problems else OK, [] if problems else found, problems, {"steps": steps})
+
+
+def _across(folder: Path) -> list[str]:
+    """Compares what must be the same on one and on two processes, whatever a model draws: rows and rates."""
+    one, two = read_trace(folder, "loop-1"), read_trace(folder, "loop-2")
+    for index, (left, right) in enumerate(zip(one, two, strict=False)):
+        if left["learning_rate"] != right["learning_rate"]:
+            return [
+                f"one process against two, step {left['step']}: learning rate {left['learning_rate']} against "
+                f"{right['learning_rate']}: the schedule is stepped once per process, not once per update "
+                "(toolkit/optim/schedules.py)"
+            ]
+        rows = window(folder, "loop-1", 1, index), window(folder, "loop-2", 2, index)
+        if rows[0] != rows[1]:
+            return [f"one process against two, step {left['step']}: rows {rows[0]} against {rows[1]}: {CAUSES['rows']}"]
+    return [] if len(one) == len(two) else [f"one process did {len(one)} steps, two did {len(two)}: {CAUSES['rows']}"]

@@ -1,0 +1,86 @@
+"""loss-scale: one update does not depend on how its window is split (contract C1)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
+from toolkit.lab.certify.jobs import STILL, Cut, Job, error_of
+from toolkit.lab.certify.trace import DEPENDENCE, read_gradients
+
+PROMISE = "One update is the same however its window is split over micro-batches and processes."
+SPLITS = {"8x1": (8, 1, 1), "4x2": (4, 2, 1), "2x4": (2, 4, 1), "2 processes x 2x2": (2, 2, 2)}
+"""Rows per micro-batch, micro-batches and processes of each split of a window; the first is what others are held to."""
+RATIO, COSINE = 1e-3, 1e-4
+"""How far a ratio and a cosine may be from 1: what is left in float32 of the order of additions."""
+
+
+def jobs(cut: Cut) -> list[Job]:
+    """Returns one epoch of updates that change nothing, in every split, and one update of the plain Trainer in two."""
+    settings: dict[str, Any] = {
+        **STILL,  # every window's gradient is taken at the same parameters
+        "train.max_grad_norm": 0.0,
+        **({"data.max_eval_samples": 1} if cut.evaluated else {}),
+    }
+    made = []
+    for name, (batch, accumulation, processes) in SPLITS.items():
+        split = {"train.per_device_train_batch_size": batch, "train.gradient_accumulation_steps": accumulation}
+        made.append(Job(_name(name), settings | split, processes, still=True, gradients=True))
+        if name in ("8x1", "2x4"):
+            made.append(Job(f"plain-{name}", settings | split, plain=True, still=True, gradients=True))
+    return made
+
+
+def _name(split: str) -> str:
+    return f"split-{split.replace(' ', '-')}"
+
+
+def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]]:
+    """Returns step, ratio of norms and cosine of two jobs' gradients, for every step."""
+    left, right = read_gradients(folder, one), read_gradients(folder, other)
+    rows = []
+    for step, (norm, sample) in left.items():
+        other_norm, other_sample = right[step]
+        lengths = float(np.linalg.norm(sample) * np.linalg.norm(other_sample))
+        cosine = float(sample @ other_sample) / lengths if lengths else float("nan")
+        rows.append((step, other_norm / norm if norm else float("nan"), cosine))
+    return rows
+
+
+def judge(folder: Path, cut: Cut) -> Certificate:
+    """Compares all windows of all splits with those in one piece."""
+    name, reference = "loss-scale", _name("8x1")
+    if error := error_of(folder, *(job.name for job in jobs(cut))):
+        return Certificate(name, PROMISE, FAILED, [], [error])
+    problems, figures = [], {}
+    for split in list(SPLITS)[1:]:
+        rows = compare(folder, reference, _name(split))
+        bad = [row for row in rows if not (abs(row[1] - 1) <= RATIO and row[2] >= 1 - COSINE)]
+        worst = max(bad or rows, key=lambda row: max(abs(row[1] - 1), 1 - row[2]))
+        figures[split] = {"ratio": worst[1], "cosine": worst[2], "windows": len(rows)}
+        if bad:
+            where = "every window" if len(bad) == len(rows) else f"{len(bad)} of {len(rows)} windows"
+            problems.append(
+                f"{split} against 8x1: in {where} the update is another: ratio {worst[1]:.3f}, cosine {worst[2]:.5f} "
+                f"in window {worst[0]}. Look at the loss: it must be summed over all items of the window and divided "
+                "by their number once (Task.loss_sum, Task.count_items), not averaged per micro-batch"
+            )
+    plain = compare(folder, "plain-8x1", "plain-2x4")[0]
+    figures["transformers.Trainer 2x4"] = {"ratio": plain[1], "cosine": plain[2], "windows": 1}
+    worst_ratio = max((f["ratio"] for k, f in figures.items() if k in SPLITS), key=lambda r: abs(r - 1))
+    found = [
+        f"8x1, 4x2, 2x4 and two processes: ratio {worst_ratio:.3f}, "
+        f"cosine {min(f['cosine'] for k, f in figures.items() if k in SPLITS):.5f} in the worst of "
+        f"{len(read_gradients(folder, reference))} windows",
+        f"transformers.Trainer by itself, 2x4 against 8x1: ratio {plain[1]:.3f}, cosine {plain[2]:.5f}",
+    ]
+    reasons = json.loads((folder / "traces" / reference / DEPENDENCE).read_text())
+    if problems and reasons:
+        return Certificate(
+            name, PROMISE, OPEN, found, [f"this model depends on the batch: {r}" for r in reasons], figures
+        )
+    return Certificate(name, PROMISE, FAILED if problems else OK, found, problems, figures)

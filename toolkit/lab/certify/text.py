@@ -1,0 +1,60 @@
+"""Certificates as files and on the terminal."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from toolkit import __version__
+from toolkit.base.environment import versions
+from toolkit.base.files import write_json, write_text
+from toolkit.config.sections import Config
+from toolkit.lab.certify.certificate import FAILED, Certificate
+from toolkit.report.certificate import config_hash
+
+WIDTH = 80
+NAME_COLUMN = 12
+
+
+def lines(certificate: Certificate) -> list[str]:
+    """Returns a certificate in lines for a terminal."""
+    head = f"{certificate.name:{NAME_COLUMN}}{certificate.verdict:8}"
+    indent = " " * len(head)
+    wrapped = textwrap.wrap(head + certificate.promise, WIDTH, subsequent_indent=indent)
+    for sentence in [*certificate.found, *certificate.problems]:
+        wrapped += textwrap.wrap(sentence, WIDTH, initial_indent=f"{indent}- ", subsequent_indent=f"{indent}  ")
+    return wrapped
+
+
+def write(certificates: Sequence[Certificate], cfg: Config, facts: dict[str, Any], folder: Path) -> None:
+    """Writes `certificate.json` and `certificate.md`.
+
+    Args:
+        certificates: what was found.
+        cfg: the person's configuration.
+        facts: how it was found: recipe, configuration file, rows, seconds.
+        folder: where to.
+    """
+    document = {
+        "config_hash": config_hash(cfg),
+        "written": datetime.now(UTC).isoformat("T", "seconds"),
+        "passed": all(certificate.verdict != FAILED for certificate in certificates),
+        **facts,
+        "versions": versions(),
+        "certificates": [vars(certificate) for certificate in certificates],
+    }
+    write_json(folder / "certificate.json", document)
+    blocks = [
+        f"# Certificate of {facts['config']}",
+        f"Written {document['written']} by finetune-toolkit {__version__}, for the configuration "
+        f"`{document['config_hash']}`, on {facts['rows']} training rows, on the CPU, in float32.",
+        "| certificate | verdict | promise |\n|---|---|---|\n"
+        + "\n".join(f"| {c.name} | {c.verdict} | {c.promise} |" for c in certificates),
+    ]
+    for certificate in certificates:
+        sentences = [*certificate.found, *certificate.problems]
+        blocks.append(f"## {certificate.name}: {certificate.verdict}\n\n" + "\n".join(f"- {s}" for s in sentences))
+    write_text(folder / "certificate.md", "\n\n".join(blocks) + "\n")

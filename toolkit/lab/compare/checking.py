@@ -1,0 +1,179 @@
+"""Looks at every variant before any runs: names what is wrong, and keeps the rows of a step the same."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from toolkit.api.task import Task
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.checks.run import check_run
+from toolkit.config import flatten
+from toolkit.config.load import LAUNCHER
+from toolkit.config.sections import Config
+from toolkit.config.source import read_file
+from toolkit.lab.compare.variants import Variant
+from toolkit.recipe import load_settings
+
+QUIET = (
+    "checkpoint.resume=none",
+    "checkpoint.push_to_hub=false",
+    "tracking.report_to=[]",
+    "tracking.run_name=null",
+    "tracking.logging_steps=1",
+)
+"""Every variant runs with these: what is compared has a folder of its own, and says what each step did."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a variant are started.
+
+    Args:
+        file: configuration of `accelerate launch`, or None.
+        processes: how many there are.
+        environ: what that file makes of the environment, as far as a run's settings depend on it.
+    """
+
+    file: Path | None
+    processes: int
+    environ: Mapping[str, str]
+
+    @staticmethod
+    def of(file: str | None, processes: int | None) -> Launch:
+        """Reads a launcher's file; without one, `processes` are started on this machine.
+
+        Raises:
+            InputError: if it cannot be read, is for several machines, or leaves open how many processes there are.
+        """
+        if file is None:
+            return Launch(None, processes or 1, {})
+        values = read_file(Path(file)).values
+        if "rdzv_backend" in values or values.get("num_machines", 1) != 1:
+            raise InputError(f"--launch: {file} is for several machines; compare starts runs on one")
+        count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
+        if count is None:
+            raise InputError(f"--launch: {file} does not say num_processes; say --processes N")
+        environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
+        return Launch(Path(file), int(count), environ)
+
+    def check(self, least: int) -> None:
+        """Checks that there are as many processes as a comparison needs, and a GPU for each where there are GPUs.
+
+        Raises:
+            InputError: if not.
+        """
+        import torch
+
+        if self.processes < least:
+            raise InputError(
+                f"this comparison needs {least} processes, received {self.processes}; say --processes {least}"
+            )
+        if self.file is None and 0 < torch.cuda.device_count() < self.processes:
+            raise InputError(
+                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; say "
+                "--launch accelerate_configs/cpu_2proc.yaml to compare on the CPU"
+            )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Variants that can run, and the reasons why others cannot.
+
+    Args:
+        variants: all of them, in order.
+        configs: the configuration of each that can run, by name.
+        refused: what is wrong with each other one, by name.
+    """
+
+    variants: Sequence[Variant]
+    configs: Mapping[str, Config]
+    refused: Mapping[str, Sequence[str]]
+
+    def refuse(self) -> None:
+        """Stops if there is anything wrong: what is so of all variants is said once.
+
+        Raises:
+            ConfigError: naming the variants.
+        """
+        problems: dict[str, list[str]] = {}
+        for name, messages in self.refused.items():
+            for message in messages:
+                problems.setdefault(message, []).append(name)
+        if problems:
+            raise ConfigError([f"{self._where(names)}{message}" for message, names in problems.items()])
+
+    def _where(self, names: Sequence[str]) -> str:
+        if len(names) == len(self.variants):
+            return ""
+        return f"variant {names[0]}: " if len(names) == 1 else f"{len(names)} of {len(self.variants)} variants: "
+
+
+def check_variants(
+    task_type: type[Task], file: str, overrides: Sequence[str], variants: Sequence[Variant], launch: Launch
+) -> Checked:
+    """Loads the configuration of every variant, and asks all that can be asked of it before a run.
+
+    A variant that changes the rows per process but not the accumulation gets the accumulation that leaves a step as
+    many rows as the baseline's.
+    """
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
+
+    def load(variant: Variant) -> Config:
+        settings = [*overrides, *QUIET, *variant.overrides]
+        cfg = load_settings(task_type, file, settings, environ={**environ, **launch.environ}).config
+        check_run(cfg, task_type(cfg))
+        return cfg
+
+    variants = _told_apart(variants)
+    done: list[Variant] = []
+    configs: dict[str, Config] = {}
+    refused: dict[str, Sequence[str]] = {}
+    rows: int | None = None
+    for variant in variants:
+        try:
+            cfg = load(variant)
+            if rows is None:
+                rows = step_rows(cfg, launch.processes)
+            elif fixed := _accumulation(cfg, variant, rows, launch.processes):
+                variant = replace(variant, fixed=fixed)
+                cfg = load(variant)
+            if twin := next((name for name, other in configs.items() if flatten(other) == flatten(cfg)), None):
+                raise ConfigError([f"has the same settings as the variant {twin}"])
+            configs[variant.name] = cfg
+        except ConfigError as error:
+            refused[variant.name] = error.problems
+        done.append(variant)
+    return Checked(done, configs, refused)
+
+
+def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+    """Variants of the same name, of keys that end alike, are called by their whole keys."""
+    names = Counter(variant.name for variant in variants)
+    return [
+        variant if names[variant.name] == 1 else replace(variant, name=", ".join(variant.overrides))
+        for variant in variants
+    ]
+
+
+def step_rows(cfg: Config, processes: int) -> int:
+    """Returns the training rows of one step, over all processes."""
+    return cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
+
+
+def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
+    """Returns the accumulation that gives a step so many rows, if it is not what the variant has or asks for."""
+    key = "train.gradient_accumulation_steps"
+    if step_rows(cfg, processes) == rows or key in variant.settings:
+        return {}
+    at_once = cfg.train.per_device_train_batch_size * processes
+    if rows % at_once:
+        raise ConfigError([
+            f"train.per_device_train_batch_size: {at_once} rows at once do not divide the {rows} of the baseline's "
+            f"step; choose a divisor, or say {key} as well"
+        ])  # fmt: skip
+    return {key: str(rows // at_once)}

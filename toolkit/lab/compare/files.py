@@ -1,0 +1,25 @@
+"""The files of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write(found: Mapping[str, Any], folder: Path) -> None:
+    """Writes `comparison.json`, and the page as `comparison.html`, and as `comparison.md` with its pictures."""
+    from toolkit.base.files import write_json, write_text
+    from toolkit.document import markdown, page
+    from toolkit.document.blocks import Gallery
+    from toolkit.document.charts import sheet
+    from toolkit.lab.compare.page import sections, title_and_lead
+
+    write_json(folder / "comparison.json", found)
+    said = (*title_and_lead(found), sections(found))
+    write_text(folder / "comparison.md", markdown.render(*said))
+    write_text(folder / "comparison.html", page.render(*said))
+    for figure in (
+        f for section in said[2] for block in section.blocks if isinstance(block, Gallery) for f in block.figures
+    ):
+        write_text(folder / figure.file, sheet([figure.svg]))

@@ -1,0 +1,125 @@
+"""What a comparison says, as sections that are shown as Markdown and as one HTML page."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from toolkit.base.console import format_bytes
+from toolkit.config.load import to_yaml
+from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
+from toolkit.lab.compare import pictures
+from toolkit.lab.compare.table import LEGEND, columns, compared, excuse, interval, shown
+
+Found = Mapping[str, Any]
+"""What stands in `comparison.json`."""
+
+
+def title_and_lead(found: Found) -> tuple[str, str]:
+    """Returns what is compared, and where and how often."""
+    hardware = found["hardware"] or {}
+    gpus = hardware.get("gpus", []) if found["device"] == "cuda" else []
+    device = ", ".join(gpus) or (f"{hardware['cpus']} CPUs" if hardware else "this machine")
+    several, runs = found["num_processes"] > 1, len(found["seeds"])
+    processes = f"{found['num_processes']} processes" if several else "one process"
+    keys = dict.fromkeys(key for variant in found["variants"] for key in variant["settings"])
+    lead = (
+        f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}: {processes} on {device}; {runs} "
+        f"run{'s' if runs > 1 else ''} of each variant, in turn. {LEGEND}"
+    )
+    return f"Comparison of {found['config']}", lead
+
+
+def sections(found: Found) -> list[Section]:
+    """Returns everything that a page says."""
+    numbered = [(number, variant) for number, variant in enumerate(found["variants"], start=1)]
+    measured = [(number, variant) for number, variant in numbered if "figures" in variant]
+    parts = [Section("Variants", [*_figures(found, numbered), *_pictures(found, measured)])]
+    if measured:
+        parts.append(Section("Memory by part", [_memory(measured)]))
+        parts.append(Section("Intervals", [_intervals(found, measured)]))
+    parts.append(Section("Commands and settings", list(_commands(numbered))))
+    facts = {"command": shlex.join(found["command"]), "seeds": ", ".join(map(str, found["seeds"])),
+             **(found["hardware"] or {}), **(found["versions"] or {})}  # fmt: skip
+    rows = [[name, to_yaml(value) if isinstance(value, list) else str(value)] for name, value in facts.items()]
+    return [*parts, Section("Where and how", [Table(["what", "value"], rows)])]
+
+
+def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
+    """The table of all variants, and why some did not run."""
+    names = columns(found)
+    several = found["num_processes"] > 1
+    rows = []
+    for number, variant in numbered:
+        if "figures" not in variant:
+            rows.append([number, variant["name"], *[None] * (len(names) + 2 + 2 * several)])
+            continue
+        figures = [variant["figures"].get(name) for name in names]
+        peak, *others = (_cell(name, figure) for name, figure in zip(names, figures, strict=True))
+        exchange = variant["exchange"]
+        sent = [Cell(format_bytes(exchange["bytes"]), exchange["bytes"]), round(exchange["collectives"], 2)]
+        state, padding = variant["memory"]["optimizer_state"], variant["padding"]
+        rows.append([
+            number, variant["name"], peak, Cell(format_bytes(state), state), *others,
+            Cell(f"{padding:.0%}", padding), *(sent if several else []),
+        ])  # fmt: skip
+    first, *rest = names.values()
+    sent = ["sent per step", "collectives per step"] if several else []
+    yield Table(["#", "variant", first, "optimizer state", *rest, "padding", *sent], rows, sortable=True)
+    for number, variant in numbered:
+        if text := excuse(found, variant):
+            reason, _, log = text.partition("\n")
+            yield Text(f"{number} {reason}")
+            if log:
+                yield Code(log)
+    if "figures" not in found["variants"][0]:
+        yield Text("The baseline did not run, so there are no ratios.")
+
+
+def _cell(name: str, figure: Mapping[str, Any] | None) -> Cell | None:
+    if figure is None:
+        return None
+    against = compared(figure)
+    return Cell(shown(name, figure["value"]) + (f" ({against})" if against else ""), figure["value"])
+
+
+def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
+    if not measured:
+        return
+    numbers, variants = zip(*measured, strict=True)
+    drawn = pictures.draw(variants, numbers, found["metric"])
+    yield Gallery([Figure(title, drawn[name], file=f"{name}.svg") for name, title in pictures.TITLES.items()])
+
+
+def _memory(measured: list[tuple[int, Any]]) -> Table:
+    rows = [
+        [number, variant["name"], *(Cell(format_bytes(value), value) for value in variant["memory"].values()),
+         round(variant["optimizer_state_bytes_per_parameter"], 2)]
+        for number, variant in measured
+    ]  # fmt: skip
+    header = ["#", "variant", *pictures.PARTS.values(), "optimizer B/parameter"]
+    return Table(header, rows, sortable=True)
+
+
+def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
+    rows = []
+    for number, variant in measured:
+        spans = [interval(name, figure) if (figure := variant["figures"].get(name)) else "" for name in columns(found)]
+        spans.append(" to ".join(shown("step_seconds", value) for value in variant["spread"]))
+        # No line breaks within them: on a narrow screen the table moves sideways instead.
+        rows.append([number, variant["name"], *(Cell(span.replace(" ", "\u00a0")) if span else None for span in spans)])
+    caption = (
+        "Peak memory (and a loss as metric): smallest and largest run. The others: 95 % of bootstrap draws of runs, "
+        "and of their steps or evaluated rows. Quartiles: of single steps"
+    )
+    return Table(["#", "variant", *columns(found).values(), "quartiles of a step"], rows, caption=caption)
+
+
+def _commands(numbered: list[tuple[int, Any]]) -> Iterator[Block]:
+    for number, variant in numbered:
+        blocks: list[Block] = [Code(variant["command"], "bash")]
+        if differs := variant.get("differs"):
+            rows = [[key, *(to_yaml(value) for value in pair)] for key, pair in differs.items()]
+            blocks.append(Table(["setting", "baseline", "here"], rows))
+        yield Folded(f"{number} {variant['name']}", blocks)

@@ -1,0 +1,212 @@
+"""Pictures of a comparison: memory against time with the metric as colour, what memory is made of, and losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from toolkit.base.console import format_bytes, format_value, shorten
+from toolkit.base.memory import MEMORY
+from toolkit.document.charts import (
+    BOTTOM,
+    LETTER,
+    PLOT_HEIGHT,
+    RIGHT,
+    ROW,
+    WIDTH,
+    Axis,
+    axis,
+    coloured,
+    frame,
+    line_chart,
+    svg,
+    text,
+)
+from toolkit.lab.compare.summary import pareto
+
+RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+"""Colours from the worst to the best metric, which differ in lightness (viridis)."""
+PARTS = {part: MEMORY[part] for part in ("parameters", "gradients", "optimizer_state", "rest")}
+"""Parts of memory, with their titles."""
+BAR, GAP = 20, 30
+LETTERS = 44
+"""Of a name in a legend."""
+
+
+TITLES = {
+    "trade_off": "Memory against time",
+    "memory": "What memory is made of",
+    "loss": "Training loss",
+}
+"""All pictures by name."""
+
+
+def draw(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]) -> dict[str, str]:
+    """Draws all pictures.
+
+    Args:
+        variants: with `figures`.
+        numbers: what each is called.
+        metric: `name` and `greater_is_better` of the metric, or nothing.
+    """
+    name, greater = metric.get("name"), bool(metric.get("greater_is_better"))
+    return {
+        "trade_off": trade_off(variants, numbers, name, greater),
+        "memory": memory_parts(variants, numbers),
+        "loss": losses(variants, numbers),
+    }
+
+
+def trade_off(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool) -> str:
+    """Draws peak memory against step time; a line joins the variants that no other one beats in both.
+
+    Args:
+        variants: with `figures`.
+        numbers: what each is called in the picture.
+        metric: name of the figure that is the colour, or None.
+        greater: whether more of it is better.
+    """
+    names = ("step_seconds", "train_peak")
+    figures = [[variant["figures"][name] for name in names] for variant in variants]
+    ends = [[value for figure in pair for value in _interval(figure)] for pair in zip(*figures, strict=True)]
+    top = 16 + 2 * ROW
+    y = axis(np.array(ends[1]) / 2**20, top + PLOT_HEIGHT, top, zero=_from_zero(ends[1]))
+    x = axis(
+        np.array(ends[0]) * 1000,
+        16 + LETTER * max(len(name) for _, name in y.ticks),
+        RIGHT - 12,
+        zero=_from_zero(ends[0]),
+    )
+    parts = [text("peak memory, MiB above what was there before the model", 2, 14, kind="ink")]
+    scores = [variant["figures"][metric]["value"] if metric in variant["figures"] else None for variant in variants]
+    shades, legend = _colours(scores, metric, greater)
+    places = [(float(x.place(np.array([t["value"] * 1000]))[0]), float(y.place(np.array([m["value"] / 2**20]))[0]))
+              for t, m in figures]  # fmt: skip
+    parts += [*legend, *frame(x, y, "step time, ms"), *_front(figures, places)]
+    for variant, number, pair, (across, up), shade in zip(variants, numbers, figures, places, shades, strict=True):
+        parts += _whiskers(pair, x, y, across, up)
+        words = f"{number} {variant['name']}: {format_bytes(pair[1]['value'])}, {1000 * pair[0]['value']:.3g} ms"
+        parts.append(
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="8" fill="{shade}" stroke="currentColor"><title>'
+            f"{escape(words)}</title></circle>"
+        )
+    for number, (across, up, anchor) in zip(numbers, _free_places(places), strict=True):
+        parts.append(text(str(number), across, up, anchor, "ink"))
+    return svg(parts, "Peak memory against step time of each variant", top + PLOT_HEIGHT + BOTTOM)
+
+
+def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    """A place for the number of each point, with its anchor: beside it, away from other points and their numbers."""
+    found: list[tuple[float, float, str]] = []
+    for number, (across, up) in enumerate(points):
+        others = [*points[:number], *points[number + 1 :], *((x, y) for x, y, _ in found)]
+
+        def room(place: tuple[float, float], others: Sequence[tuple[float, float]] = others) -> float:
+            return min([16.0, *(math.dist(place, other) for other in others)])
+
+        best = max([(across + dx, up + dy) for dx in (13, -13) for dy in (-5, 15)], key=room)
+        found.append((*best, "start" if best[0] > across else "end"))
+    return found
+
+
+def _from_zero(values: Sequence[float]) -> bool:
+    """Whether an axis begins at 0: not where all values would stand close together at its end."""
+    return min(values) < max(values) / 2
+
+
+def _front(figures: Sequence[Sequence[Mapping[str, Any]]], places: Sequence[tuple[float, float]]) -> list[str]:
+    """The stairs between variants that no other one beats in both memory and time."""
+    best = pareto([(time["value"], memory["value"]) for time, memory in figures])
+    front = sorted({place for place, kept in zip(places, best, strict=True) if kept})
+    if len(front) < 2:
+        return []
+    path = f"M{front[0][0]:.1f} {front[0][1]:.1f}" + "".join(f"H{a:.1f}V{b:.1f}" for a, b in front[1:])
+    return [f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.5" stroke-dasharray="4 4"/>']
+
+
+def _whiskers(pair: Sequence[Mapping[str, Any]], x: Axis, y: Axis, across: float, up: float) -> list[str]:
+    left, right = x.place(np.array(_interval(pair[0])) * 1000)
+    low, high = y.place(np.array(_interval(pair[1])) / 2**20)
+    path = f"M{left:.1f} {up:.1f}H{right:.1f}M{across:.1f} {low:.1f}V{high:.1f}"
+    return [f'<path d="{path}" fill="none" stroke="currentColor" stroke-opacity="0.6"/>']
+
+
+def _interval(figure: Mapping[str, Any]) -> tuple[float, float]:
+    return (figure["value"],) * 2 if figure["low"] is None else (figure["low"], figure["high"])
+
+
+def _colours(scores: Sequence[float | None], metric: str | None, greater: bool) -> tuple[list[str], list[str]]:
+    """A colour for each score, grey where there is none, and what says so."""
+    known = [score for score in scores if score is not None]
+    if metric is None or not known:
+        return ["#888888"] * len(scores), []
+    low, high = min(known), max(known)
+    worst, best = (low, high) if greater else (high, low)
+    shares = [None if s is None else (s - worst) / (best - worst) if best != worst else 1.0 for s in scores]
+    name = metric.removeprefix("eval_").replace("_", " ")
+    words = f"{name} {format_value(best)}" if best == worst else f"{name} {format_value(worst)}"
+    legend = [text(words, 2, 14 + ROW, kind="ink")]
+    begin = 14 + LETTER * len(words)
+    if best != worst:
+        legend += [
+            f'<rect x="{begin + 7 * i:.0f}" y="{4 + ROW}" width="7" height="11" fill="{_ramp(i / 11)}"/>'
+            for i in range(12)
+        ]
+        legend.append(text(format_value(best), begin + 92, 14 + ROW, kind="ink"))
+    return ["#888888" if share is None else _ramp(share) for share in shares], legend
+
+
+def _ramp(share: float) -> str:
+    place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
+    first = min(int(place), len(RAMP) - 2)
+    mixed = (a + (b - a) * (place - first) for a, b in zip(RAMP[first], RAMP[first + 1], strict=True))
+    return "#" + "".join(f"{round(value):02x}" for value in mixed)
+
+
+def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
+    """Draws what the peak memory of each variant is made of, as bars."""
+    parts, left, line = [text("peak memory by part, MiB", 2, 14, kind="ink")], 2.0, 1
+    for series, title in enumerate(PARTS.values()):
+        if left > 2 and left + 17 + LETTER * len(title) > WIDTH:
+            left, line = 2.0, line + 1
+        parts.append(_box(series, left, 4 + ROW * line, 12, 12))
+        parts.append(text(title, left + 17, 14 + ROW * line))
+        left += 33 + LETTER * len(title)
+    top = 12 + ROW * (line + 1)
+    bottom = top + GAP * len(variants)
+    peaks = np.array([sum(variant["memory"].values()) for variant in variants]) / 2**20
+    scale = axis(peaks, 30, RIGHT - 12, zero=True)
+    for row, (variant, number) in enumerate(zip(variants, numbers, strict=True)):
+        begin, y = 0.0, top + GAP * row
+        parts.append(text(str(number), 18, y + 15, "end", "ink"))
+        for series, (part, title) in enumerate(PARTS.items()):
+            end = begin + variant["memory"][part] / 2**20
+            x0, x1 = scale.place(np.array([begin, end]))
+            words = f"{number} {variant['name']}, {title}: {format_bytes(variant['memory'][part])}"
+            parts.append(_box(series, x0, y, x1 - x0, BAR, words))
+            begin = end
+    for place, (_, name) in zip(scale.place(np.array([v for v, _ in scale.ticks])), scale.ticks, strict=True):
+        parts.append(text(name, place, bottom + 12, "middle"))
+    return svg(parts, "Peak memory of each variant by part", bottom + 20)
+
+
+def _box(series: int, x: float, y: float, width: float, height: float, words: str = "") -> str:
+    """A rectangle in the colour of a series."""
+    size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+    return coloured(series, f'<rect class="point" {size}><title>{escape(words)}</title></rect>')
+
+
+def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
+    """Draws the training loss of each variant, the mean over its seeds."""
+    lines = {
+        shorten(f"{number} {variant['name']}", LETTERS): (
+            [step for step, _ in variant["loss"]],
+            [loss for _, loss in variant["loss"]],
+        )
+        for variant, number in zip(variants, numbers, strict=True)
+    }
+    return line_chart(lines, title="Training loss of each variant", x_label="optimizer step", y_label="training loss")

@@ -1,0 +1,61 @@
+"""What came out of a comparison: `comparison.json`, and the same as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from toolkit.config import flatten
+from toolkit.lab.compare.running import Comparison, Job, command_of
+from toolkit.lab.compare.summary import against_first, summarise
+
+
+def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the whole comparison as JSON-able values.
+
+    Args:
+        comparison: what was run.
+        jobs: its runs.
+        facts: what else is to stand in it.
+    """
+    checked, rows = comparison.checked, []
+    first = next(iter(checked.configs.values()))
+    baseline = flatten(first)
+    for variant in checked.variants:
+        own = [job for job in jobs if job.variant.name == variant.name]
+        runs = [job.measured for job in own if job.measured is not None]
+        row: dict[str, Any] = {
+            "name": variant.name,
+            "settings": {**variant.settings, **variant.fixed},
+            "command": command_of(comparison, variant),
+            "runs": len(runs),
+            "reason": next((job.reason for job in own if job.reason), None),
+        }
+        if cfg := checked.configs.get(variant.name):
+            settings = flatten(cfg)
+            row["differs"] = {
+                key: [baseline.get(key), settings.get(key)]
+                for key in dict.fromkeys([*baseline, *settings])
+                if baseline.get(key) != settings.get(key)
+            }
+        rows.append(row | (summarise(runs) if runs else {}))
+    measured = [row for row in rows if "figures" in row]
+    if measured:
+        against_first(measured)
+        if measured[0] is not rows[0]:  # there is no baseline to be against
+            for row in measured:
+                for figure in row["figures"].values():
+                    figure["ratio"] = figure["same"] = None
+    example = next((job.measured for job in jobs if job.measured is not None), None) or {}
+    return {
+        **facts,
+        "recipe": str(comparison.recipe),
+        "config": str(comparison.config),
+        "overrides": list(comparison.overrides),
+        "launch": None if comparison.launch.file is None else str(comparison.launch.file),
+        "num_processes": comparison.launch.processes,
+        "seeds": list(comparison.seeds),
+        "metric": {name: value for name, value in example.get("metric", {}).items() if name != "draws"},
+        **{name: example.get(name) for name in ("device", "hardware", "versions")},
+        "variants": rows,
+    }

@@ -1,0 +1,176 @@
+"""The variants against the first: figures with intervals, ratios, and which differences could be chance."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+SEED = 20
+DRAWS = 500
+"""Sets of runs, and of their steps, that are drawn for an interval of times."""
+MOST_POINTS = 120
+"""Points of a loss curve; more steps than that are averaged."""
+
+Measured = Mapping[str, Any]
+"""What `toolkit.lab.compare.worker` wrote about one run."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with the interval that it is known to.
+
+    Args:
+        value: the number.
+        low: lower end of its interval, or None where one run cannot tell.
+        high: upper end.
+        ratio: over the baseline's, or None.
+        same: whether the two intervals overlap, so that the difference could be chance; None where one is missing.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    ratio: float | None = None
+    same: bool | None = None
+
+    def against(self, baseline: Figure) -> Figure:
+        """Returns the figure with its ratio to the baseline's."""
+        ratio = self.value / baseline.value if baseline.value else None
+        same = overlap((self.low, self.high), (baseline.low, baseline.high))
+        return Figure(self.value, self.low, self.high, ratio, same)
+
+
+def overlap(one: Sequence[float | None], other: Sequence[float | None]) -> bool | None:
+    """Returns whether two intervals, each its lower and its upper end, overlap; None where one is not known."""
+    low, high = one
+    left, right = other
+    if low is None or high is None or left is None or right is None:
+        return None
+    return low <= right and left <= high
+
+
+def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
+    """Returns what the runs of one variant have measured, as JSON-able values.
+
+    Args:
+        runs: one of each seed.
+
+    Returns:
+        `figures`: by name a `Figure`: `train_peak` (bytes above what was there before the model), `step_seconds`
+        (median after warm-up), `real_per_second` and `items_per_second` (over all processes), and the metric's name;
+        `memory`: bytes by part, medians over runs; `padding`: part of what was read that is padding; `exchange`:
+        collectives and bytes of one process per step; `loss`: `[step, loss]` averaged over runs; `spread`: quartiles of
+        the step time.
+    """
+    steps = [_warm(run) for run in runs]
+    seconds = np.concatenate([part["seconds"] for part in steps])
+    figures = {
+        "train_peak": _extremes([run["memory"]["train_peak"] for run in runs]),
+        "step_seconds": _drawn(steps, lambda part: float(np.median(part["seconds"]))),
+        "real_per_second": _drawn(steps, lambda part: _rate(part, "real")),
+        "items_per_second": _drawn(steps, lambda part: _rate(part, "items")),
+    }
+    name = runs[0]["metric"]["name"]
+    if all(run["figures"].get(name) is not None for run in runs):  # a perplexity may be beyond all numbers
+        figures[name] = _score(runs, name)
+    total = len(runs[0]["steps"]["seconds"])
+    real, every = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
+    return {
+        "figures": figures,
+        "memory": {
+            part: statistics.median(run["memory"][part] for run in runs)
+            for part in ("parameters", "gradients", "optimizer_state", "rest")
+        },
+        "optimizer_state_bytes_per_parameter": runs[0]["figures"]["optimizer_state_bytes_per_parameter"],
+        "trainable_parameters": runs[0]["figures"]["trainable_parameters"],
+        "steps": total,
+        "padding": 1 - real / every if every else 0.0,
+        "exchange": {name: value / total for name, value in runs[0]["exchange"].items()},
+        "spread": [float(value) for value in np.quantile(seconds, (0.25, 0.75))],
+        "loss": _curve([run["loss"] for run in runs]),
+    }
+
+
+def against_first(variants: Sequence[dict[str, Any]]) -> None:
+    """Sets summaries against the first one, in place; their figures become plain mappings."""
+    baseline = variants[0]["figures"]
+    for variant in variants:
+        figures = variant["figures"].items()
+        variant["figures"] = {
+            name: asdict(figure.against(baseline[name]) if variant is not variants[0] and name in baseline else figure)
+            for name, figure in figures
+        }
+
+
+def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
+    """Returns which points no other one beats: none is at most as large in both, and smaller in one."""
+    return [
+        not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
+        for point in points
+    ]
+
+
+def _warm(run: Measured) -> dict[str, np.ndarray]:
+    """The steps of a run without its first ones: a tenth of them, at least one and at most ten."""
+    steps = {name: np.asarray(values, dtype=float) for name, values in run["steps"].items()}
+    count = len(steps["seconds"])
+    first = min(max(1, count // 10), 10) if count > 1 else 0
+    return {name: values[first:] for name, values in steps.items()}
+
+
+def _rate(steps: Mapping[str, np.ndarray], what: str) -> float:
+    return float(steps[what].sum() / steps["seconds"].sum())
+
+
+def _extremes(values: Sequence[float]) -> Figure:
+    several = len(values) > 1
+    return Figure(statistics.median(values), min(values) if several else None, max(values) if several else None)
+
+
+def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
+    """A statistic of the steps, the median over runs; its interval by drawing runs, and steps within them."""
+    random = np.random.default_rng(SEED)
+
+    def draw() -> float:
+        values = []
+        for place in random.integers(len(runs), size=len(runs)):
+            run = runs[place]
+            chosen = random.integers(len(run["seconds"]), size=len(run["seconds"]))
+            values.append(statistic({name: column[chosen] for name, column in run.items()}))
+        return statistics.median(values)
+
+    low, high = np.quantile([draw() for _ in range(DRAWS)], (0.025, 0.975))
+    return Figure(statistics.median(statistic(run) for run in runs), float(low), float(high))
+
+
+def _score(runs: Sequence[Measured], name: str) -> Figure:
+    """The metric, the mean over runs; its interval by drawing runs, and rows (the same ones for every variant)."""
+    value = statistics.fmean(run["figures"][name] for run in runs)
+    count = min(len(run["metric"]["draws"]) for run in runs)
+    if not count:
+        scores = [run["figures"][name] for run in runs]
+        return Figure(value, min(scores), max(scores)) if len(runs) > 1 else Figure(value)
+    random = np.random.default_rng(SEED)
+    draws = np.array([run["metric"]["draws"][:count] for run in runs], dtype=float)
+    chosen = random.integers(len(runs), size=(len(runs), count))
+    means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
+    finite = means[np.isfinite(means)]
+    if not len(finite):
+        return Figure(value)
+    low, high = np.quantile(finite, (0.025, 0.975))
+    return Figure(value, float(low), float(high))
+
+
+def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
+    """Mean loss over runs, averaged over equal parts of the steps where there are many."""
+    length = min(len(curve) for curve in curves)
+    if not length:
+        return []
+    steps = np.array([point[0] for point in curves[0][:length]], dtype=float)
+    losses = np.array([[point[1] for point in curve[:length]] for curve in curves]).mean(axis=0)
+    parts = np.array_split(np.arange(length), min(length, MOST_POINTS))
+    return [[float(steps[part].mean()), float(losses[part].mean())] for part in parts]

@@ -1,0 +1,206 @@
+"""What is compared: switches, or a question by its name, become variants of one configuration."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from toolkit.base.errors import InputError
+
+MODES = ("product", "one-at-a-time", "cumulative")
+Settings = dict[str, str]
+"""Dotted keys and values as text, as they would stand on the command line."""
+
+_FURTHER = re.compile(r"\+(?=\w+(?:\.\w+)+=)")
+"""Begins a further setting of the same value: `sgd+train.learning_rate=0.1`."""
+OWN = {
+    "seed": "say --seeds, and seed=N for the first",
+    "output_dir": "say --output-dir",
+    "checkpoint.resume": "each run starts anew",
+    "checkpoint.push_to_hub": "models are not kept",
+    "tracking.report_to": "the comparison reports",
+    "tracking.run_name": "the comparison reports",
+    "tracking.logging_steps": "each step is written down",
+}
+"""Keys that cannot be switched, and why."""
+_PAIRS = {"(": ")", "[": "]", "{": "}"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the configurations that are compared.
+
+    Args:
+        name: what it is called in tables.
+        settings: what it changes.
+        fixed: what was changed besides, so that a step still has as many rows as the baseline's.
+    """
+
+    name: str
+    settings: Mapping[str, str]
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def slug(self) -> str:
+        """What its folders are called: its name, as far as file systems take it, and a digest of its settings."""
+        short = re.sub(r"[^\w.=-]+", "-", self.name)[:60].strip("-")
+        return f"{short}-{zlib.crc32(repr(sorted(self.settings.items())).encode()):08x}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """Its settings as overrides."""
+        return [f"{key}={value}" for key, value in {**self.settings, **self.fixed}.items()]
+
+
+def named(settings: Mapping[str, str]) -> str:
+    """Returns what settings are called: without the sections of their keys."""
+    return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items()) or "as configured"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A comparison that has a name.
+
+    Args:
+        help: what it asks.
+        variants: the settings of each variant; the first is the baseline.
+        processes: how many processes it needs.
+    """
+
+    help: str
+    variants: Sequence[Settings]
+    processes: int = 1
+
+
+def _each(key: str, *values: str) -> list[Settings]:
+    return [{key: value} for value in values]
+
+
+_CHECKPOINTING = "train.activation_checkpointing"
+QUESTIONS: dict[str, Question] = {
+    "optimizers": Question(
+        "AdamW against 8-bit Adam and Adafactor", _each("train.optim", "adamw_torch", "adamw_bnb_8bit", "adafactor")
+    ),
+    "memory": Question(
+        "what each of the ways to need less memory saves, and costs",
+        [
+            {},
+            {_CHECKPOINTING: "every_2_layers"},
+            {_CHECKPOINTING: "full"},
+            {"train.optim": "adamw_bnb_8bit"},
+            {"train.optim": "adafactor"},
+            {"train.mixed_precision": "bf16"},
+            {"model.peft.method": "lora"},
+            {_CHECKPOINTING: "full", "train.optim": "adafactor"},
+        ],
+    ),
+    "communication": Question(
+        "two processes that exchange gradients in every step, or parameters now and then",
+        [
+            {"train.strategy": "sync"},
+            *({"train.strategy": "local_sgd", "train.local_sgd_steps": steps} for steps in ("2", "4", "8")),
+        ],
+        processes=2,
+    ),
+    "precision": Question("arithmetic of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
+}
+"""By the name after `--preset`."""
+
+
+def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
+    """Reads `key=a,b+other.key=c`: the settings of each value, the first of which is the baseline's.
+
+    Args:
+        text: what stood after `--switch`.
+        configured: the configuration's own values as text; a switch of one value is compared with that.
+
+    Raises:
+        InputError: if it is none.
+    """
+    key, equals, rest = text.partition("=")
+    if not equals or not key or not rest.strip():
+        raise InputError(f"--switch: received {text!r}; write section.key=VALUE,VALUE, the baseline's value first")
+    found: list[Settings] = []
+    for part in _split(rest):
+        value, *more = _FURTHER.split(part)
+        settings = {key: _unquoted(value)}
+        for further in more:
+            name, _, other = further.partition("=")
+            settings[name] = _unquoted(other)
+        _refuse_own(settings)
+        if settings in found:
+            raise InputError(f"--switch: received {value!r} twice for {key}")
+        found.append(settings)
+    if len(found) == 1 and key in configured:
+        found.insert(0, {key: configured[key]})
+    return found
+
+
+def _refuse_own(settings: Settings) -> None:
+    for key in settings:
+        if key in OWN:
+            raise InputError(f"--switch: {key} is set by the comparison itself; {OWN[key]}")
+
+
+def _unquoted(text: str) -> str:
+    whole = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if whole else text
+
+
+def _split(text: str) -> Iterator[str]:
+    """Splits at commas, but not inside brackets, nor in a value that begins with a quote."""
+    open_until: list[str] = []
+    part = ""
+    for letter in text:
+        if open_until and letter == open_until[-1]:
+            open_until.pop()
+        elif letter in _PAIRS and (not open_until or open_until[-1] not in "'\""):
+            open_until.append(_PAIRS[letter])
+        elif letter in "'\"" and (open_until or not part):
+            open_until.append(letter)
+        if letter == "," and not open_until:
+            yield part
+            part = ""
+        else:
+            part += letter
+    if open_until:
+        raise InputError(f"--switch: received {text!r}, in which {open_until[-1]!r} is missing")
+    yield part
+
+
+def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
+    """Returns all variants; the first, the baseline, has the first value of every switch.
+
+    Args:
+        switches: of each its values' settings.
+        mode: `product` (every value with every other), `one-at-a-time` (each value beside the baseline's others), or
+            `cumulative` (each value on top of all those before it).
+
+    Raises:
+        InputError: if two switches change the same setting.
+    """
+    changed = [key for values in switches for key in {key for settings in values for key in settings}]
+    if twice := sorted(key for key, count in Counter(changed).items() if count > 1):
+        raise InputError(f"--switch: {' and '.join(twice)} is in two switches; put its values into one")
+    if mode == "product":
+        merged = ({k: v for values in chosen for k, v in values.items()} for chosen in product(*switches))
+        return [Variant(named(settings), settings) for settings in merged]
+    first = {key: value for values in switches for key, value in values[0].items()}
+    found = [Variant(named(first), first)]
+    for values in switches:
+        own = {key for settings in values for key in settings}  # what a value brings goes when the value does
+        for settings in values[1:]:
+            start = found[-1].settings if mode == "cumulative" else first
+            others = {key: value for key, value in start.items() if key not in own}
+            name = f"+ {named(settings)}" if mode == "cumulative" else named(settings)
+            found.append(Variant(name, {**others, **settings}))
+    return found
+
+
+def of_question(question: Question) -> list[Variant]:
+    """Returns the variants of a comparison that has a name."""
+    return [Variant(named(settings), settings) for settings in question.variants]

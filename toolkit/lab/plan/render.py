@@ -1,0 +1,105 @@
+"""A plan as tables of at most 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.base.console import format_bytes, rich_console
+from toolkit.footprint.footprint import Footprint
+from toolkit.lab.plan.fit import Fit
+from toolkit.lab.plan.strategies import Scaling, Strategy
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PARTS = {
+    "parameters": "weights",
+    "buffers": "buffers",
+    "gradients": "gradients",
+    "optimizer_state": "optimizer state",
+    "copies": "averages and anchors",
+    "weight_copies": "weights in mixed precision",
+    "activations": "activations kept for the backward pass",
+    "logits": "logits and loss",
+    "batch": "batch",
+    "working": "working memory at the peak",
+}
+"""Parts of a footprint, in the order in which they are shown."""
+OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
+"""Those that grow with the number of weights."""
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, kind in columns:
+        right = kind == "number"
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return table
+
+
+def show(*tables: Table) -> None:
+    """Prints tables one below the other; in a file or a pipe 80 columns wide."""
+    console = rich_console()
+    for table in tables:
+        console.print(table)
+        console.print()
+
+
+def parts_table(footprint: Footprint, optim: str) -> Table:
+    """What each part takes, per weight where that says something."""
+    table = _table("Memory of one device", ("part", "text"), ("memory", "number"), ("bytes per weight", "number"))
+    for name, label in PARTS.items():
+        size = getattr(footprint, name)
+        if not size:
+            continue
+        shown = f"optimizer state ({optim})" if name == "optimizer_state" else label
+        table.add_row(shown, format_bytes(size), f"{size / footprint.total:.2f}" if name in OF_WEIGHTS else "")
+    per_weight = f"{footprint.peak / footprint.total:.2f}"
+    table.add_row("[bold]peak of a step", f"[bold]{format_bytes(footprint.peak)}", per_weight)
+    return table
+
+
+def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
+    """What strategies cost, and when to use them; in brackets those that the toolkit does not run today."""
+    devices = f"{processes} device{'s' if processes > 1 else ''}"
+    costs = _table(
+        f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
+        ("sent by each in a step", "number"), ("speed, at most", "number"),
+    )  # fmt: skip
+    uses = _table("When to use which", ("strategy", "text"), ("complexity", "text"), ("when", "text"))
+    for each in found:
+        name = each.name if each.here else f"({each.name})"
+        sent = format_bytes(each.sent) if each.sent else "-"
+        costs.add_row(name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
+        uses.add_row(name, each.complexity, each.when)
+    return [costs, uses] if len(found) > 1 else [costs]
+
+
+def scaling_table(found: Sequence[Scaling]) -> Table:
+    """Speed-ups over numbers of processes."""
+    table = _table(
+        "Speed of data parallelism, from what was measured here", ("processes", "number"),
+        ("same step, shared (Amdahl)", "number"), ("larger step (Gustafson)", "number"),
+    )  # fmt: skip
+    for each in found:
+        table.add_row(str(each.processes), f"{each.amdahl:.2f}x", f"{each.gustafson:.2f}x")
+    return table
+
+
+def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footprint) -> list[str]:
+    """What to put on the command line, or how near one can come."""
+    if fits and not fit.overrides:
+        return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
+    dearer = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
+    lines = [f"    {override}" for override in fit.overrides]
+    slower = f", {dearer:.2f} times the computing" if dearer > 1.005 else ""
+    if fits:
+        return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
+    return [
+        f"Nothing that a run may switch fits {format_bytes(capacity)}. Nearest is {format_bytes(needed)}, with",
+        *(lines or ["    what the configuration says"]),
+        "Take shorter inputs, a smaller model, or several devices that share it (see --processes).",
+    ]

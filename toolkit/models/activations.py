@@ -1,0 +1,101 @@
+"""Memory of activations: computed anew instead of kept, or kept in the CPU's memory. Gradients stay the same."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from toolkit.base.errors import ConfigError
+from toolkit.config.sections import TrainConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+KEY = "train.activation_checkpointing"
+
+
+def spare_activations(model: PreTrainedModel, train: TrainConfig) -> None:
+    """Makes a model's training passes need less memory, as `train` asks.
+
+    Raises:
+        ConfigError: if the model cannot.
+    """
+    if train.activation_checkpointing != "none":
+        _checkpoint(model, train.activation_checkpointing)
+    if train.activation_offload:
+        offload_activations(model)
+
+
+def _checkpoint(model: PreTrainedModel, setting: str) -> None:
+    name = type(model).__name__
+    if not model.supports_gradient_checkpointing:
+        raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot compute activations anew; set it to none"])
+    arguments = {"use_reentrant": False}
+    try:
+        if hasattr(model, "activation_checkpointing_enable"):
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+        else:  # before transformers 5.20 or so
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    except ValueError as error:
+        raise ConfigError([f"{KEY}: received {setting!r}, but {error}"]) from error
+    layers = _layers(model)
+    if setting != "full":
+        if not layers:
+            raise ConfigError([
+                f"{KEY}: received {setting!r}, but the layers of {name} are checkpointed all or none; use full"
+            ])  # fmt: skip
+        every = int(setting.split("_")[1])
+        for number, layer in enumerate(layers):
+            layer.gradient_checkpointing = number % every == 0  # type: ignore[assignment]
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
+        raise ConfigError([
+            f"{KEY}: received {setting!r}, but the layers of {name} have batch normalisation, whose running statistics "
+            "would count every micro-batch twice; set it to none"
+        ])  # fmt: skip
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks that are checkpointed one by one, in the order in which the model lists them."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def offload_activations(model: nn.Module) -> None:
+    """Lets what a training pass keeps for its backward pass wait in the CPU's memory; parameters stay in place."""
+    entered: list[ExitStack] = []
+
+    def before(module: nn.Module, arguments: Any) -> None:
+        entered.append(ExitStack())
+        if module.training and torch.is_grad_enabled():
+            resident = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+            entered[-1].enter_context(_Offload(resident))
+
+    def after(module: nn.Module, arguments: Any, outputs: Any) -> None:
+        entered.pop().close()
+
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(after, always_call=True)
+
+
+class _Offload(saved_tensors_hooks):
+    """As `torch.autograd.graph.save_on_cpu`, which would copy every weight that a layer keeps for its gradient, too."""
+
+    def __init__(self, resident: set[int]) -> None:
+        pinned = torch.accelerator.is_available()
+
+        def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
+            if tensor.untyped_storage().data_ptr() in resident:
+                return tensor.device, tensor
+            copy = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
+            return tensor.device, copy.copy_(tensor)
+
+        def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
+            device, tensor = packed
+            return tensor.to(device, non_blocking=pinned)
+
+        super().__init__(pack, unpack)

@@ -1,0 +1,247 @@
+"""Adapters: a few new parameters beside a frozen model, made, saved and read by peft.
+
+peft takes seconds to import, so that happens only in runs that ask for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.config.sections import AdapterConfig, ModelConfig
+from toolkit.models.adapter_checks import PROMPTABLE
+from toolkit.models.parts import head_modules, repeated_linears, suffixes
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+FILE = "adapter_config.json"
+BASE = "base"
+"""Folder, in a run's and then in its model's, of a base model that was built anew."""
+
+
+def quantization(model: ModelConfig, config: Any, auto_class: Any) -> dict[str, Any]:
+    """Returns what `from_pretrained` needs besides for weights of 4 bits (Dettmers et al. 2023, arXiv 2305.14314)."""
+    if model.peft.method != "qlora":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    with torch.device("meta"):  # only its names are asked for; a head is trained, so it keeps its bits
+        head = head_modules(auto_class.from_config(config))
+    # Arithmetic as everywhere in the toolkit: float32, and less under train.mixed_precision.
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=head or None,
+    )  # fmt: skip
+    return {"quantization_config": settings}
+
+
+def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: str, seed: int) -> Any:
+    """Freezes a model and puts new parameters beside it.
+
+    Args:
+        model: complete, as it would be trained whole.
+        settings: the YAML's `model.peft`, with a method.
+        auto_model: name of the model's auto class.
+        seed: seed of the new parameters, the same on all processes.
+
+    Returns:
+        A `peft.PeftModel`, whose forward, `generate` and `config` are those of the model.
+
+    Raises:
+        ConfigError: if the method does not fit the model.
+    """
+    from peft import PeftModel, get_peft_model
+
+    shared = {"task_type": PROMPTABLE.get(auto_model), "modules_to_save": _head(model) or None}
+    config = METHODS[settings.method](model, settings, shared)
+    torch.manual_seed(seed)
+    try:
+        with _of_another_age():
+            adapted: PeftModel = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError([f"model.peft: peft refuses this for {type(model).__name__}: {error}"]) from error
+    return _answering(adapted)
+
+
+def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
+    """Puts the adapters in a peft folder beside their base model; returns a `peft.PeftModel`."""
+    from peft import PeftModel
+
+    with _of_another_age():
+        return _answering(PeftModel.from_pretrained(model, folder))
+
+
+def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> None:
+    """Writes a peft folder, which says where its base model is.
+
+    Args:
+        adapted: the model.
+        folder: where to.
+        base: folder of a base model that was built anew; it moves into the peft folder.
+        name: hub id or folder of a pretrained base model, None for a new one.
+    """
+    if name is None:
+        shutil.rmtree(folder / BASE, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        base.rename(folder / BASE)
+        name = str(folder / BASE)
+    if Path(name).is_dir():  # wherever it is loaded from
+        name = str(Path(name).absolute())
+    adapted.peft_config["default"].base_model_name_or_path = name
+    adapted.save_pretrained(folder, save_embedding_layers=False)
+    # A base model of another task has another head: the task's labels are here. Its weights are not of 4 bits.
+    config = copy.deepcopy(adapted.config)
+    vars(config).pop("quantization_config", None)
+    config.save_pretrained(folder)
+
+
+def merged(adapted: Any) -> PreTrainedModel:
+    """Adds adapters to the weights they stand beside, in place; returns the model without them."""
+    from peft.utils import ModulesToSaveWrapper
+
+    # peft itself would put trained heads back last, which it cannot do for those of several layers (under IA3).
+    model = adapted.get_base_model()
+    for name, module in list(model.named_modules()):
+        if isinstance(module, ModulesToSaveWrapper):
+            model.set_submodule(name, module.modules_to_save["default"])
+    result: PreTrainedModel = adapted.merge_and_unload()
+    return result
+
+
+def base_of(folder: Path, key: str) -> str:
+    """Returns the hub id or folder of the model that the adapters in a peft folder were trained beside.
+
+    Raises:
+        InputError: if the folder does not say.
+    """
+    if (folder / BASE).is_dir():
+        return str(folder / BASE)
+    try:
+        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{key}: {folder / FILE} does not name a base model ({type(error).__name__})") from error
+
+
+def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
+    from peft import LoraConfig
+
+    targets = _targets(model, settings)
+    return LoraConfig(
+        r=settings.r, lora_alpha=settings.lora_alpha, lora_dropout=settings.lora_dropout, target_modules=targets,
+        use_dora=settings.method == "dora", use_rslora=settings.method == "rslora",
+        fan_in_fan_out=_transposed(model, targets), **shared,
+    )  # fmt: skip
+
+
+def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
+    """Factors of keys, values and the MLP's inner activations where peft knows them; else of what layers return."""
+    from peft import IA3Config
+    from peft.utils import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
+
+    if settings.target_modules == "auto" and model.config.model_type in KNOWN:
+        return IA3Config(fan_in_fan_out=_transposed(model, KNOWN[model.config.model_type]), **shared)
+    targets = _targets(model, settings)
+    return IA3Config(
+        target_modules=targets, feedforward_modules=[], fan_in_fan_out=_transposed(model, targets), **shared
+    )
+
+
+def _prompt_tuning(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
+    """Virtual tokens begin as tokens drawn from the vocabulary (Lester et al. 2021, arXiv 2104.08691)."""
+    from peft import PromptTuningConfig
+
+    if "score" in dict(model.named_children()):
+        raise ConfigError([
+            f"model.peft.method: received 'prompt_tuning', but {type(model).__name__} answers at the last token that "
+            "is no padding, which it cannot find behind virtual tokens; use lora"
+        ])  # fmt: skip
+    return PromptTuningConfig(
+        num_virtual_tokens=settings.num_virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB",
+        num_transformer_submodules=1, **shared,
+    )  # fmt: skip
+
+
+METHODS: Mapping[str, Callable[[Any, AdapterConfig, dict[str, Any]], Any]] = {
+    "lora": _low_rank,
+    "dora": _low_rank,
+    "rslora": _low_rank,
+    "qlora": _low_rank,
+    "ia3": _ia3,
+    "prompt_tuning": _prompt_tuning,
+}
+"""What makes peft's configuration of each method: of a model, the settings, and what all methods share."""
+
+
+def _head(model: PreTrainedModel) -> list[str]:
+    """The modules that are trained and saved whole."""
+    parameters = [name for name, _ in model.named_parameters(recurse=False)]
+    if parameters:
+        raise ConfigError([
+            f"model.peft.method: {type(model).__name__} has parameters outside of any layer ({', '.join(parameters)}), "
+            "which peft would neither train nor save; switch them off in model.config_overrides"
+        ])  # fmt: skip
+    return head_modules(model)
+
+
+def _targets(model: PreTrainedModel, settings: AdapterConfig) -> list[str]:
+    names = [name for name, _ in model.named_modules()]
+    if settings.target_modules == "auto":
+        linears = repeated_linears(model)
+        if not linears:
+            raise ConfigError([
+                f"model.peft.target_modules: auto finds no linear layers inside the repeated layers of "
+                f"{type(model).__name__}; name the layers to adapt"
+            ])  # fmt: skip
+        return suffixes(linears, names)
+    from toolkit.config.messages import did_you_mean
+
+    ends = sorted({name.rsplit(".", 1)[-1] for name in names if name})
+    lost = [end for end in settings.target_modules if not any(f".{name}".endswith(f".{end}") for name in names)]
+    if lost:
+        raise ConfigError([
+            f"model.peft.target_modules: {type(model).__name__} has no layer whose name ends in {end!r}"
+            f"{did_you_mean(end, ends)}"
+            for end in lost
+        ])  # fmt: skip
+    return list(settings.target_modules)
+
+
+def _transposed(model: PreTrainedModel, targets: list[str]) -> bool:
+    """Whether the layers keep their weights the other way round, as GPT-2's do."""
+    from transformers.pytorch_utils import Conv1D
+
+    ends = tuple(f".{target}" for target in targets)
+    return any(isinstance(module, Conv1D) for name, module in model.named_modules() if f".{name}".endswith(ends))
+
+
+def _answering(adapted: Any) -> Any:
+    """Leaves what a causal model foresees at virtual tokens out of its answer, which is compared with the text's."""
+    config = adapted.peft_config["default"]
+    if config.is_prompt_learning and config.task_type == "CAUSAL_LM":
+        count = config.num_virtual_tokens
+
+        def text_only(module: nn.Module, arguments: Any, output: Any) -> Any:
+            output.logits = output.logits[:, count:]
+            return output
+
+        adapted.register_forward_hook(text_only)
+    return adapted
+
+
+@contextmanager
+def _of_another_age() -> Iterator[None]:
+    """Leaves out what peft, asking for a field by its former name, makes transformers say."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        yield

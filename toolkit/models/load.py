@@ -1,0 +1,224 @@
+"""The model: its configuration, its weights, and what may not be silently lost on the way."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from toolkit.base.errors import ConfigError, InputError, pretrained_error
+from toolkit.config.sections import ModelConfig
+from toolkit.models.adapters import quantization
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Fields that make a model leave out layers in training, so that their parameters get no gradient."""
+OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
+"""Fields that change what a model's forward returns, which tasks must be able to rely on."""
+
+
+def _known_fields(config: PreTrainedConfig) -> list[str]:
+    return sorted({*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version"})
+
+
+def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) -> None:
+    known = _known_fields(config)
+    problems = []
+    for name, value in fields.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(known)}"
+            problems.append(f"{key}.{name}: received {value!r}, but {type(config).__name__} has no such field{hint}")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    model_type = fields["model_type"]
+    if model_type not in CONFIG_MAPPING_NAMES:
+        near = difflib.get_close_matches(model_type, CONFIG_MAPPING_NAMES, n=3)
+        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model of transformers{hint}"])
+    sizes = {name: value for name, value in fields.items() if name != "model_type"}
+    _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
+    try:
+        return AutoConfig.for_model(model_type, **sizes)
+    except Exception as error:  # each configuration class has checks, and exception types, of its own
+        raise ConfigError([f"model.from_config: {model_type} refuses these sizes: {error}"]) from error
+
+
+def load_model_config(model: ModelConfig) -> PreTrainedConfig:
+    """Reads or makes the model's configuration and applies `model.config_overrides`.
+
+    Raises:
+        ConfigError: for fields that the configuration class does not have, or values that it refuses.
+        InputError: if there is no such model.
+    """
+    from transformers import AutoConfig
+
+    if model.from_config is not None:
+        config = _new_config(model.from_config)
+    else:
+        name = str(model.name_or_path)
+        try:
+            config = AutoConfig.from_pretrained(
+                name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
+            )
+        except Exception as error:  # hub, JSON and configuration errors alike are about this one setting
+            raise pretrained_error("model.name_or_path", name, error) from error
+    _check_fields(config, model.config_overrides, "model.config_overrides")
+    if forms := [name for name in model.config_overrides if name in OUTPUT_FORMS]:
+        raise ConfigError(
+            [f"model.config_overrides.{name}: the toolkit relies on its default; remove it" for name in forms]
+        )
+    try:
+        for name, value in model.config_overrides.items():
+            setattr(config, name, value)
+        return type(config).from_dict(config.to_dict())  # runs the class's own checks on the new values
+    except Exception as error:
+        refused = f"{type(config).__name__} refuses {model.config_overrides}: {error}"
+        raise ConfigError([f"model.config_overrides: {refused}"]) from error
+
+
+def refuse_lost_overrides(model: ModelConfig, config: PreTrainedConfig) -> None:
+    """Refuses overrides of what the task or the processor has decided since.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
+    if lost:
+        raise ConfigError([f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost])
+
+
+def check_head(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:
+    """Returns what is wrong if transformers has no such head for this type of model, as full messages."""
+    import transformers
+
+    known = getattr(transformers, auto_model)._model_mapping
+    if type(config) in known or auto_model in getattr(config, "auto_map", {}):
+        return []
+    key = "model.name_or_path" if model.from_config is None else "model.from_config.model_type"
+    received = model.name_or_path or config.model_type
+    return [f"{key}: received {received!r}, but transformers has no {auto_model} for the type {config.model_type}"]
+
+
+def load_code(config: PreTrainedConfig, auto_model: str) -> None:
+    """Imports a model's class, and the libraries that it needs, so that building one takes memory for itself alone."""
+    import transformers
+
+    getattr(transformers, auto_model)._model_mapping.get(type(config), None)
+
+
+def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
+    """Loads the pretrained weights, or makes new ones, in float32.
+
+    Args:
+        model: the YAML's `model` section.
+        config: its configuration, complete with what task and processor decide.
+        auto_model: name of the auto class, for instance `AutoModelForQuestionAnswering`.
+        seed: seed of every new weight, the same on all processes.
+
+    Raises:
+        ConfigError: if nothing can be made of `model.from_config`, or if the model cannot attend as asked.
+        InputError: if there are no usable weights, or if other layers than the head do not fit.
+    """
+    import transformers
+
+    torch.manual_seed(seed)
+    auto_class = getattr(transformers, auto_model)
+    attention = _attention(model, config, auto_class)
+    if model.from_config is not None:
+        try:
+            return auto_class.from_config(config, dtype=torch.float32, **attention)
+        except Exception as error:  # each model class has checks, and exception types, of its own
+            raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
+    name = str(model.name_or_path)
+    try:
+        loaded, info = auto_class.from_pretrained(
+            name,
+            config=config,
+            revision=model.revision or "main",
+            trust_remote_code=model.trust_remote_code,
+            use_safetensors=True,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            **quantization(model, config, auto_class),
+            **attention,
+        )
+    except Exception as error:
+        raise pretrained_error("model.name_or_path", name, error) from error
+    _refuse_lost_weights(loaded, info, name)
+    return loaded
+
+
+ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}
+"""Attribute of a model class that says whether it can attend so; every one can do `eager`."""
+
+
+def _attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
+    """The argument that chooses the attention, if one is asked for."""
+    name = model.attn_implementation
+    if name is None:
+        return {}
+    # A class that comes with the model (trust_remote_code) is not known here: the library checks it.
+    model_class = auto_class._model_mapping.get(type(config), None)
+    if isinstance(model_class, tuple):
+        model_class = model_class[0]
+    if name != "eager" and model_class and not getattr(model_class, ATTENTION_FLAGS.get(name, "_supports_flash_attn")):
+        others = [other for other, flag in ATTENTION_FLAGS.items() if getattr(model_class, flag)]
+        raise ConfigError([
+            f"model.attn_implementation: received {name!r}, which {model_class.__name__} does not have; use "
+            f"{' or '.join(['eager', *others])}"
+        ])  # fmt: skip
+    return {"attn_implementation": name}
+
+
+def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
+    """A head of another size is made anew (fine-tuning on other labels); whatever else does not fit is an error."""
+    mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
+    missing = sorted(info["missing_keys"])
+    prefix = f"{model.base_model_prefix}."
+    lost = [key for key in (*mismatched, *missing) if key.startswith(prefix) and not key.startswith(f"{prefix}pooler")]
+    if lost:
+        shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+        raise InputError(
+            f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be new.\n"
+            "  Check model.config_overrides (sizes cannot change) and that the folder holds this kind of model."
+        )
+
+
+def refuse_unused_parameters(config: PreTrainedConfig) -> None:
+    """Stops a run on several processes whose model leaves out layers at random.
+
+    Raises:
+        ConfigError: each process would wait for gradients that the others do not have.
+    """
+    names = [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]
+    if names:
+        instead = " and ".join(f"model.config_overrides.{name}=0" for name in names)
+        raise ConfigError([
+            f"train.ddp_find_unused_parameters: received false, but this {config.model_type} leaves out layers at "
+            f"random ({', '.join(names)}), and several processes must agree on whose gradients there are; set it to "
+            f"true, or {instead}"
+        ])  # fmt: skip
+
+
+def batch_dependence(model: nn.Module) -> list[str]:
+    """Returns why a row's result depends on the rows beside it, which no engine can make equal over splits."""
+    reasons, config = [], getattr(model, "config", None)
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        reasons.append("batch normalisation takes its statistics from each micro-batch")
+    if getattr(config, "feat_extract_norm", None) == "group":
+        reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
+    if getattr(config, "summary_type", None) == "last":
+        reasons.append("the summary is taken from the last position, which is padding in all but the longest rows")
+    return reasons

@@ -1,0 +1,108 @@
+"""What cannot go together in the section `model`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from toolkit.config.rule import Rule
+from toolkit.config.sections import AdapterConfig
+
+_LOW_RANK = ("lora", "dora", "rslora", "qlora")
+_ADAPTER_SETTINGS = {
+    **dict.fromkeys(("r", "lora_alpha", "lora_dropout"), _LOW_RANK),
+    "target_modules": (*_LOW_RANK, "ia3"),
+    "num_virtual_tokens": ("prompt_tuning",),
+}
+"""Settings of adapters, and the methods that have a use for them."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
+    return Rule(
+        lambda c: c.model.peft.method not in methods and getattr(c.model.peft, name) != getattr(AdapterConfig(), name),
+        (f"model.peft.{name}", "model.peft.method"),
+        f"only {', '.join(methods)} {'has' if len(methods) == 1 else 'have'} such a setting",
+        f"set model.peft.method to {' or '.join(methods)}, or remove model.peft.{name}",
+    )
+
+
+RULES = (
+    Rule(
+        lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
+        ("model.name_or_path", "model.from_config"),
+        "a model is either loaded or built anew",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.model.name_or_path is None and c.model.from_config is None,
+        ("model.name_or_path", "model.from_config"),
+        "no model is named",
+        "set model.name_or_path to a hub id or local folder, or give model.from_config",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
+        ("model.from_config",),
+        "it needs a model_type, as text",
+        "add one, for instance model_type: bert",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.revision is not None,
+        ("model.revision", "model.from_config"),
+        "a model that is built anew has no revision",
+        "remove model.revision",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.trust_remote_code,
+        ("model.trust_remote_code", "model.from_config"),
+        "a model that is built anew brings no code of its own",
+        "remove model.trust_remote_code",
+    ),
+    *(_adapters_only(name, methods) for name, methods in _ADAPTER_SETTINGS.items()),
+    Rule(
+        lambda c: c.model.peft.method != "none" and bool(c.model.freeze),
+        ("model.freeze", "model.peft.method"),
+        "adapters leave every parameter of the base model frozen already",
+        "remove model.freeze, or set model.peft.method to none",
+    ),
+    Rule(
+        lambda c: bool(c.model.unfreeze) and not c.model.freeze,
+        ("model.unfreeze", "model.freeze"),
+        "nothing is frozen",
+        "set model.freeze, or remove model.unfreeze",
+    ),
+    Rule(
+        lambda c: not all(re.fullmatch("(epoch|step)_[1-9][0-9]*", moment) for moment in c.model.unfreeze),
+        ("model.unfreeze",),
+        "its keys say when",
+        "write them as epoch_<n> or step_<n>, with n from 1 on",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,
+        ("model.peft.method", "model.from_config"),
+        "only weights that were trained are worth keeping in 4 bits",
+        "set model.peft.method to lora, or name a pretrained model in model.name_or_path",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora",
+        ("model.peft.method",),
+        "qlora computes with weights of 4 bits on a GPU, and the launcher asks for the CPU",
+        "set model.peft.method to lora",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.resume != "none",
+        ("model.peft.method", "checkpoint.resume"),
+        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "set checkpoint.resume to none, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,
+        ("model.peft.method", "checkpoint.load_best_model_at_end"),
+        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "set checkpoint.load_best_model_at_end to false, or model.peft.method to lora",
+    ),
+)

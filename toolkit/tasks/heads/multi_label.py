@@ -1,0 +1,122 @@
+"""Any number of labels per row: a sigmoid each. An item is a row x label; NaN marks one that is not known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.api.task import BadRow
+from toolkit.base.errors import DataError
+from toolkit.tasks.heads.losses import sigmoid_losses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from toolkit.document.blocks import Section
+
+THRESHOLD = 0.5
+_VALUES = {True: 1.0, False: 0.0, None: None}  # and so for 1 and 0, which equal them
+
+
+class MultiLabel:
+    """Multi-label classification; see `toolkit.tasks.heads.Head`.
+
+    A label is a list of names, text with names between `task.label_separator`, or a mapping of names to true, false
+    or null (not known). Names that are not given are false. It is kept as a list of names and values.
+    """
+
+    scores: Mapping[str, bool] = dict.fromkeys(("f1_micro", "f1_macro", "subset_accuracy"), True)
+    best_metric = "f1_micro"
+    error_name = "mean distance"
+    has_classes = False
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.state: dict[str, Any] = {"labels": options.labels}
+
+    def feature(self) -> Any:
+        from datasets import List, Value
+
+        return List({"name": Value("string"), "value": Value("float64")})
+
+    def check(self, value: Any) -> list[dict[str, Any]]:
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(self.options.label_separator) if part.strip()]
+        if isinstance(value, list):
+            value = dict.fromkeys(map(str, value), True)
+        if not isinstance(value, Mapping):
+            raise BadRow(f"label {value!r} is not a list of names, text, or a mapping of names to true, false or null")
+        known = self.state["labels"]
+        for name, given in value.items():
+            if not isinstance(given, (bool, int, type(None))) or given not in _VALUES:
+                raise BadRow(f"label {name!r} is {given!r}; expected true, false or null")
+            if known is not None and name not in known:
+                raise BadRow(f"label {name!r} is not one of {', '.join(known)}")
+        return [{"name": name, "value": _VALUES[given]} for name, given in value.items()]
+
+    def learn(self, labels: Sequence[list[dict[str, Any]]]) -> None:
+        found = sorted({part["name"] for label in labels for part in label})
+        self.state["labels"] = self.state["labels"] or found
+        if not self.state["labels"]:
+            raise DataError("data: no training row has any label.")
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        from toolkit.tasks.heads.labels import set_labels
+
+        set_labels(config, self.state["labels"], "multi_label_classification")
+
+    def target(self, label: list[dict[str, Any]] | None) -> list[float]:
+        if label is None:
+            return [math.nan] * len(self.state["labels"])
+        given = {part["name"]: math.nan if part["value"] is None else part["value"] for part in label}
+        return [given.get(name, 0.0) for name in self.state["labels"]]
+
+    def count_items(self, labels: Tensor) -> Tensor:
+        return (~labels.isnan()).sum()
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
+        losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
+        return torch.where(labels.isnan(), 0.0, losses).sum()
+
+    def predict(self, logits: Tensor) -> Tensor:
+        return logits.float().sigmoid()
+
+    def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        from toolkit.metrics.multi_label import MultiLabelScores
+
+        return MultiLabelScores().compute(
+            predictions=(scores > THRESHOLD).astype(np.float64), references=targets, labels=self.state["labels"]
+        )
+
+    def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> dict[str, Any]:
+        labels = self.state["labels"]
+        return {
+            "label": None if label is None else [part["name"] for part in label if part["value"]],
+            "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
+            "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
+        }
+
+    def summary(self, record: Mapping[str, Any]) -> str:
+        known = f" (labelled {', '.join(record['label']) or 'nothing'})" if record["label"] is not None else ""
+        return f"{', '.join(record['prediction']) or 'nothing'}{known}"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        if record["label"] is None or set(record["label"]) == set(record["prediction"]):
+            return None
+        distances = [abs(score - (name in record["label"])) for name, score in record["scores"].items()]
+        return (sum(distances) / len(distances),)
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
+        from toolkit.document.blocks import Section
+        from toolkit.tasks.heads.tables import score_table
+
+        names, counts = ("precision", "recall", "f1"), np.nansum(targets, axis=0)
+        table = score_table(self.state["labels"], self.metrics(scores, targets), names, counts)
+        return [Section(f"Labels ({name})", [table])]

@@ -1,0 +1,135 @@
+"""One or several numbers per row. An item is a row x target; NaN marks one that is not known, -100 is a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.api.task import BadRow
+from toolkit.base.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from toolkit.document.blocks import Section
+
+ONLY_TARGET = "value"
+
+
+class Regression:
+    """Regression by squared error; see `toolkit.tasks.heads.Head`.
+
+    A label is a number, a list of numbers, or text with numbers between `task.label_separator`; null or nothing in a
+    list is a target that is not known.
+    """
+
+    scores: Mapping[str, bool] = {"mse": False, "mae": False, "r2": True, "pearson": True}
+    best_metric = "mse"
+    error_name = "squared error"
+    has_classes = False
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.state: dict[str, Any] = {"labels": options.labels}
+
+    def feature(self) -> Any:
+        from datasets import List, Value
+
+        return List(Value("float64"))
+
+    def check(self, value: Any) -> list[float]:
+        parts = value.split(self.options.label_separator) if isinstance(value, str) else value
+        numbers = [_number(part) for part in (parts if isinstance(parts, list) else [parts])]
+        if all(math.isnan(number) for number in numbers):
+            raise BadRow(f"label {value!r} has no number")
+        names = self.state["labels"]
+        if names is not None and len(numbers) != len(names):
+            raise BadRow(f"label {value!r} has {len(numbers)} numbers, expected {len(names)} ({', '.join(names)})")
+        return numbers
+
+    def learn(self, labels: Sequence[list[float]]) -> None:
+        sizes = sorted({len(numbers) for numbers in labels})
+        if len(sizes) != 1:
+            raise DataError(f"data: labels of training rows have {' or '.join(map(str, sizes))} numbers; name the "
+                            "targets with task.labels to see which rows are wrong.")  # fmt: skip
+        names = [ONLY_TARGET] if sizes == [1] else [str(number) for number in range(sizes[0])]
+        self.state["labels"] = self.state["labels"] or names
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        from toolkit.tasks.heads.labels import set_labels
+
+        set_labels(config, self.state["labels"], "regression")
+
+    def target(self, label: list[float] | None) -> list[float]:
+        return [math.nan] * len(self.state["labels"]) if label is None else [_number(part) for part in label]
+
+    def count_items(self, labels: Tensor) -> Tensor:
+        return (~labels.isnan()).sum()
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        losses = (logits - labels.nan_to_num().to(logits.dtype)) ** 2
+        return torch.where(labels.isnan(), 0.0, losses).sum()
+
+    def predict(self, logits: Tensor) -> Tensor:
+        return logits.float()
+
+    def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        from toolkit.metrics.regression import RegressionScores
+
+        return RegressionScores().compute(predictions=scores, references=targets, labels=self.state["labels"])
+
+    def record(self, scores: np.ndarray, label: list[float] | None) -> dict[str, Any]:
+        return {"label": None if label is None else self._named(label), "prediction": self._named(scores)}
+
+    def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
+        known = [None if number is None or math.isnan(number) else float(number) for number in numbers]
+        return known[0] if len(known) == 1 else dict(zip(self.state["labels"], known, strict=True))
+
+    def summary(self, record: Mapping[str, Any]) -> str:
+        known = f" (labelled {_shown(record['label'])})" if record["label"] is not None else ""
+        return f"{_shown(record['prediction'])}{known}"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        label, prediction = record["label"], record["prediction"]
+        pairs = [(true, prediction[name]) for name, true in label.items()] if isinstance(label, dict) else None
+        errors = [(true - predicted) ** 2 for true, predicted in pairs or [(label, prediction)] if true is not None]
+        return (sum(errors) / len(errors),) if any(errors) else None
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
+        from toolkit.document.blocks import Section
+        from toolkit.tasks.heads.tables import score_table
+
+        labels, counts = self.state["labels"], (~np.isnan(targets)).sum(axis=0)
+        if len(labels) == 1:
+            return []
+        table = score_table(labels, self.metrics(scores, targets), ("r2", "pearson"), counts)
+        return [Section(f"Numbers ({name})", [table])]
+
+
+def _number(value: Any) -> float:
+    """A number; NaN where none is given.
+
+    Raises:
+        BadRow: if it is something else, or not finite.
+    """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return math.nan
+    try:
+        number = float("text" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        raise BadRow(f"label {value!r} is not a number") from None
+    if math.isinf(number):
+        raise BadRow(f"label {value!r} is not finite")
+    return number
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_shown(number)}" for name, number in value.items())
+    return "unknown" if value is None else f"{value:.4g}"

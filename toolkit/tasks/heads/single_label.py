@@ -1,0 +1,131 @@
+"""One class per row: softmax."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.base.errors import DataError
+from toolkit.tasks.heads.losses import softmax_losses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from toolkit.document.blocks import Section
+
+
+class SingleLabel:
+    """Single-label classification; see `toolkit.tasks.heads.Head`."""
+
+    scores: Mapping[str, bool] = dict.fromkeys(("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True)
+    best_metric = "accuracy"
+    error_name = "confidence"
+    has_classes = True
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+        self.state: dict[str, Any] = {"labels": options.labels, "class_weights": None}
+
+    def feature(self) -> Any:
+        from datasets import Value
+
+        return Value("string")
+
+    def check(self, value: Any) -> str:
+        label, known = _label_text(value), self.state["labels"]
+        if known is not None and label not in known:
+            raise BadRow(f"label {label!r} is not one of {', '.join(known)}")
+        return label
+
+    def learn(self, labels: Sequence[str]) -> None:
+        counts = Counter(labels)
+        names = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
+        if len(names) < 2:
+            raise DataError(f"data: all training rows have the label {names[0]!r}; classification needs another.")
+        if self.options.class_weights == "balanced":
+            if unseen := [name for name in names if not counts[name]]:
+                raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
+            self.state["class_weights"] = [len(labels) / (len(names) * counts[name]) for name in names]
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        from toolkit.tasks.heads.labels import set_labels
+
+        set_labels(config, self.state["labels"], "single_label_classification")
+
+    def target(self, label: str | None) -> int:
+        return IGNORE_INDEX if label is None else self.state["labels"].index(label)
+
+    def count_items(self, labels: Tensor) -> Tensor:
+        return self._weights(labels, torch.float64).sum()
+
+    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
+        losses = softmax_losses(logits, labels.clamp(min=0), smoothing, gamma)
+        return (losses * self._weights(labels, losses.dtype)).sum()
+
+    def _weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
+        """What each row counts for: its class's weight, 0 where it is ignored."""
+        counted = (labels != IGNORE_INDEX).to(dtype)
+        weights = self.state["class_weights"]
+        return counted if weights is None else counted * counted.new_tensor(weights)[labels.clamp(min=0)]
+
+    def predict(self, logits: Tensor) -> Tensor:
+        return logits.float().softmax(-1)
+
+    def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+        from toolkit.metrics.classification import Classification
+
+        return Classification().compute(predictions=scores.argmax(-1), references=targets, labels=self.state["labels"])
+
+    def record(self, scores: np.ndarray, label: str | None) -> dict[str, Any]:
+        labels = self.state["labels"]
+        return {
+            "label": label,
+            "prediction": labels[int(scores.argmax())],
+            "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
+        }
+
+    def summary(self, record: Mapping[str, Any]) -> str:
+        known = f", labelled {record['label']}" if record["label"] is not None else ""
+        return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%}{known})"
+
+    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+        wrong = record["label"] not in (None, record["prediction"])
+        return (record["scores"][record["prediction"]],) if wrong else None
+
+    def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
+        from sklearn.metrics import confusion_matrix
+
+        from toolkit.document.blocks import Section
+        from toolkit.tasks.heads.tables import confusion, score_table
+
+        labels, predictions = self.state["labels"], scores.argmax(-1)
+        counts = confusion_matrix(targets, predictions, labels=range(len(labels)))
+        names = ("precision", "recall", "f1")
+        table = score_table(labels, self.metrics(scores, targets), names, counts.sum(axis=1))
+        return [Section(f"Classes ({name})", [table, confusion(counts, labels, name, folder)])]
+
+
+def _label_text(label: Any) -> str:
+    """The name of a class: text, or a number as it would be written without a needless fraction."""
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)
+    if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
+        raise BadRow(f"label {label!r} is neither text nor a number")
+    return str(label).strip()
+
+
+def _label_order(label: str) -> tuple[bool, float, str]:
+    """Numbers by their value, before names."""
+    try:
+        return False, float(label), label
+    except ValueError:
+        return True, 0.0, label

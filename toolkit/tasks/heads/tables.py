@@ -1,0 +1,55 @@
+"""What there is to see of classes, labels or numbers: their scores, and which was taken for which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from toolkit.document.blocks import Cell, Figure, Table
+
+MOST_COUNTED_CLASSES = 15
+"""With more, the confusion is a picture, not a table."""
+
+
+def score_table(
+    labels: Sequence[str], metrics: Mapping[str, float], names: Sequence[str], counts: np.ndarray | Sequence[int]
+) -> Table:
+    """Tabulates the scores of each label, and its number of rows.
+
+    Args:
+        labels: names of the classes, labels or numbers.
+        metrics: with `<score>/<label>` for each of `names`.
+        names: the scores.
+        counts: `[labels]` rows of each label.
+    """
+    rows = [
+        [label, *(Cell(f"{score:.3f}", score) for name in names for score in [metrics[f"{name}/{label}"]]), int(count)]
+        for label, count in zip(labels, counts, strict=True)
+    ]
+    return Table(["label", *names, "rows"], rows, sortable=True)
+
+
+def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path) -> Table | Figure:
+    """Shows how often each true class was taken for which; the shade is the share of the true class.
+
+    Args:
+        counts: `[classes, classes]`, true by predicted.
+        labels: names of the classes.
+        name: the evaluation set's.
+        folder: where a picture `confusion_<name>.png` is written, if there are too many classes for a table.
+    """
+    title = f"Predicted classes (columns) of the {name} rows, by true class"
+    if len(labels) > MOST_COUNTED_CLASSES:
+        from toolkit.document import plots
+
+        file = folder / f"confusion_{name}.png"
+        plots.confusion(counts, labels, file)
+        return Figure(title, png=file.read_bytes(), file=file.name)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    rows = [
+        [label, *(Cell(f"{count:,}", int(count), float(share)) for count, share in zip(*pair, strict=True))]
+        for label, *pair in zip(labels, counts, shares, strict=True)
+    ]
+    return Table(["true class", *labels], rows, caption=title)
