@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.config.load import to_yaml
+from toolkit.config.dump import to_yaml
 from toolkit.document import markdown
 from toolkit.document.charts import sheet
 from toolkit.lab.compare import pictures

@@ -1,3 +1,3 @@
-"""Fine-tune Hugging Face models: one YAML, two engines, any number of processes, the same numbers."""
+"""Fine-tune Hugging Face models on one YAML, exactly; see README.md."""
 
-__version__ = "0.1.0"
+from toolkit.base.version import __version__ as __version__

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 from toolkit import modalities
 from toolkit.base.errors import ConfigError
 from toolkit.commands.cli import main as toolkit_command
-from toolkit.config.load import field_types, section_types
+from toolkit.config.keys import field_types, section_types
 from toolkit.models.load import check_head, load_model_config
 from toolkit.recipe import load_settings, load_task_type
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from toolkit import __version__
+from toolkit.base.version import __version__
 
 COMMANDS = {
     "validate": "check a configuration, and name everything that is wrong with it",

@@ -1,6 +1,8 @@
 """Settings: what there is (`sections`), how it is read (`load`) and how it is explained (`describe`)."""
 
-from toolkit.config.load import Loaded, dump_config, flatten, load_config
+from toolkit.config.dump import dump_config
+from toolkit.config.keys import flatten
+from toolkit.config.load import Loaded, load_config
 from toolkit.config.sections import (
     STRICT,
     CheckpointConfig,

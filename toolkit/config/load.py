@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
-from ruamel.yaml import YAML
 
 from toolkit.base.errors import ConfigError
+from toolkit.config.keys import _TOP, _flat, _hints, field_types, section_types
 from toolkit.config.messages import Key, choices, describe_errors, did_you_mean, join, show
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import path_problems
 from toolkit.config.rule import Rule, conflicts
 from toolkit.config.sections import (
-    CheckpointConfig,
     Config,
-    DataConfig,
-    EvalConfig,
-    ModelConfig,
     TopLevel,
-    TrackingConfig,
     TrainConfig,
-    TrainerConfig,
 )
 from toolkit.config.source import Origin, Settings, Source, read_file
 
 if TYPE_CHECKING:
     from toolkit.config.column import Column
 
-_TOP = ("engine", "output_dir", "seed")
 LAUNCHER: dict[str, tuple[str, str, Any]] = {
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", 1),
 }
 """Field of `train`: the launcher's variable, its value when nobody asked for anything, our default.
 `accelerate launch` always sets the precision, to `no` unless it is told otherwise."""
-
-
-_LINE_BREAKS = frozenset("\x85\u2028\u2029")
-"""Characters that ruamel.yaml folds into spaces unless it writes all text beyond ASCII in escapes."""
 
 
 @dataclass(frozen=True)
@@ -121,87 +109,6 @@ def _with_home(config: Config) -> Config:
         data=home(config.data, "train_file", "validation_file", "test_file"),
         checkpoint=home(config.checkpoint, "resume"),
     )
-
-
-def section_types(options: type) -> dict[str, type]:
-    """Returns the type of each section, in the order in which a configuration is written."""
-    return {
-        "task": options,
-        "model": ModelConfig,
-        "data": DataConfig,
-        "train": TrainConfig,
-        "eval": EvalConfig,
-        "checkpoint": CheckpointConfig,
-        "tracking": TrackingConfig,
-        "trainer": TrainerConfig,
-    }
-
-
-def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
-    """Returns the annotation of every key, top-level ones first, and each section's type before those of its keys.
-
-    A field of a section may be a dataclass too: a group of settings, whose keys have three parts.
-    """
-    top = _hints(TopLevel)
-    hints: dict[Key, Any] = {(name,): top[name] for name in _TOP}
-    for name, kind in types.items():
-        hints |= _group((name,), kind)
-    return hints
-
-
-def _group(key: Key, kind: type) -> dict[Key, Any]:
-    """Annotations of a section, or of a group of settings inside one, and of all that is in it."""
-    hints: dict[Key, Any] = {key: kind}
-    for name, hint in _hints(kind).items():
-        inner = (*key, name)
-        hints |= _group(inner, cast(type, hint)) if dataclasses.is_dataclass(hint) else {inner: hint}
-    return hints
-
-
-def flatten(config: Config) -> dict[str, Any]:
-    """Returns every setting by its dotted key, in block order; a mapping that is not empty gives a key per entry."""
-    return {".".join(key): value for key, value in _flat(config)}
-
-
-def dump_config(config: Config) -> str:
-    """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal one."""
-    document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
-    document |= {name: dataclasses.asdict(getattr(config, name)) for name in section_types(type(config.task))}
-    return to_yaml(document, flow=False)
-
-
-def to_yaml(value: Any, flow: bool = True) -> str:
-    """Returns a plain value as YAML 1.2, on one line if `flow`."""
-    yaml: Any = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = flow
-    yaml.sort_base_mapping_type_on_output = False
-    yaml.width = 2**31  # no line is broken
-    yaml.allow_unicode = _LINE_BREAKS.isdisjoint(json.dumps(value, ensure_ascii=False))
-    stream = io.StringIO()
-    yaml.dump(value, stream)
-    text = stream.getvalue()
-    return text.removesuffix("\n").removesuffix("\n...") if flow else text
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    hints = get_type_hints(kind, include_extras=True)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
-
-
-def _flat(config: Config) -> Iterator[tuple[Key, Any]]:
-    yield from (((name,), getattr(config, name)) for name in _TOP)
-    for section in section_types(type(config.task)):
-        yield from _flat_part((section,), getattr(config, section))
-
-
-def _flat_part(key: Key, value: Any) -> Iterator[tuple[Key, Any]]:
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from _flat_part((*key, field.name), getattr(value, field.name))
-    elif isinstance(value, Mapping) and value:
-        yield from (((*key, str(name)), entry) for name, entry in value.items())
-    else:
-        yield key, value
 
 
 def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key, Any], prefix: Key = ()) -> None:

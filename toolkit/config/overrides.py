@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from types import NoneType
 from typing import Any
 
-from toolkit.config.load import to_yaml
+from toolkit.config.dump import to_yaml
 from toolkit.config.messages import Key, expected, mapping_values, members, nearest_key, takes_text
 from toolkit.config.source import Settings, Source, is_text
 

@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-import toolkit
 from toolkit.api.task import Processor, Task
 
 
@@ -22,7 +21,7 @@ def code_fingerprint(task: Task) -> str:
 @lru_cache
 def _code_fingerprint(module: str) -> str:
     digest = hashlib.sha256()
-    for file in sorted(Path(toolkit.__file__).parent.rglob("*.py")):
+    for file in sorted(Path(__file__).parents[1].rglob("*.py")):
         digest.update(file.read_bytes())
     with suppress(OSError, TypeError):  # a task typed into an interpreter has no file
         digest.update(inspect.getsource(sys.modules[module]).encode())

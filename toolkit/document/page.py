@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit import __version__
+from toolkit.base.version import __version__
 from toolkit.document.blocks import Section, shown, sort_value
 
 if TYPE_CHECKING:

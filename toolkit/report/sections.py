@@ -14,7 +14,7 @@ from toolkit.api.task import Judges, Pictures
 from toolkit.base.console import format_bytes
 from toolkit.base.memory import MEMORY, MemoryUse
 from toolkit.config.describe import Change, changes
-from toolkit.config.load import to_yaml
+from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves

@@ -23,7 +23,7 @@ from toolkit.tracking.jsonl import truncate_metrics
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from toolkit.outputs import OutputLock
+from toolkit.checkpoint.lock import OutputLock
 with OutputLock(Path(sys.argv[1])):
     worker = os.fork()
     if worker:

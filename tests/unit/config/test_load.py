@@ -408,7 +408,7 @@ def test_bad_configuration_is_answered_without_torch() -> None:
         import sys
         from dataclasses import make_dataclass
         from toolkit.config import STRICT, load_config
-        from toolkit.errors import ConfigError
+        from toolkit.base.errors import ConfigError
         options = make_dataclass("Options", [], frozen=True, namespace={"__pydantic_config__": STRICT})
         try:
             load_config(options, "a.yaml", [])

@@ -90,7 +90,7 @@ def test_templates_are_part_of_the_package(tmp_path: Path) -> None:
          "egg_info", "-e", str(tmp_path)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-    made = {path.name for path in (tmp_path / "lib" / "toolkit" / "report" / "templates").iterdir()}
+    made = {path.name for path in (tmp_path / "lib" / "toolkit" / "document" / "templates").iterdir()}
     assert made == {path.name for path in page.TEMPLATES.iterdir()}
 
 

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit import __version__
 from toolkit.base.environment import versions
 from toolkit.base.files import write_json, write_text
+from toolkit.base.version import __version__
 from toolkit.config.sections import Config
 from toolkit.lab.certify.certificate import FAILED, Certificate
 from toolkit.report.certificate import config_hash

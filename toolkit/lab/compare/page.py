@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolkit.base.console import format_bytes
-from toolkit.config.load import to_yaml
+from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.table import LEGEND, columns, compared, excuse, interval, shown
