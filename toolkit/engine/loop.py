@@ -7,11 +7,10 @@ from toolkit.base.console import progress
 from toolkit.data.batches import ended_workers, training_loader
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.milestones import Plan
-from toolkit.engine.session import Session
+from toolkit.engine.session import Session, tracker_of
 from toolkit.engine.step import accumulate, clip, windows
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
-from toolkit.tracking.tracker import Tracker
 
 
 def fit(run: Run) -> FitResult:
@@ -30,7 +29,7 @@ def fit(run: Run) -> FitResult:
     model, optimizer = accelerator.prepare(run.model, optimizer)
     accumulation = train.gradient_accumulation_steps or 1
 
-    with ended_workers(loader), StopSignal(accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+    with ended_workers(loader), StopSignal(accelerator.num_processes) as stop, tracker_of(run) as tracker:
         session = Session(run, model, optimizer, schedule, plan, tracker, stop)
         session.restore()
         model.train()

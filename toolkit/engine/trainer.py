@@ -28,7 +28,7 @@ from toolkit.data.order import WindowSampler
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.milestones import Plan
-from toolkit.engine.session import Session
+from toolkit.engine.session import Session, tracker_of
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
@@ -49,7 +49,7 @@ def fit(run: Run) -> FitResult:
     place = {"rank": run.accelerator.process_index, "world_size": run.accelerator.num_processes}
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
     plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
-    with ended_workers(loader), StopSignal(run.accelerator.num_processes) as stop, Tracker(run, plan) as tracker:
+    with ended_workers(loader), StopSignal(run.accelerator.num_processes) as stop, tracker_of(run) as tracker:
         trainer = WindowTrainer(run, plan, loader, sampler, tracker, stop)
         with progress(plan.total_steps, "train", initial=run.resume.step if run.resume else 0) as trainer.bar:
             trainer.train()

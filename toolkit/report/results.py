@@ -18,7 +18,7 @@ from toolkit.footprint.predict import predicted_parts
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
-from toolkit.report import text
+from toolkit.report import card, text
 from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
 from toolkit.report.worst import Worst, Wrong
 from toolkit.tracking.jsonl import read_metrics
@@ -33,7 +33,8 @@ def write_results(run: Run, result: FitResult) -> None:
     examples, worst = _write_all_predictions(run, result)
     facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
     write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
-    save_model(run, figures)  # before whatever may fail in making a page
+    save_model(run)  # before whatever may fail in making a page
+    (output_dir / "model" / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
     history = read_metrics(output_dir / "metrics.jsonl")
     own, samples = _sections(run, result), _samples(run)
     write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))

@@ -6,16 +6,18 @@ import importlib.util
 import json
 import math
 import os
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-from toolkit.api.run import Run, best_metric
 from toolkit.base.console import format_value
 from toolkit.base.errors import ConfigError
 from toolkit.config import flatten
-from toolkit.config.sections import TrackingConfig
-from toolkit.engine.milestones import Plan
+from toolkit.config.sections import Config, TrackingConfig
 from toolkit.tracking.jsonl import read_metrics, truncate_metrics
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 SHOWN = ("loss", "eval_loss")
 """What the progress bar shows, beside the best metric."""
@@ -36,16 +38,22 @@ def check_trackers(tracking: TrackingConfig) -> None:
 class Tracker:
     """Writes the run's numbers, on the main process only; a context manager.
 
-    A resumed run cuts `metrics.jsonl` back to its checkpoint's step and writes on from there.
+    A resumed run cuts `metrics.jsonl` back to its checkpoint's step and appends to it.
+
+    Args:
+        accelerator: the run's Accelerator.
+        cfg: resolved settings.
+        path: of `metrics.jsonl`.
+        start_step: step that training resumes from, 0 for a new run.
+        shown_names: metrics that the progress bar shows besides the losses.
     """
 
-    def __init__(self, run: Run, plan: Plan) -> None:
-        self._accelerator = run.accelerator
-        self._cfg = run.cfg
-        self._main = run.accelerator.is_main_process
-        self._path = run.output_dir / "metrics.jsonl"
-        self._start = run.resume.step if run.resume else 0
-        self._shown_names = {*SHOWN, best_metric(run.cfg, run.task)[0]}
+    def __init__(
+        self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
+    ) -> None:
+        self._accelerator, self._cfg, self._path, self._start = accelerator, cfg, path, start_step
+        self._main = accelerator.is_main_process
+        self._shown_names = {*SHOWN, *shown_names}
         self._file: TextIO | None = None
         self._written: set[tuple[int, tuple[str, ...]]] = set()
         self.shown: dict[str, str] = {}
