@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import callbacks_for_tests
 import pytest
+from random_runs import RANDOM
 from runs import assert_same_weights, lines, predictions, train
 from stopping import StoppedError, stopper, train_in_legs
-from test_contracts_resume import RANDOM
 
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.checks.trainer import PASSED_ON

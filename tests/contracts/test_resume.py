@@ -8,23 +8,12 @@ from pathlib import Path
 
 import pytest
 from launching import kill_tree
+from random_runs import RANDOM
 from runs import assert_same_weights, lines, predictions, train
-from stopping import DROPOUT, LONG, WINDOWS, StoppedError, start, stopper, wait_for_step
+from stopping import DROPOUT, LONG, StoppedError, start, stopper, wait_for_step
 
 from toolkit.base.errors import CheckpointError, ConfigError, Interrupted
 from toolkit.checkpoint.lock import OutputLock
-
-DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
-RANDOM = {
-    "reviews": DROPOUT,
-    "qa": DROPOUT,
-    "translation": ("model.config_overrides.dropout_rate=0.1", "task.label_smoothing_factor=0.1", *WINDOWS),
-    "language_modeling": ("model.config_overrides.attention_dropout=0.1", *WINDOWS),
-    "language_modeling/smoke_masked": ("model.config_overrides.hidden_dropout_prob=0.1", *WINDOWS),
-    "reviews/smoke_image": DROP_PATH,
-    "reviews/smoke_audio": DROP_PATH,
-}
-"""What draws random numbers in each task's model; masks and augmentation do beside it."""
 
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2")
 

@@ -12,7 +12,7 @@ from accelerate.state import AcceleratorState
 from commands import run_command
 from runs import ROOT, assert_close, assert_same_weights, lines, predictions, train
 from sacrebleu import corpus_bleu, corpus_chrf
-from test_seq2seq import nllb, small
+from seq2seq_models import nllb, small
 
 from toolkit.base.errors import ConfigError, DataError, InputError
 

@@ -6,8 +6,8 @@ from toolkit.api.run import FitResult, Run
 from toolkit.base.console import progress
 from toolkit.data.batches import ended_workers, training_loader
 from toolkit.distributed.signals import StopSignal
-from toolkit.engine.milestones import Plan
-from toolkit.engine.session import Session, tracker_of
+from toolkit.engine.milestones import Plan, tracker_of
+from toolkit.engine.session import Session
 from toolkit.engine.step import accumulate, clip, windows
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule

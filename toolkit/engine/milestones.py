@@ -1,15 +1,14 @@
-"""What an engine is given, what it returns, and what changes in between."""
+"""When a run logs, evaluates and saves, and where its numbers go."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from toolkit.api.run import Run, best_metric
 from toolkit.config.sections import Config
-
-if TYPE_CHECKING:
-    pass
+from toolkit.tracking.tracker import Tracker
 
 
 class Due(NamedTuple):
@@ -56,3 +55,10 @@ def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int
     if setting == "epoch":
         return steps_per_epoch
     return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)
+
+
+def tracker_of(run: Run) -> Tracker:
+    """Returns the tracker of a run's numbers."""
+    start = run.resume.step if run.resume else 0
+    shown = (best_metric(run.cfg, run.task)[0],)
+    return Tracker(run.accelerator, run.cfg, run.output_dir / "metrics.jsonl", start, shown)

@@ -295,10 +295,3 @@ class Session:
             f"SIGTERM: stopped after step {self.state.step} of {self.plan.total_steps}. "
             f"Go on with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))})."
         )
-
-
-def tracker_of(run: Run) -> Tracker:
-    """Returns the tracker of a run's numbers."""
-    start = run.resume.step if run.resume else 0
-    shown = (best_metric(run.cfg, run.task)[0],)
-    return Tracker(run.accelerator, run.cfg, run.output_dir / "metrics.jsonl", start, shown)

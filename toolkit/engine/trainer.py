@@ -27,8 +27,8 @@ from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.signals import StopSignal
-from toolkit.engine.milestones import Plan
-from toolkit.engine.session import Session, tracker_of
+from toolkit.engine.milestones import Plan, tracker_of
+from toolkit.engine.session import Session
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule

@@ -21,6 +21,7 @@ from toolkit.config.overrides import written
 from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN
 from toolkit.recipe import load_settings, load_task_type
+from toolkit.report.certificate import state_of
 
 SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
 STEPS = 4
@@ -208,19 +209,19 @@ def test_the_command_knows_all_certificates():
 
 def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
     made = cut(tmp_path)
-    assert text.state_of(made.cfg).startswith("none for this configuration")
+    assert state_of(made.cfg).startswith("none for this configuration")
     found = [resume.judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
     folder = text.folder_of(made.cfg)
     folder.mkdir(parents=True)
     text.write(found, made.cfg, {"recipe": "r", "config": "c", "overrides": [], "rows": 37, "seconds": 1.0}, folder)
-    assert text.state_of(made.cfg).startswith("resume ok (")
-    assert text.state_of(replace(made.cfg, seed=1)) == text.state_of(made.cfg)
+    assert state_of(made.cfg).startswith("resume ok (")
+    assert state_of(replace(made.cfg, seed=1)) == text.state_of(made.cfg)
     other = replace(made.cfg, train=replace(made.cfg.train, learning_rate=0.1))
-    assert text.state_of(other).startswith("none for this configuration")
+    assert state_of(other).startswith("none for this configuration")
     assert "| resume | ok |" in (folder / "certificate.md").read_text()
     assert json.loads((folder / "certificate.json").read_text())["passed"] is True
     write_json(folder / "certificate.json", [])
-    assert "cannot be read" in text.state_of(made.cfg)
+    assert "cannot be read" in state_of(made.cfg)
 
 
 @pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "from 1")])

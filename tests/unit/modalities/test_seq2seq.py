@@ -7,19 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from seq2seq_models import VOCAB, nllb, small
 from transformers.models.m2m_100.modeling_m2m_100 import shift_tokens_right
 from transformers.models.mbart.modeling_mbart import shift_tokens_right as wrap_last_token
 
 from toolkit.base.errors import InputError
 from toolkit.modalities import seq2seq
 
-VOCAB = {token: i for i, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "▁", "a", "b", "▁a", "▁b"])}
 PAIRS = (["a b a", "b"], ["b", "a a b b"])
 TEXTS = ["Die Kühe gehen HEIM.", "  Zwei  Blanks\tund\nmehr ", "«Ökonomie» — 20 €", "日本語 🐄", "can't , won't ."]
-
-
-def nllb():
-    return transformers.NllbTokenizer(vocab=VOCAB, merges=[("▁", "a"), ("▁", "b")])
 
 
 def mbart():
@@ -39,13 +35,6 @@ def encode(tokenizer, source=None, target=None):
     with seq2seq.languages(tokenizer, source, target):
         columns = seq2seq.preprocess(*PAIRS, tokenizer, 16, 16)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-
-
-def small(model_type, vocab_size=60, **ids):
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1,
-             "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}  # fmt: skip
-    sizes = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2} if model_type == "t5" else heads
-    return transformers.AutoConfig.for_model(model_type, d_model=16, vocab_size=vocab_size, **sizes, **ids)
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -7,8 +7,9 @@ import json
 
 import pytest
 import torch
+from random_runs import RANDOM
 from runs import assert_same_weights, lines, train
-from test_contracts_resume import RANDOM, WINDOWS
+from stopping import WINDOWS
 from torch import nn
 
 from toolkit.base.errors import ConfigError

@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 import transformers
+from adapter_models import ARCHITECTURES, FEW
+from random_runs import RANDOM
 from runs import assert_same_weights, lines, train, weights
 from safetensors.torch import load_file
 from stopping import train_in_legs
-from test_adapters import ARCHITECTURES, FEW
-from test_contracts_resume import RANDOM
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import ModelConfig
