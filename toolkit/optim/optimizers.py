@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from toolkit.base.console import say
+from toolkit.base.console import warn
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
@@ -101,5 +101,5 @@ def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
             manager.register_module_override(module, "weight", {"optim_bits": 32})
     optimizer.mng = manager
     if optimizer.is_paged and not torch.accelerator.is_available():
-        say("warning: on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
+        warn("on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
         optimizer._cpu_paged_warned = True
