@@ -1,0 +1,57 @@
+"""When a run logs, evaluates, saves and ends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from toolkit.config.sections import Config
+
+
+class Due(NamedTuple):
+    """What happens after a step."""
+
+    log: bool
+    evaluate: bool
+    save: bool
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """When a run evaluates, saves and ends, in steps; None is never."""
+
+    total_steps: int
+    steps_per_epoch: int
+    eval_every: int | None
+    save_every: int | None
+    log_every: int
+
+    @staticmethod
+    def of(cfg: Config, steps_per_epoch: int) -> Milestones:
+        """Resolves epochs, fractions and limits into steps."""
+        total = cfg.train.max_steps
+        if total <= 0:
+            total = math.ceil(cfg.train.num_train_epochs * steps_per_epoch)
+        return Milestones(
+            total_steps=total,
+            steps_per_epoch=steps_per_epoch,
+            eval_every=_every(cfg.eval.eval_steps, total, steps_per_epoch),
+            save_every=_every(cfg.checkpoint.save_steps, total, steps_per_epoch),
+            log_every=cfg.tracking.logging_steps,
+        )
+
+    def after(self, step: int) -> Due:
+        """Returns what happens after a step."""
+        evaluate, save = (every is not None and step % every == 0 for every in (self.eval_every, self.save_every))
+        return Due(step % self.log_every == 0 or step == self.total_steps, evaluate, save)
+
+
+def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int | None:
+    if setting is None:
+        return None
+    if setting == "epoch":
+        return steps_per_epoch
+    return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)
+
+
