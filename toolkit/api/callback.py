@@ -69,8 +69,8 @@ class TrainingContext:
 class Callback(Protocol):
     """Built as `CallbackClass(context)` once model and optimizer are prepared; does nothing at any moment by default.
 
-    Each method is called on every rank, at the same moments in every engine. What a callback keeps is saved and restored
-    with the run, so it need not know of engines, ranks or resumes.
+    Each method is called on every rank, at the same moments in every engine. What a callback keeps is saved and
+    restored with the run, so it need not know of engines, ranks or resumes.
     """
 
     def __init__(self, context: TrainingContext) -> None: ...
@@ -80,9 +80,6 @@ class Callback(Protocol):
 
     def after_update(self) -> None:
         """Called after each update has been counted, before anything is logged, evaluated or saved."""
-
-    def on_pause(self) -> None:
-        """Called before parameters are evaluated or saved."""
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Called after validation rows were scored, once per step, with `eval_` metrics."""

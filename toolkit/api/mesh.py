@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class Mesh:
     """Sizes of the dimensions, and this process's place in them.
 
-    Rows are dealt to *data ranks*: replicas of the model, or shards of one (`fsdp`). Processes that differ only in their
-    tensor or pipeline rank hold parts of the same replica and read the same rows. Whatever deals rows, counts items,
-    seeds dropout, averages gradients or reports, goes by `data_rank` and `data_size`, never by the process's rank.
+    Rows are dealt to *data ranks*: replicas of the model, or shards of one (`fsdp`). Processes that differ only in
+    their tensor or pipeline rank hold parts of the same replica and read the same rows. Whatever deals rows, counts
+    items, seeds dropout, averages gradients or reports, uses `data_rank` and `data_size`, never the process's rank.
 
     Args:
         replicas: copies of the model.

@@ -53,5 +53,3 @@ def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int
     if setting == "epoch":
         return steps_per_epoch
     return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)
-
-

@@ -13,6 +13,7 @@ from toolkit.api.task import Batch, Task
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Strategy(Protocol):
     def gradient_is_shared(self) -> bool:
         """Whether the gradient of the step under way is the same on every rank, so that all see it is not finite."""
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""
 
     def attach(self, replica: Replica) -> None:

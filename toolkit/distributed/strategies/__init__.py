@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
+from toolkit.base.console import say
 from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
 
@@ -24,12 +25,15 @@ STRATEGIES = {
 
 def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
     """Returns the strategy of a launch; a single process has no other to share with and trains as with `sync`."""
-    if cfg.train.auto_batch_size:
-        return import_object(STRATEGIES["auto_batch_size"])
     several = int(environ.get("WORLD_SIZE", "1")) > 1
-    return import_object(STRATEGIES[cfg.train.strategy if several else "sync"])
+    name = "auto_batch_size" if cfg.train.auto_batch_size else cfg.train.strategy if several else "sync"
+    kind: type[Strategy] = import_object(STRATEGIES[name])
+    return kind
 
 
 def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strategy:
     """Builds the run's strategy."""
-    return strategy_type(cfg)(accelerator, mesh, cfg)  # type: ignore[call-arg]
+    kind = strategy_type(cfg)
+    if kind.name != cfg.train.strategy and not cfg.train.auto_batch_size:
+        say(f"warning: train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
+    return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]

@@ -31,6 +31,7 @@ from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
 
@@ -48,7 +49,7 @@ class AutoBatchSize(Strategy):
         self.batch_size = self.rows = cfg.train.per_device_train_batch_size
         self.wire = Wire()
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model: each process has a whole one."""
         return model
 
@@ -73,7 +74,9 @@ class AutoBatchSize(Strategy):
                 break
             self._use_smaller_parts(error)
         if self.mesh.data_size > 1:
-            average_gradients(self.wire, [p for p in self.model.parameters() if p.requires_grad], 1 / self.mesh.data_size)
+            average_gradients(
+                self.wire, [p for p in self.model.parameters() if p.requires_grad], 1 / self.mesh.data_size
+            )
             self.wire.copy_main([buffer for buffer in self.model.buffers() if buffer.is_floating_point()])
         return loss_sum
 
@@ -99,8 +102,8 @@ class AutoBatchSize(Strategy):
                 "less state need less."
             )
         say(
-            f"step {step + 1}: out of memory with {self.rows} rows; splitting each micro-batch of {self.batch_size} into "
-            f"{self.batch_size // smaller[-1]} of {smaller[-1]} from now on ({where})"
+            f"step {step + 1}: out of memory with {self.rows} rows; splitting each micro-batch of {self.batch_size} "
+            f"into {self.batch_size // smaller[-1]} of {smaller[-1]} from now on ({where})"
         )
         self.rows = smaller[-1]
         self.model.zero_grad()

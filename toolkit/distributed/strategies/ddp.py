@@ -18,8 +18,10 @@ from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
+
 
 class DataParallel(Strategy):
     """The default: accelerate's wrapper of the model exchanges gradients in the last backward pass of a window."""
@@ -32,7 +34,7 @@ class DataParallel(Strategy):
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         self.accelerator, self.mesh = accelerator, mesh
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model: each process has a whole one."""
         return model
 

@@ -28,6 +28,7 @@ from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
 
@@ -58,7 +59,7 @@ class LocalSGD(Strategy):
         """Whether the step under way is one of the warm-up, in which gradients are exchanged."""
         return self.replica.state.step < self.train.local_sgd_warmup_steps
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model: each process has a whole one."""
         return model
 
