@@ -1,4 +1,4 @@
-"""Runs whose report takes longer than a collective may: `accelerate launch slow_report.py OUTPUT_DIR` on 2 processes."""
+"""Runs whose report takes longer than a collective may: `accelerate launch slow_report.py OUTPUT_DIR`, 2 processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import toolkit
-from toolkit import engine
+import toolkit.run
 from toolkit.main import main as recipe_main
 from toolkit.recipe import load_task_type
 from toolkit.report import results
@@ -24,14 +24,14 @@ RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/sm
 SETTINGS = ("train.max_steps=1", "data.max_train_samples=24", "data.max_eval_samples=9")
 ROWS = [{"text": "A fine pair of boots."}, {"text": "It broke at once."}, {"text": "Good."}]
 LIMIT_SECONDS = 2.0
-TRAIN = engine.ENGINES["loop"]
+FIT = toolkit.run.fit
 WRITE = results.write_report
 
 
 def main(output: Path) -> None:
     """Trains three times: from Python, from Python with a report that fails, and as a recipe's command line."""
     rank = os.environ["RANK"]
-    engine.ENGINES["loop"] = lambda: with_a_limit_after_training
+    toolkit.run.fit = with_a_limit_after_training
     results.write_report = slow(LIMIT_SECONDS + 1.5, WRITE)
     result = toolkit.train(RECIPE, CONFIG, [*SETTINGS, f"output_dir={output / 'python'}"])
     assert (result.output_dir / "report.md").exists(), "train returned before everything was written"
@@ -39,14 +39,14 @@ def main(output: Path) -> None:
     trained = toolkit.load(result.output_dir)
     said = {"metrics": dict(result.metrics), "records": trained.predict(ROWS), "scores": trained.evaluate(
         [{**row, "label": "positive"} for row in ROWS])}  # fmt: skip
-    engine.ENGINES["loop"] = TRAIN
+    toolkit.run.fit = FIT
     results.write_report = refuse
     try:
         toolkit.train(RECIPE, CONFIG, [*SETTINGS, "train.mixed_precision=bf16", f"output_dir={output / 'failing'}"])
     except toolkit.RunError as error:
         said["error"] = str(error)
     (output / f"said-{rank}.json").write_text(json.dumps(said))
-    engine.ENGINES["loop"] = lambda: with_a_limit_after_training
+    toolkit.run.fit = with_a_limit_after_training
     results.write_report = slow(LIMIT_SECONDS + 1.5, alone)
     sys.argv[0] = str(RECIPE)
     recipe_main(load_task_type(RECIPE), ["--config", str(CONFIG), *SETTINGS, f"output_dir={output / 'recipe'}"])
@@ -54,7 +54,7 @@ def main(output: Path) -> None:
 
 def with_a_limit_after_training(run: Any) -> Any:
     """Trains, and lets no collective after it last long."""
-    result = TRAIN()(run)
+    result = FIT(run)
     allow(timedelta(seconds=LIMIT_SECONDS))
     return result
 

@@ -32,16 +32,14 @@ def predicted(run: Run) -> Footprint:
 
 def predicted_parts(run: Run) -> dict[str, int] | None:
     """Returns the predicted bytes by the parts that are measured, None if it cannot be predicted."""
-    from toolkit.distributed.strategies import STRATEGIES
-
     try:
         found = predicted(run)
     except InputError as error:  # for some models shapes alone do not tell; the report then shows what was measured
         LOGGER.debug("the memory of training was not predicted: %s", error)
         return None
-    train, several = run.cfg.train, run.accelerator.num_processes > 1
+    train, several = run.cfg.train, run.mesh.data_size > 1
     # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.
-    wrapped = several and STRATEGIES[train.strategy]().wraps_model
+    wrapped = several and run.strategy.wraps_model
     outer = several and not wrapped and train.local_sgd_outer_lr is not None
     besides = (wrapped + 2 * outer) * found.gradients
     parts = {"parameters": found.parameters + found.buffers, "gradients": found.gradients,
