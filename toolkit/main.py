@@ -77,7 +77,7 @@ class TrainResult:
 def train(
     recipe: str | Path | type[Task],
     config: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] | Mapping[str, Any] = (),
+    overrides: str | Sequence[str] | Mapping[str, Any] = (),
 ) -> TrainResult:
     """Trains, evaluates and reports, as the recipe's command line does: same checks, same files, same numbers.
 
@@ -87,7 +87,7 @@ def train(
     Args:
         recipe: the recipe's file, or its task.
         config: a YAML file, or its sections as a dictionary.
-        overrides: settings to change: `section.key=value` each, or values by dotted key.
+        overrides: settings to change: a `section.key=value`, a list of them, or values by dotted key.
 
     Returns:
         The run's folder and figures.
@@ -102,6 +102,8 @@ def train(
             `checkpoint.resume=auto`.
     """
     task_type = recipe if isinstance(recipe, type) else load_task_type(recipe)
+    if isinstance(overrides, str):
+        overrides = [overrides]
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
     cfg = load_settings(task_type, config, settings).config
 

@@ -56,7 +56,7 @@ class _Rendered:
         plain = Console(file=io.StringIO(), width=_PLAIN_WIDTH, highlight=False)
         with plain.capture() as captured:
             plain.print(self.renderable)
-        return captured.get().rstrip()
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
 def log_to_console() -> None:

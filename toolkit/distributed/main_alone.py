@@ -51,13 +51,13 @@ def main_alone(accelerator: Accelerator, function: Callable[..., object], *args:
             error = own
             raise
         finally:
-            store.set(key, pickle.dumps(error))
+            store.set(key, pickle.dumps(error).hex())
         return
     deadline = time.monotonic() + LIMIT_SECONDS
     while not store.check([key]):
         if time.monotonic() > deadline:
             raise RunError(f"the main process did not finish its work within {LIMIT_SECONDS // 3600} hours")
         time.sleep(POLL_SECONDS)
-    if (failure := pickle.loads(store.get(key))) is not None:
+    if (failure := pickle.loads(bytes.fromhex(store.get(key).decode()))) is not None:
         failure.shared = True
         raise failure
