@@ -12,6 +12,7 @@ import pytest
 import torch
 from commands import run_command
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
+from tolerances import FLOAT64, float32_tolerance
 
 from toolkit.api.task import IGNORE_INDEX
 from toolkit.base.errors import ConfigError, DataError, InputError
@@ -195,9 +196,9 @@ def test_every_split_of_a_window_gives_the_same_training(config, tmp_path):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
         train(config, tmp_path / str(batch), *settings, *split, double=True)
     for other in ("4", "2"):
-        assert_close(lines(tmp_path / "8", "loss"), lines(tmp_path / other, "loss"), 1e-9)
+        assert_close(lines(tmp_path / "8", "loss"), lines(tmp_path / other, "loss"), FLOAT64)
         for name, value in weights(tmp_path / "8").items():
-            torch.testing.assert_close(value, weights(tmp_path / other)[name], rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(value, weights(tmp_path / other)[name], rtol=FLOAT64, atol=FLOAT64)
 
 
 def test_metrics_are_those_of_transformers_own_loss_on_the_same_blocks(tmp_path):
@@ -216,10 +217,10 @@ def test_metrics_are_those_of_transformers_own_loss_on_the_same_blocks(tmp_path)
         with torch.no_grad():
             total += float(model(inputs, labels=inputs, shift_labels=targets).loss) * targets.numel()
     evaluation = lines(folder, "eval_loss")[-1]
-    assert evaluation["eval_loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-6)
-    assert evaluation["eval_perplexity"] == pytest.approx(math.exp(total / (len(ids) - 1)), rel=1e-6)
+    assert evaluation["eval_loss"] == pytest.approx(total / (len(ids) - 1), rel=float32_tolerance())
+    assert evaluation["eval_perplexity"] == pytest.approx(math.exp(total / (len(ids) - 1)), rel=float32_tolerance())
     num_bytes = sum(len(row.encode()) for row in rows)
-    assert evaluation["eval_bits_per_byte"] == pytest.approx(total / math.log(2) / num_bytes, rel=1e-6)
+    assert evaluation["eval_bits_per_byte"] == pytest.approx(total / math.log(2) / num_bytes, rel=float32_tolerance())
 
 
 def test_records_are_documents_and_add_up_to_the_metrics(finished):
@@ -229,7 +230,7 @@ def test_records_are_documents_and_add_up_to_the_metrics(finished):
     evaluation = lines(finished, "eval_loss")[-1]
     tokens = sum(record["num_tokens"] for record in records)
     mean = sum(record["loss"] * record["num_tokens"] for record in records) / tokens
-    assert mean == pytest.approx(evaluation["eval_loss"], rel=1e-5)
+    assert mean == pytest.approx(evaluation["eval_loss"], rel=float32_tolerance())
     assert all(record["perplexity"] == pytest.approx(math.exp(record["loss"])) for record in records)
     assert 0 <= evaluation["eval_token_accuracy"] <= 1
 

@@ -10,6 +10,7 @@ import shutil
 import pytest
 from commands import run_command
 from runs import ROOT, lines, predictions, train
+from tolerances import float32_tolerance
 
 from toolkit.base.errors import CheckpointError, ConfigError, DataError, RunError
 
@@ -73,7 +74,7 @@ def test_a_pipeline_answers_with_label_names(finished):
     answers = classify([record["text"] for record in predictions(finished)])
     for answer, record in zip(answers, predictions(finished), strict=True):
         assert answer["label"] == record["prediction"]
-        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=1e-5)
+        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=float32_tolerance())
 
 
 def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, capsys):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tolerances import FLOAT64
 
 import toolkit.run
 from toolkit.api.run import FitResult
@@ -42,7 +43,7 @@ def train(
         config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` of another one.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
-        double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
+        double: whether weights and arithmetic are float64, in which equal mathematics agrees to `FLOAT64`.
         sizes: overrides instead of these.
     """
     name, _, yaml = config.partition("/")
@@ -123,6 +124,6 @@ def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
         batch, accumulation = run.name.split("x")
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
         train(config, run, *overrides, *split, double=True)
-    assert_close(lines(one, "loss"), lines(other, "loss"), 1e-9)
+    assert_close(lines(one, "loss"), lines(other, "loss"), FLOAT64)
     left, right = weights(one), weights(other)
-    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, FLOAT64)
