@@ -40,7 +40,7 @@ smoke: setup ## run every smoke configuration through accelerate launch
 	done
 
 test: setup ## run the tests, without the slow ones and those on real data
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-distributed: setup ## run the tests on several processes and the slow ones
 	$(BIN)/python -m pytest -m "(distributed or slow) and not real"

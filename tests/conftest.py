@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -33,12 +34,19 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests."""
+    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests and workers."""
     import many_processes
     from launching import launch
 
-    folder = tmp_path_factory.mktemp("runs")
-    launch([Path(many_processes.__file__), folder], 2)
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # what pytest-xdist's workers share
+    folder = root / "many_runs"
+    with (root / "many_runs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            launch([Path(many_processes.__file__), root / "unfinished"], 2)
+            (root / "unfinished").rename(folder)
     return folder
 
 
