@@ -18,11 +18,17 @@ os.environ.update(
     MPLCONFIGDIR=str(Path(CACHE.name) / "matplotlib"),
     MPLBACKEND="agg",
     TOKENIZERS_PARALLELISM="false",
+    CUDA_VISIBLE_DEVICES="",  # what is compared bit for bit is promised on the CPU
     OMP_NUM_THREADS="1",  # several processes share the machine, and the number of threads changes the last bits
 )
-# More specific than HF_HOME, or a launcher's setting: a developer's own must not reach the tests.
+# More specific than HF_HOME, a launcher's setting, what a terminal is like: a developer's own must not reach the tests.
+OWN = {
+    *("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"),
+}
 for name in list(os.environ):
-    if name.startswith("ACCELERATE_") or name in {"HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"}:
+    if name.startswith("ACCELERATE_") or name in OWN:
         del os.environ[name]
 
 REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"

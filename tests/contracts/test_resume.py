@@ -156,7 +156,7 @@ def test_sigterm_saves_the_step_and_exits_143(tmp_path, engine):
     run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}")
     wait_for_step(run, tmp_path / "run", 5, log)
     run.send_signal(signal.SIGTERM)
-    assert run.wait(30) == 143
+    assert run.wait(120) == 143
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert f"SIGTERM: stopped after {saved.name.replace('-', ' ')}" in log.read_text()
     assert "Traceback" not in log.read_text()
