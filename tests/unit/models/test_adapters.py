@@ -17,6 +17,7 @@ from stopping import StoppedError, stopper
 from tolerances import float32_tolerance
 
 import toolkit.run
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import AdapterConfig
 from toolkit.data.batches import evaluation_loader
@@ -57,7 +58,7 @@ def job(monkeypatch):
 
 def logits(model, job) -> dict[str, torch.Tensor]:
     features = job.data.evals["validation"].features
-    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, rank=0, world_size=1)))
+    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, Mesh())))
     model.eval()
     with torch.no_grad():
         outputs = model(**batch["inputs"])
