@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 import transformers
-from accelerate.state import AcceleratorState
 from commands import run_command
 from runs import ROOT, assert_close, assert_same_weights, lines, predictions, train
 from sacrebleu import corpus_bleu, corpus_chrf
@@ -170,15 +169,7 @@ def test_label_smoothing_keeps_the_equality_and_matters(tmp_path):
     assert lines(tmp_path / "one", "loss")[0]["loss"] != pytest.approx(lines(tmp_path / "plain", "loss")[0]["loss"])
 
 
-@pytest.fixture
-def other_precision():
-    """Lets a run of this process have another precision than the others."""
-    AcceleratorState._reset_state(True)
-    yield
-    AcceleratorState._reset_state(True)
-
-
-def test_bfloat16_trains_and_generates(tmp_path, other_precision):
+def test_bfloat16_trains_and_generates(tmp_path, fresh_precision):
     train("translation", tmp_path / "run", *STEP, "train.mixed_precision=bf16")
     assert len(predictions(tmp_path / "run")) == 3
 
