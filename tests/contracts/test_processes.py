@@ -109,7 +109,7 @@ def test_float32_agrees_to_its_own_precision(tmp_path):
     for batch, accumulation in ((8, 1), (2, 4)):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
         for task in many_processes.TASKS:
-            train(task, tmp_path / f"{task}{batch}", *many_processes.C1_RUN, *split)
+            train(task, tmp_path / f"{task}{batch}", *many_processes.C1_RUN, *split, "train.num_train_epochs=1")
     for task in many_processes.TASKS:
         one, other = tmp_path / f"{task}8", tmp_path / f"{task}2"
         for left, right in zip(lines(one, "loss"), lines(other, "loss"), strict=True):
