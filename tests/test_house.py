@@ -180,11 +180,21 @@ def code_blocks() -> str:
     )
 
 
+MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+
+
+def test_ci_runs_everything_and_ends_with_the_tests_of_the_readme() -> None:
+    commands = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
+    assert set(commands) == {"quality", "smoke", "test-distributed", "test"}
+    assert commands[-1] == "test"
+    assert re.search(r"^make test( |$)", code_blocks(), re.M)
+    assert set(commands) <= MAKE_TARGETS
+
+
 def test_the_make_targets_of_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     used = {word for line in re.findall(r"^\s*(?:\$ )?make ([a-z -]+)", code_blocks(), re.M) for word in line.split()}
     assert used >= {"demo", "test"}
-    assert used <= targets
+    assert used <= MAKE_TARGETS
 
 
 def test_the_commands_of_the_readme_exist() -> None:
