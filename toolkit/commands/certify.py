@@ -44,9 +44,9 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import say
     from toolkit.lab.certify import promises, text
     from toolkit.lab.certify.certificate import FAILED
-    from toolkit.lab.certify.jobs import Cut, run_jobs
+    from toolkit.lab.certify.trainings import Experiment, run_trainings
 
-    cut = Cut(
+    experiment = Experiment(
         recipe=str(Path(arguments.recipe).absolute()),
         config=str(Path(arguments.config).absolute()),
         overrides=arguments.overrides,
@@ -63,8 +63,9 @@ def work(arguments: argparse.Namespace) -> None:
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
     try:
-        run_jobs([job for promise in chosen.values() for job in promise.jobs(cut)], cut, runs)
-        found = [promise.judge(runs, cut) for promise in chosen.values()]
+        trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
+        run_trainings(trainings, experiment, runs)
+        found = [promise.judge(runs, experiment) for promise in chosen.values()]
     finally:
         if not arguments.keep:
             shutil.rmtree(runs, ignore_errors=True)

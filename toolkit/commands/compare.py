@@ -47,14 +47,14 @@ def work(arguments: argparse.Namespace) -> None:
     comparison = _comparison(arguments)
     from toolkit.checkpoint.lock import OutputLock
     from toolkit.lab.compare import progress, results
-    from toolkit.lab.compare.running import jobs_of
+    from toolkit.lab.compare.running import repeats_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         with OutputLock(comparison.folder):
-            jobs = jobs_of(comparison)
-            progress.run_and_show(comparison, jobs)
+            repeats = repeats_of(comparison)
+            progress.run_and_show(comparison, repeats)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
@@ -64,7 +64,7 @@ def work(arguments: argparse.Namespace) -> None:
         "mode": None if arguments.preset else arguments.mode,
         "seconds": round(time.monotonic() - began, 1),
     }
-    found = results.build(comparison, jobs, facts)
+    found = results.build(comparison, repeats, facts)
     write(found, comparison.folder)
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
