@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import ToolkitError
 from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected
+from toolkit.base.importing import import_object
 from toolkit.base.processes import die_with_parent, end_process, is_first_rank
 
 if TYPE_CHECKING:
@@ -26,12 +26,6 @@ WORK = {
 """What a trial can do: functions of a JSON object that return something for JSON."""
 
 
-def work(name: str) -> Callable[[Mapping[str, Any]], Any]:
-    """Returns a function of `WORK`."""
-    module, _, function = WORK[name].rpartition(".")
-    return getattr(import_module(module), function)
-
-
 @contextmanager
 def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterator[tuple[Run, FitResult]]:
     """Trains as a job says, and keeps the run open.
@@ -40,14 +34,14 @@ def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterato
         job: with `recipe` and `config` (files) and `overrides`.
         observer: looks on, or None.
     """
-    from toolkit.engine import ENGINES
+    from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type
     from toolkit.run import prepared_run
 
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
-        yield run, ENGINES[cfg.engine]()(run)
+        yield run, fit(run)
 
 
 def main(file: str) -> None:
@@ -55,7 +49,7 @@ def main(file: str) -> None:
     for trial in json.loads(Path(file).read_text(encoding="utf-8")):
         outcome = Path(trial["outcome"])
         try:
-            result = work(trial["work"])(trial["arguments"])
+            result = import_object(WORK[trial["work"]])(trial["arguments"])
         except Exception as error:
             _fail(error, outcome)
         if is_first_rank():

@@ -17,11 +17,6 @@ from toolkit.lab import jobs, worker
 from toolkit.lab.jobs import EXIT_TIMEOUT, Outcome, Trial, run_processes, run_trials
 
 
-@pytest.mark.parametrize("name", worker.WORK)
-def test_every_kind_of_work_is_a_function(name):
-    assert callable(worker.work(name))
-
-
 def test_processes_inherit_the_environment_but_nothing_of_a_launcher(tmp_path, monkeypatch):
     for name in ("ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "9")
@@ -47,8 +42,8 @@ def in_this_process(monkeypatch) -> None:
     def broken(arguments):
         raise ValueError("no")
 
-    work = {"fine": lambda arguments: arguments, "refused": refused, "broken": broken}
-    monkeypatch.setattr(worker, "work", work.__getitem__)
+    monkeypatch.setattr(worker, "WORK", {"fine": lambda arguments: arguments, "refused": refused, "broken": broken})
+    monkeypatch.setattr(worker, "import_object", lambda function: function)
 
     def run(program, *arguments, log, **more):
         log.touch()

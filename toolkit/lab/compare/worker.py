@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.run import best_metric
 from toolkit.distributed.collectives import all_sum, on_main
-from toolkit.distributed.strategies.sync import EXCHANGED_BYTES, EXCHANGES
+from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.compare.meter import Meter
 from toolkit.lab.worker import trained
@@ -34,7 +33,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measurement(run: Run, result: FitResult, steps: dict[str, Any], draws: int) -> dict[str, Any]:
-    name, greater = best_metric(run.cfg, run.task)
+    name = run.best.name
     values: list[float] = []
     evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
     if evaluation is not None and metric != "loss":
@@ -42,7 +41,7 @@ def _measurement(run: Run, result: FitResult, steps: dict[str, Any], draws: int)
     history = read_metrics(run.output_dir / "metrics.jsonl")
     facts = json.loads((run.output_dir / "run.json").read_text(encoding="utf-8"))
     return {
-        "metric": {"name": name, "greater_is_better": greater, "draws": values},
+        "metric": {"name": name, "greater_is_better": run.best.greater_is_better, "draws": values},
         "figures": summary_figures(run, result),
         "memory": asdict(result.memory) | {"rest": result.memory.rest},
         "steps": steps,
