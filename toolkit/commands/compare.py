@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.exits import EXIT_INTERRUPT
-from toolkit.commands import _recipe_config
+from toolkit.commands import _options, _recipe_config
+from toolkit.commands._options import at_least
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 
@@ -32,14 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting and its values, the baseline's first; A+other.key=C changes another setting with it",
     )  # fmt: skip
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
-    parser.add_argument("--mode", choices=MODES, default="product", help="how several switches are combined (product)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each variant, in turn (3)")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of each run (as configured)")
+    parser.add_argument(
+        "--mode", choices=MODES, default="product", help="how several switches are combined (default: product)"
+    )
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
+    )
+    parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
     parser.add_argument("--launch", metavar="FILE", help="configuration of accelerate launch, for several processes")
-    parser.add_argument("--processes", type=int, metavar="N", help="processes of each run (as FILE says, or one)")
-    parser.add_argument("--draws", type=int, default=200, metavar="N", help="draws for the metric's interval (200)")
+    _options.add(parser, "--processes", default_text="as the file of --launch says, or 1")
+    parser.add_argument(
+        "--draws", type=at_least(0), default=200, metavar="N", help="draws for the metric's interval (default: 200)"
+    )
     parser.add_argument("--skip-refused", action="store_true", help="leave out variants that cannot run")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the comparison goes (OUTPUT_DIR-compare)")
+    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -74,10 +81,6 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     """Checks everything that is asked for, and says what is to be run."""
-    for name, least in (("seeds", 1), ("draws", 0), ("steps", 1), ("processes", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name}: received {value}, must be at least {least}")
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     variants = of_question(question) if question else _switched(arguments, task_type, loaded)

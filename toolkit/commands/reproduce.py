@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 from toolkit.base.errors import InputError, RunError
+from toolkit.commands import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, and where the new one goes."""
-    parser.add_argument("run", metavar="RUN", help="output folder of a finished run")
-    parser.add_argument("--output-dir", metavar="DIR", help="output folder of the new run (RUN-reproduced)")
-    parser.add_argument("--recipe", metavar="FILE", help="the recipe, if it was moved since the run")
+    _options.add(parser, "run")
+    _options.add(parser, "--output-dir", default_text="RUN-reproduced")
+    _options.add(parser, "--recipe")
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -225,7 +225,7 @@ def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
     assert "cannot be read" in state_of(made.cfg)
 
 
-@pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "from 1")])
+@pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "at least 1")])
 def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["certify", str(RECIPE), "--config", str(CONFIG), *option])
