@@ -63,7 +63,7 @@ def work(arguments: argparse.Namespace) -> None:
             repeats = repeats_of(comparison)
             progress.run_and_show(comparison, repeats)
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
+        print("\nstopped by Ctrl-C; the same command continues with the runs that are not finished", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
     facts = {
         "command": ["toolkit", *sys.argv[1:]],
@@ -76,7 +76,7 @@ def work(arguments: argparse.Namespace) -> None:
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
-        raise RunError("no variant came to its end; the reasons stand above")
+        raise RunError("every variant failed; the reasons are listed above")
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:

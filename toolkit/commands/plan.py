@@ -128,7 +128,7 @@ def _calibrate(
         "peak": correction.peak(footprint),
     }  # fmt: skip
     say(f"Measured here ({large.device}), steps of {' and '.join(str(run.footprint.rows) for run in runs)} rows: "
-        f"{format_bytes(large.peak)} at the most, {format_bytes(large.footprint.peak)} foreseen.")  # fmt: skip
+        f"peak {format_bytes(large.peak)}, predicted {format_bytes(large.footprint.peak)}.")  # fmt: skip
     applies = large.device == ("cuda" if on_gpu else "cpu") or not on_gpu
     if applies:
         say(f"Corrected: what comes and goes within a step times {correction.factor:.2f}, plus "

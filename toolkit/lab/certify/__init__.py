@@ -1,4 +1,4 @@
-"""Certificates: what this toolkit promises, proved on a person's own model and rows.
+"""Certificates: what this toolkit promises, proved on your own model and rows.
 
 `toolkit.lab.certify.trainings` trains on a few rows, each promise has a file that says which trainings it
 needs and judges what came out, and `toolkit.commands.certify` puts both together.

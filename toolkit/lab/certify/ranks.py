@@ -12,7 +12,7 @@ from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error
 
 PROMISE = "Metrics and predictions are the same on one, two and three processes, at any batch size."
 BATCHES = {1: 8, 2: 3, 3: 5}
-"""Rows per evaluation batch on so many processes."""
+"""Rows per evaluation batch, by the number of processes."""
 TOLERANCE = 1e-5
 
 

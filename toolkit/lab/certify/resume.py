@@ -13,7 +13,7 @@ PROMISE = "A run that is killed and resumed ends like one that was never interru
 
 
 def trainings(experiment: Experiment) -> list[Training]:
-    """Returns a whole run, one that is killed, and what goes on from that."""
+    """Returns an uninterrupted run, one that is killed, and one that resumes it."""
     loop = {"engine": "loop"}
     return [
         Training("loop-1", loop),

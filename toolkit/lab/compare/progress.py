@@ -1,4 +1,4 @@
-"""What a person sees of a comparison: each run while they go on, and the table at the end."""
+"""The progress of a comparison on the terminal, and the table at its end."""
 
 from __future__ import annotations
 

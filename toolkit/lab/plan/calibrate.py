@@ -17,7 +17,7 @@ from toolkit.lab.jobs import Trial, run_trials
 
 STEPS = 3
 MOST_FACTOR = 8.0
-"""Allocators may hold several times what a step that computes activations anew has in use at any moment."""
+"""An allocator may hold several times what a step that recomputes activations uses at any moment."""
 MOST_OF_FREE = 0.6
 CLEAR_BYTES = 64 * 2**20
 """Two measurements that are to differ by less than this tell nothing: a process holds some 20 MiB more or less."""
