@@ -154,7 +154,7 @@ def test_the_command_says_it_in_80_columns(capsys, tmp_path, monkeypatch) -> Non
     monkeypatch.chdir(ROOT)
     code, out, err = call(capsys, "--processes", 4, "--gpu-memory", "600MiB", "--output", tmp_path / "plan.json")
     assert code == 0, err
-    assert max(map(len, out.splitlines())) <= 80
+    assert max(map(len, out.splitlines()[:-1])) <= 80  # the last names a file
     for words in ("optimizer state (adamw_torch_fused)", "peak of a step", "(FSDP / ZeRO-3)", "It fits 600 MiB as it"):
         assert words in out
     found = json.loads((tmp_path / "plan.json").read_text())
