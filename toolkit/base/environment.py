@@ -16,16 +16,15 @@ PACKAGES = (
     "finetune-toolkit", "torch", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "evaluate",
     "scikit-learn", "numpy",
 )  # fmt: skip
-
-
-MOST_UNTRACKED = 100
-STATUS = ("-c", "core.quotepath=off", "status", "--porcelain=v2", "--branch", "--untracked-files=normal")
-DIFF = ("diff", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-relative",
-        "--src-prefix=a/", "--dst-prefix=b/", "HEAD")  # fmt: skip
-"""Spelled out, since a user's own settings of git could make a diff that does not apply."""
-
 EXTRAS = ("bitsandbytes", "peft", "schedulefree", "torchao")
 """Packages that numbers depend on where they are installed."""
+
+MOST_UNTRACKED = 100
+GIT_SECONDS = 10.0
+STATUS = ("-c", "core.quotepath=off", "status", "--porcelain=v2", "--branch", "--untracked-files=normal")
+# All spelled out: a user's own settings of git could make a diff that does not apply.
+FORMAT = ("--binary", "--full-index", "--no-color", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")
+DIFF = ("diff", *FORMAT, "--no-ext-diff", "--no-textconv", "HEAD")
 
 
 def versions() -> dict[str, str]:
@@ -51,17 +50,19 @@ class Checkout:
         changed_files: how many files `git status` lists.
         untracked: those of them that git does not track, at most `MOST_UNTRACKED`; their content is in no diff.
         diff: changes of tracked files since the commit, for `git apply` in the checkout's top folder; empty if there
-            are none, or if git could not say.
+            are none, None if there are, but git did not make a diff of them within `GIT_SECONDS`.
     """
 
     commit: str
     changed_files: int
     untracked: list[str]
-    diff: bytes
+    diff: bytes | None
 
     @property
     def diff_sha256(self) -> str | None:
-        """Tells two diffs apart; None where there are no changes."""
+        """Tells two diffs apart: None where there are no changes, `unknown` where there is no diff of them."""
+        if self.diff is None:
+            return "unknown"
         return hashlib.sha256(self.diff).hexdigest() if self.diff else None
 
 
@@ -76,10 +77,12 @@ def checkout(folder: Path) -> Checkout | None:
         return None
     changes = [line for line in status if not line.startswith("#")]
     untracked = [line[2:] for line in changes if line.startswith("? ")]
-    diff = b""
+    diff: bytes | None = b""
     if len(untracked) < len(changes):
-        with suppress(OSError, subprocess.SubprocessError):
+        try:
             diff = git(folder, *DIFF)
+        except (OSError, subprocess.SubprocessError):
+            diff = None
     return Checkout(commit, len(changes), untracked[:MOST_UNTRACKED], diff)
 
 
@@ -88,10 +91,10 @@ def git(folder: Path, *arguments: str) -> bytes:
 
     Raises:
         OSError: if there is no git.
-        subprocess.SubprocessError: if it fails, or takes more than ten seconds.
+        subprocess.SubprocessError: if it fails, or takes more than `GIT_SECONDS`.
     """
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout
+    return subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True).stdout
 
 
 def hardware() -> dict[str, Any]:

@@ -13,6 +13,9 @@ from toolkit.commands import _options
 if TYPE_CHECKING:
     from toolkit.report.runs import Record
 
+ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null")
+"""Settings that keep the new run from changing anything but its folder."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, and where the new one goes."""
@@ -64,14 +67,12 @@ def _train(recipe: Path, record: Record, folder: Path) -> None:
 
     working_directory = Path(record.facts.get("working_directory") or Path.cwd())
     if not working_directory.is_dir():
-        print(f"warning: {working_directory}, where the run was started, does not exist any more; relative paths are "
-              f"looked for in {Path.cwd()}", flush=True)  # fmt: skip
+        gone = f"{working_directory}, where the run was started, does not exist any more"
+        print(f"warning: {gone}; relative paths are looked for in {Path.cwd()}", flush=True)
         working_directory = Path.cwd()
-    settings = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]",
-                "tracking.run_name=null")  # fmt: skip
     # The settings that the run's launcher made are in its configuration.
     code = run_processes(
-        [str(recipe), "--config", str(record.folder / "config.yaml"), f"output_dir={folder}", *settings],
+        [str(recipe), "--config", str(record.folder / "config.yaml"), f"output_dir={folder}", *ALONE],
         processes=record.facts["num_processes"],
         environ={"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])},
         folder=working_directory,
@@ -98,8 +99,8 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
         file = record.folder / noted["diff"]
         steps.append(["git", "-C", root, "apply", str(file)])
         changes = f"with the uncommitted changes in {file}"
-    elif noted.get("diff_sha256"):
-        changes = "with uncommitted changes that were too large to be kept"
+    elif noted["changed_files"]:
+        changes = f"with {noted['changed_files']} uncommitted files that were not kept"
     commands = " && ".join(shlex.join(step) for step in steps)
     return (
         f"the code differs; the run's was commit {noted['commit']} {changes}. To restore it, commit or stash the "

@@ -57,9 +57,10 @@ def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
     state = checkout(folder)
     if state is None:
         return None
-    kept = 0 < len(state.diff) <= MOST_DIFF_BYTES
+    diff = state.diff or b""
+    kept = 0 < len(diff) <= MOST_DIFF_BYTES
     if kept:
-        (output_dir / DIFF_FILE).write_bytes(state.diff)
+        (output_dir / DIFF_FILE).write_bytes(diff)
     return {
         "commit": state.commit,
         "changed_files": state.changed_files,

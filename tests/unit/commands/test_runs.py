@@ -110,7 +110,7 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
 
 
 def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
-    diffs = iter([b"changes", b"x" * (facts.MOST_DIFF_BYTES + 1), b""])
+    diffs = iter([b"changes", b"x" * (facts.MOST_DIFF_BYTES + 1), b"", None])
     monkeypatch.setattr(facts, "checkout", lambda folder: Checkout("abc", 2, ["new.py"], next(diffs)))
     noted = facts._code(tmp_path, tmp_path)
     assert noted is not None
@@ -121,4 +121,5 @@ def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
     assert none is not None
     assert (too_large["diff"], none["diff"], none["diff_sha256"]) == (None, None, None)
     assert too_large["diff_sha256"]
+    assert (facts._code(tmp_path, tmp_path) or {})["diff_sha256"] == "unknown"
     assert list(tmp_path.iterdir()) == []
