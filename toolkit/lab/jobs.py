@@ -76,6 +76,7 @@ def run_trials(
     job = log.with_suffix(".json")
     job.parent.mkdir(parents=True, exist_ok=True)
     for trial in trials:
+        trial.outcome.parent.mkdir(parents=True, exist_ok=True)
         trial.outcome.unlink(missing_ok=True)
     write_json(job, [asdict(trial) | {"outcome": str(trial.outcome.absolute())} for trial in trials])
     environ = {"TOKENIZERS_PARALLELISM": "false"} | dict(environ or {})
