@@ -58,14 +58,14 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path):
     rows = [json.loads(line)["translation"] for line in (DATA / "validation.jsonl").read_text("utf-8").splitlines()[:9]]
     new = tmp_path / "new.jsonl"
     new.write_text("\n".join(json.dumps({"translation": {"en": row["en"]}}) for row in rows))
-    assert run_command("predict", finished, "--input", new, "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--data", new, "--output", tmp_path / "out.jsonl") == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert records == [record | {"reference": None} for record in predictions(finished)]
     for language in ("source", "target"):
         texts = [row["en" if language == "source" else "de"] for row in rows]
         (tmp_path / f"{language}.txt").write_text("\n".join(texts))
     aligned = tmp_path / "{source,target}.txt"
-    arguments = ("--data", aligned, "--batch-size", "2", "--output", tmp_path / "scores.json")
+    arguments = ("--data", aligned, "--per-device-eval-batch-size", "2", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", finished, *arguments) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     evaluation = lines(finished, "eval_loss")[-1]
