@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
-from toolkit.base.importing import _callback
+from toolkit.base.importing import import_object
 from toolkit.config.messages import show
 from toolkit.config.sections import TrainerConfig
 
@@ -61,6 +61,25 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
         raise ConfigError([f"trainer.args: transformers refuses {show(cfg.trainer.args)}: {error}"]) from error
 
 
+def trainer_callback(name: str) -> TrainerCallback:
+    """Imports a callback of the Trainer.
+
+    Args:
+        name: `package.module.Name` of a callback, or of a class or function that returns one without arguments.
+
+    Raises:
+        ImportError: if there is nothing of this name.
+        TypeError: if it is not a callback and returns none.
+    """
+    from transformers import TrainerCallback
+
+    found = import_object(name)
+    callback = found if isinstance(found, TrainerCallback) else found()
+    if not isinstance(callback, TrainerCallback):
+        raise TypeError(f"it makes a {type(callback).__name__}, not a TrainerCallback")
+    return callback
+
+
 def callbacks(trainer: TrainerConfig) -> dict[str, TrainerCallback]:
     """Returns the callbacks that the YAML names, by their names, in its order."""
-    return {name: _callback(name) for name in trainer.callbacks}
+    return {name: trainer_callback(name) for name in trainer.callbacks}
