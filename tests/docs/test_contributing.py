@@ -76,7 +76,7 @@ def apply(block: Block, root: Path) -> None:
 def copy(tmp_path_factory) -> Path:
     """A copy of the repository to which all steps have been applied."""
     root = tmp_path_factory.mktemp("contributing")
-    for name in ("toolkit", "recipes", "tests"):
+    for name in ("toolkit", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", root)
     for blocks in SECTIONS.values():

@@ -104,7 +104,7 @@ def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path)
 
 
 def test_unknown_fields_of_the_models_configuration_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean hidden_dropout_prob"):
+    with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean 'hidden_dropout_prob'"):
         train("qa", tmp_path / "run", "model.config_overrides.hidden_droput_prob=0.3")
 
 
