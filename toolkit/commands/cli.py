@@ -27,6 +27,7 @@ COMMANDS = {
     "diff": "say what differs between two runs",
     "reproduce": "run a run again from what it noted, and say whether the same bits come out",
     "merge": "merge the adapters of a finished run into its model",
+    "data": "download a public dataset that the shipped configurations name",
 }
 """Sub-commands; each is the module of that name in `toolkit.commands` (`_` for `-`), with `add_arguments` and
 `work`."""
