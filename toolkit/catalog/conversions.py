@@ -93,7 +93,7 @@ def spoken_digits(raw: Path, target: Path) -> None:
         for speaker in speakers
         for clip in CLIPS[part]
     }
-    with tarfile.open(raw / "free-spoken-digit-dataset.tar.gz") as archive:
+    with tarfile.open(raw / "free-spoken-digit-dataset.tar.gz", "r:gz") as archive:
         # Only the content of plain files is read, and where it goes is ours to say: no path of the archive is followed.
         for member in archive:
             folder, _, name = member.name.rpartition("/")

@@ -78,6 +78,11 @@ def _mlflow(run: TrackedRun) -> GeneralTracker:
     return MLflowTracker(run.project, logging_dir=artifacts, run_id=run.ids.get("mlflow"), run_name=run.name)
 
 
+def _environment(folder: Path) -> dict[str, str]:
+    """What else keeps W&B and MLflow from writing into the home directory, unless the user set it."""
+    return {"WANDB_CACHE_DIR": str(folder.absolute() / "wandb" / "cache"), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
 def _mlflow_store(folder: Path) -> str:
     return f"sqlite:///{folder.absolute() / 'mlflow.db'}"
 
@@ -112,6 +117,8 @@ class Trackers:
     def __init__(self, names: list[str], run: TrackedRun, settings: Mapping[str, Any]) -> None:
         self._active: dict[str, GeneralTracker] = {}
         self._names, self._folder = names, run.folder
+        self._environment = {key: value for key, value in _environment(run.folder).items() if key not in os.environ}
+        os.environ.update(self._environment)
         continued = run.start_step > 0 and run.folder.is_dir()
         run.folder.mkdir(parents=True, exist_ok=True)
         for name in names:
@@ -143,6 +150,8 @@ class Trackers:
         for name in list(self._active):
             self._guarded(name, lambda tracker: tracker.finish())
         self._active.clear()
+        for key in self._environment:
+            os.environ.pop(key, None)
         if "mlflow" in self._names:
             import mlflow
 

@@ -263,24 +263,23 @@ def test_where_it_came_from_is_noted_and_shown(mirror, tmp_path):
 
 
 def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirror, tmp_path):
-    write_sprite(mirror, shades)
-    folder, lines = made("fashion", mirror, tmp_path), []
-    get_dataset("fashion", tmp_path / "data", tmp_path / "no-mirror", lines.append)
+    folder, lines = made("wikitext2", mirror, tmp_path), []
+    get_dataset("wikitext2", tmp_path / "data", tmp_path / "no-mirror", lines.append)
     assert lines == [f"{folder} is there and complete; there is nothing to do."]
 
-    shutil.rmtree(folder / "train" / "bag")
     (folder / "mine.txt").write_text("kept")
-    get_dataset("fashion", tmp_path / "data", mirror, lines.append)
-    assert "60 of its files are missing, for instance train/bag/000.png" in lines[1]
-    assert len(list((folder / "train" / "bag").iterdir())) == 60
+    former = (folder / "train.txt").read_bytes()
+    (folder / "train.txt").unlink()
+    get_dataset("wikitext2", tmp_path / "data", mirror, lines.append)
+    assert "1 of its files are missing, for instance train.txt" in lines[1]
+    assert (folder / "train.txt").read_bytes() == former
     assert (folder / "mine.txt").exists()
 
-    (folder / "train" / "bag" / "007.png").unlink()
-    write_sprite(mirror, lambda number, index: Image.new("L", (28, 28), 7))
-    with pytest.raises(
-        DownloadError, match=r"train/bag/007.png does not come out .*fashion-mnist-sprite.png has changed"
-    ):
-        made("fashion", mirror, tmp_path)
+    (folder / "train.txt").unlink()
+    (mirror / "valid.txt").write_text("other")
+    with pytest.raises(DownloadError, match=r"train.txt does not come out as noted in .*/valid.txt has changed since"):
+        made("wikitext2", mirror, tmp_path)
+    assert not (folder / "train.txt").exists()
 
 
 def test_what_is_damaged_or_something_else_is_named_and_left_as_it_is(mirror, tmp_path):
