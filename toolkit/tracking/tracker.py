@@ -63,11 +63,11 @@ class Tracker:
 
     def __enter__(self) -> Tracker:
         if self._main:
+            if self._cfg.tracking.report_to:
+                self._trackers = self._start_trackers()
             truncate_metrics(self._path, self._start)
             self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
             self._file = self._path.open("a", encoding="utf-8")
-            if self._cfg.tracking.report_to:
-                self._trackers = self._start_trackers()
         return self
 
     def _start_trackers(self) -> Trackers:
