@@ -48,7 +48,7 @@ test: setup ## run the tests, without the slow ones and those on real data
 test-distributed: setup ## run the tests on several processes and the slow ones
 	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(distributed or slow) and not real"
 
-test-real: setup ## run the tests on the real data in ../shared/data (skipped where it is absent)
+test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)
 	$(BIN)/python -m pytest -m real
 
 quality: setup ## check style, format and types
@@ -63,5 +63,5 @@ bench: setup ## run every benchmark and print its table
 	    $(BIN)/python "$$file" || exit 1; \
 	done
 
-worked-example: setup ## measure docs/worked_example.md anew, on the real pictures in ../shared/data (some ten minutes)
+worked-example: setup ## measure docs/worked_example.md again (about ten minutes; needs `toolkit data get fashion`)
 	$(BIN)/python docs/worked_example.py

@@ -31,7 +31,9 @@ for name in list(os.environ):
     if name.startswith("ACCELERATE_") or name in OWN:
         del os.environ[name]
 
-REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+REAL_DATA = (ROOT / "data", ROOT.parent / "shared" / "data")
+"""Where public datasets may be, as `toolkit data get` makes them."""
 
 
 def pytest_unconfigure() -> None:
@@ -58,10 +60,13 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real data sets beside the repository."""
-    if not REAL_DATA.is_dir():
-        pytest.skip("no real data: there is no folder ../shared/data beside the repository")
-    return REAL_DATA
+    """A folder with all public datasets of the catalog."""
+    from toolkit.catalog.entries import CATALOG
+
+    for folder in REAL_DATA:
+        if all((folder / name).is_dir() for name in CATALOG):
+            return folder
+    pytest.skip("no public datasets: `toolkit data get` has not made all of them in data/")
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ COMMANDS = {
         "repeat a run and check that the results are bit-identical",
     ),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
+    "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
 }
 """Sub-commands: the module of each, with `add_arguments` and `work`, and its summary."""
 
