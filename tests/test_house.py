@@ -68,7 +68,19 @@ def test_functions_stay_short() -> None:
 
 
 LAYERS = (
-    *("base", "metrics", "config", "document", "api", "optim", "tracking", "data", "distributed", "checkpoint"),
+    *(
+        "base",
+        "catalog",
+        "metrics",
+        "config",
+        "document",
+        "api",
+        "optim",
+        "tracking",
+        "data",
+        "distributed",
+        "checkpoint",
+    ),
     *("models", "modalities", "tasks", "footprint", "engine", "checks", "report", "recipe", "run", "deploy"),
     *("main", "lab", "commands", "__init__", "__main__"),
 )

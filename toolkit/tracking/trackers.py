@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,12 +144,12 @@ class Trackers:
         values = dict(finite_numbers(line))
         for name in list(self._active):
             own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
-            self._guarded(name, lambda tracker, own=own: tracker.log(own, step=step))
+            self._guarded(name, methodcaller("log", own, step=step))
 
     def finish(self) -> None:
         """Ends all trackers."""
         for name in list(self._active):
-            self._guarded(name, lambda tracker: tracker.finish())
+            self._guarded(name, methodcaller("finish"))
         self._active.clear()
         for key in self._environment:
             os.environ.pop(key, None)
