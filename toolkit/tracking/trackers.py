@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -153,11 +154,9 @@ class Trackers:
         self._active.clear()
         for key in self._environment:
             os.environ.pop(key, None)
-        if "mlflow" in self._names:
-            import mlflow
-
-            if mlflow.get_tracking_uri() == _mlflow_store(self._folder):  # a later run of this process has its own
-                mlflow.set_tracking_uri(None)
+        mlflow = sys.modules.get("mlflow") if "mlflow" in self._names else None
+        if mlflow is not None and mlflow.get_tracking_uri() == _mlflow_store(self._folder):
+            mlflow.set_tracking_uri(None)  # a later run of this process has a folder of its own
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
