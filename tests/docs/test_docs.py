@@ -264,10 +264,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
+@pytest.mark.parametrize("script", ["render_commands", "render_switches"])
+def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = import_module("render_switches")
-    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+    page = import_module(script)
+    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), f"run `python docs/{script}.py`"
 
 
 def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:

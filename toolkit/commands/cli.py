@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from toolkit.base.importing import import_object
 from toolkit.base.version import __version__
+from toolkit.commands import _options
 
 COMMANDS = {
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )
     module.add_arguments(command)
-    parsed = command.parse_intermixed_args(arguments[1:])
+    parsed = command.parse_intermixed_args(_options.with_current_names(name, arguments[1:]))
 
     from toolkit.base.exits import guarded
 
