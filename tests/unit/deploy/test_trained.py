@@ -63,7 +63,7 @@ def test_every_door_trains_the_same_model(result, tmp_path):
 def test_rows_of_every_kind_are_predicted_as_the_command_does(result, trained, tmp_path):
     file, output = tmp_path / "new.jsonl", tmp_path / "out.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    assert run_command("predict", result.output_dir, "--input", file, "--output", output) == 0
+    assert run_command("predict", result.output_dir, "--data", file, "--output", output) == 0
     written = [json.loads(line) for line in output.read_text().splitlines()]
     cache = Path(datasets.config.HF_DATASETS_CACHE)
     before = set(cache.rglob("*.arrow"))
