@@ -103,7 +103,7 @@ def run_all(title: str, root: Path) -> list[tuple[int, CompletedProcess[str]]]:
     done = []
     for command, code in commands(title):
         environ = {**os.environ, "PYTHONPATH": str(root)}
-        result = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=200)
+        result = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=600)
         done.append((code, result))
         if result.returncode != code:
             break

@@ -50,7 +50,7 @@ def test_the_auto_class_loads_the_model_and_predict_answers(finished, tmp_path):
     assert outputs.start_logits.shape == outputs.end_logits.shape
     rows = [{"question": "What grows?", "context": "Clover grows on the hill."}]
     (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert run_command("predict", finished, "--input", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--data", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
     (record,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert record["prediction_text"] in rows[0]["context"]
     assert record["id"] == "1"

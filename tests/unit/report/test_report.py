@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(
         "reviews", run, *files, "train.max_steps=4", "eval.eval_steps=2", "train.activation_checkpointing=full",
         "train.optim=adafactor", "train.gradient_accumulation_steps=1", "checkpoint.save_steps=null",
+        predict_memory=True,
     )  # fmt: skip
     return run
 
