@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"  {name:{width}}{entry.summary}\n  {'':{width}}licence: {entry.licence}" for name, entry in CATALOG.items()
     )
     parser.add_argument("action", choices=("get",), metavar="get", help="download a dataset and convert it")
-    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help="one of the datasets below")
+    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help=f"one of {', '.join(CATALOG)}")
     parser.add_argument(
         "--output-dir",
         default=DEFAULT_FOLDER,
