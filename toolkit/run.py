@@ -12,8 +12,10 @@ from toolkit.api.run import FitResult, Observer, Run
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError
+from toolkit.base.files import remove_leftovers
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
+from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock, probe
 from toolkit.checkpoint.resume import decide_resume, refuse_changes
 from toolkit.checks.machine import machine_notes
@@ -120,10 +122,11 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
+        remove_leftovers(output_dir)
         for message in messages:
             say(message)
         if checkpoint is not None:
-            bring_metrics(checkpoint.path.parents[1], output_dir)
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, RunFolder(output_dir).metrics)
         return checkpoint
 
     with held:

@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Self
 
 from toolkit.base.errors import CheckpointError
-
-LOCK = ".lock"
-
+from toolkit.base.files import temporary_name
+from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
 
@@ -39,7 +38,7 @@ class OutputLock:
 
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
         self._patience = patience_seconds
-        self.path = output_dir.absolute() / LOCK
+        self.path = RunFolder(output_dir.absolute()).lock
         self._key = os.path.realpath(output_dir)
         self._descriptor = -1
 
@@ -105,7 +104,7 @@ def probe(output_dir: Path) -> None:
     Raises:
         CheckpointError: when that is not possible, with the absolute path and the reason.
     """
-    file = output_dir / f".probe-{os.getpid()}"
+    file = temporary_name(output_dir / "probe")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"probe")

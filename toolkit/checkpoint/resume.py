@@ -10,12 +10,9 @@ from typing import Any
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.checkpoint.lock import LOCK
+from toolkit.base.files import is_temporary
+from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import latest, open_checkpoint, steps
-
-CHECKPOINTS = "checkpoints"
-BEGUN = frozenset({"config.yaml", "run.json", "processor", "base", "bad_rows.jsonl"})
-"""What a run writes before it trains."""
 
 FREE = (
     "output_dir",
@@ -59,12 +56,13 @@ def decide_resume(output_dir: Path, resume: str) -> tuple[Checkpoint | None, lis
     if resume == "none":
         _refuse_former_run(output_dir)
         return None, []
-    if (output_dir / "model").exists() and not steps(output_dir / CHECKPOINTS):
+    files = RunFolder(output_dir)
+    if files.model.exists() and not steps(files.checkpoints):
         raise CheckpointError(
             f"checkpoint.resume=auto: {output_dir.absolute()} holds a finished run without checkpoints, which would be "
             "overwritten. Give another output_dir, or delete the folder"
         )
-    checkpoint, messages = latest(output_dir / CHECKPOINTS)
+    checkpoint, messages = latest(files.checkpoints)
     if checkpoint is None and (names := _contents(output_dir)):
         messages.append(
             f"checkpoint.resume=auto: {output_dir.absolute()} holds {_listed(names)}, but no valid checkpoint; nothing "
@@ -105,7 +103,8 @@ def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
 def _from_path(output_dir: Path, path: Path) -> tuple[Checkpoint, list[str]]:
     """Opens the checkpoint at `path`, or the newest valid one where `path` is a run or its checkpoints folder."""
     messages: list[str] = []
-    root = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+    inside = RunFolder(path).checkpoints
+    root = inside if inside.is_dir() else path
     if steps(root):
         checkpoint, messages = latest(root)
         if checkpoint is None:
@@ -113,7 +112,7 @@ def _from_path(output_dir: Path, path: Path) -> tuple[Checkpoint, list[str]]:
         messages.append(f"checkpoint.resume: using the newest valid checkpoint in {path}, {checkpoint.path.name}")
     else:
         checkpoint = open_checkpoint(path)
-    own = (output_dir / CHECKPOINTS).resolve()
+    own = RunFolder(output_dir).checkpoints.resolve()
     if checkpoint.path.resolve().parent != own:
         _refuse_former_run(output_dir)
     elif later := [folder.name for step, folder in steps(own) if step > checkpoint.step]:
@@ -131,8 +130,11 @@ def _refuse_former_run(output_dir: Path) -> None:
 
 
 def _contents(output_dir: Path) -> list[str]:
-    names = {path.name for path in output_dir.glob("*")} - {LOCK}
-    return [] if names <= BEGUN else sorted(names)  # a run that failed before its first step left nothing to lose
+    files = RunFolder(output_dir)
+    found = {path for path in output_dir.glob("*") if path != files.lock and not is_temporary(path)}
+    before_training = {files.config, files.facts, files.processor, files.base, files.bad_rows}
+    # A run that failed before its first step left nothing to lose.
+    return [] if found <= before_training else sorted(path.name for path in found)
 
 
 def _listed(names: list[str]) -> str:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable, _reload, _rows_file
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
-    output = _output_folder(Path(arguments.output) if arguments.output else folder / "merged")
+    output = _output_folder(Path(arguments.output) if arguments.output else RunFolder(folder).merged)
     _refuse_unmergeable(cfg)
     file = _rows_file(cfg, arguments.data)
     cfg = replace(

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError
+from toolkit.base.files import write_json
 from toolkit.commands import _recipe_config
 from toolkit.config.sections import Config
 from toolkit.recipe import load_settings
@@ -79,7 +79,7 @@ def work(arguments: argparse.Namespace) -> None:
     if capacity is not None:
         _fit(arguments, subject, capacity, correction, found)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(arguments.json), found)
         say("written to the file of --json")
 
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from toolkit.base.errors import InputError, RunError
+from toolkit.base.run_folder import RunFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +36,10 @@ def work(arguments: argparse.Namespace) -> None:
 
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
-    files = sorted(path.name for path in (record.folder / "model").glob("*.safetensors"))
-    wrong = [found for name in files if (found := weight_difference(record.folder / "model", folder / "model", name))]
-    lines = [_numbers(run / "metrics.jsonl") for run in (record.folder, folder)]
+    former, new = RunFolder(record.folder), RunFolder(folder)
+    files = sorted(path.name for path in former.model.glob("*.safetensors"))
+    wrong = [found for name in files if (found := weight_difference(former.model, new.model, name))]
+    lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of numbers are the same to the last bit ({folder})")
         return
@@ -47,7 +49,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _train(recipe: Path, run: Path, folder: Path, processes: int, threads: int) -> None:
     """Runs the recipe in processes of its own."""
-    script = [str(recipe), "--config", str(run / "config.yaml"), f"output_dir={folder}", "checkpoint.resume=none",
+    script = [str(recipe), "--config", str(RunFolder(run).config), f"output_dir={folder}", "checkpoint.resume=none",
               "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"]  # fmt: skip
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     # What the run was given by its launcher stands in its configuration by now.

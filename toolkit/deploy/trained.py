@@ -11,6 +11,7 @@ from toolkit import modalities
 from toolkit.api.task import EvalData, Processor, Task
 from toolkit.base.console import say
 from toolkit.base.errors import InputError
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
@@ -45,11 +46,12 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
     Raises:
         InputError: if the folder is not a finished run, or its recipe is not found.
     """
-    missing = [name for name in ("config.yaml", "run.json", "model") if not (folder / name).exists()]
+    files = RunFolder(folder)
+    missing = [path.name for path in (files.config, files.facts, files.model) if not path.exists()]
     if missing:
         raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
         path, state = recipe or facts["recipe"], facts["task_state"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
@@ -59,7 +61,7 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
         raise InputError(f"{folder}: its recipe lies in its own folder; if you trust it, name it with --recipe {path}")
     task_type = load_task_type(path)
     # The run's own data need not be there any more, and its launcher's settings are not today's.
-    cfg = load_settings(task_type, folder / "config.yaml", [], environ={}, check_files=False)
+    cfg = load_settings(task_type, files.config, [], environ={}, check_files=False)
     task = task_type(cfg.config)
     task.state.update(state)
     return cfg.config, task
@@ -67,7 +69,7 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
     """Loads a finished run's processor and model, the latter onto the device."""
-    saved = folder / "model"
+    saved = RunFolder(folder).model
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)

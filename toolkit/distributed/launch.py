@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from toolkit.base.errors import RunError
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.distributed.strategies import STRATEGIES
 
@@ -42,7 +43,7 @@ def build_accelerator(cfg: Config) -> Accelerator:
         mixed_precision=train.mixed_precision,
         gradient_accumulation_steps=1,
         log_with=list(cfg.tracking.report_to) or None,
-        project_dir=str(Path(cfg.output_dir) / "tracking"),
+        project_dir=str(RunFolder(Path(cfg.output_dir)).tracking),
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
             InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),

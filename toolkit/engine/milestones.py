@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from toolkit.api.run import Run, best_metric
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.tracking.tracker import Tracker
 
@@ -61,4 +62,4 @@ def tracker_of(run: Run) -> Tracker:
     """Returns the tracker of a run's numbers."""
     start = run.resume.step if run.resume else 0
     shown = (best_metric(run.cfg, run.task)[0],)
-    return Tracker(run.accelerator, run.cfg, run.output_dir / "metrics.jsonl", start, shown)
+    return Tracker(run.accelerator, run.cfg, RunFolder(run.output_dir).metrics, start, shown)

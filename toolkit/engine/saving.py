@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from toolkit.api.run import TrainState
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint import store as checkpoint
 from toolkit.distributed.collectives import on_main
 from toolkit.optim import schedules
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 def folder(session: Session, step: int | None) -> Path:
     """Returns where the checkpoint of a step is, or would be."""
-    return session.run.output_dir / "checkpoints" / f"step-{step}"
+    return RunFolder(session.run.output_dir).checkpoint(step).path
 
 
 def write_checkpoint(session: Session) -> None:
     """Writes a checkpoint of the session's step, then removes those that are too many; on the main process."""
-    run, root = session.run, session.run.output_dir / "checkpoints"
+    run, root = session.run, RunFolder(session.run.output_dir).checkpoints
     state: dict[str, Any] = {
         "train": asdict(session.state),
         "task": run.task.state,
@@ -43,7 +44,7 @@ def write_checkpoint(session: Session) -> None:
     state["extensions"] = {name: values for name, (_, values) in kept.items()}
 
     def extra(temporary: Path) -> None:
-        run.processor.save_pretrained(str(temporary / "processor"))
+        run.processor.save_pretrained(str(CheckpointFolder(temporary).processor))
         for name, (tensors, _) in kept.items():
             if tensors:
                 save_file(

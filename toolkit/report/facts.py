@@ -9,6 +9,7 @@ from typing import Any
 from toolkit.api.task import Task
 from toolkit.base.environment import _git, hardware, versions
 from toolkit.base.files import write_json, write_text
+from toolkit.base.run_folder import RunFolder
 from toolkit.config import dump_config, flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
@@ -26,7 +27,8 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved) and `run.json`."""
-    write_text(output_dir / "config.yaml", dump_config(cfg))
+    files = RunFolder(output_dir)
+    write_text(files.config, dump_config(cfg))
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -41,4 +43,4 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "bad_rows": dict(rows.bad_rows),
         "task_state": task.state,
     }
-    write_json(output_dir / "run.json", facts)
+    write_json(files.facts, facts)

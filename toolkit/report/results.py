@@ -10,7 +10,8 @@ from typing import Any
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Judges, Predictions, Reports, Samples, Task
 from toolkit.base.console import print_lines, print_table, say, shorten
-from toolkit.base.files import write_json
+from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.charts import sheet
@@ -19,7 +20,7 @@ from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
-from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
+from toolkit.report.sections import Outcome, lead, sections
 from toolkit.report.worst import Worst, Wrong
 from toolkit.tracking.jsonl import read_metrics
 
@@ -28,14 +29,14 @@ SHOWN_EXAMPLES = 3
 
 def write_results(run: Run, result: FitResult) -> None:
     """Writes `model/`, predictions, the report with its curves, and the results in `run.json`; prints a summary."""
-    output_dir = run.output_dir
+    files = RunFolder(run.output_dir)
     figures = summary_figures(run, result)
     examples, worst = _write_all_predictions(run, result)
-    facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
-    write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
+    facts = json.loads(files.facts.read_text(encoding="utf-8"))
+    write_json(files.facts, facts | {"result": figures, "memory": asdict(result.memory)})
     save_model(run)  # before whatever may fail in making a page
-    (output_dir / "model" / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
-    history = read_metrics(output_dir / "metrics.jsonl")
+    write_text(files.model_card, card.model_card(run, figures))
+    history = read_metrics(files.metrics)
     own, samples = _sections(run, result), _samples(run)
     write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))
     print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
@@ -43,19 +44,20 @@ def write_results(run: Run, result: FitResult) -> None:
         print_lines("Predictions on rows it was not trained on", map(run.task.summary, examples))
     if samples:
         print_lines("Samples", map(shorten, samples))
-    push(run.cfg, output_dir / "model")
-    say(f"\nModel, report and predictions are in {output_dir}/ (report.html, report.md, model/, predictions.jsonl)")
+    push(run.cfg, files.model)
+    say(f"\nModel, report and predictions are in {files.path}/ (report.html, report.md, model/, predictions.jsonl)")
 
 
 def write_report(run: Run, outcome: Outcome) -> None:
     """Writes `report.html`, `report.md` and the curves that the latter shows."""
+    files = RunFolder(run.output_dir)
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
-    (run.output_dir / "report.html").write_text(page.render(title, below, parts), encoding="utf-8")
-    (run.output_dir / "report.md").write_text(markdown.render(title, below, parts), encoding="utf-8")
+    write_text(files.report_html, page.render(title, below, parts))
+    write_text(files.report_md, markdown.render(title, below, parts))
     drawn = [
         figure.svg for part in parts for block in part.blocks if isinstance(block, Gallery) for figure in block.figures
     ]
-    (run.output_dir / CURVES).write_text(sheet(drawn), encoding="utf-8")
+    write_text(files.curves, sheet(drawn))
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
@@ -88,7 +90,7 @@ def write_predictions(
 ) -> list[dict[str, Any]]:
     """Writes one JSON line per example, in row order, and returns the first few records; `worst` sees them all."""
     first: list[dict[str, Any]] = []
-    with path.open("w", encoding="utf-8") as file:
+    with written_whole(path) as file:
         for line, record in enumerate(task.records(predictions, data), start=1):
             if len(first) < SHOWN_EXAMPLES:
                 first.append(record)
@@ -103,7 +105,7 @@ def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[dict[str, 
     shown: list[dict[str, Any]] | None = None
     worst = Worst(run.task) if isinstance(run.task, Judges) else None
     for name, evaluation in result.evaluations.items():
-        file = run.output_dir / predictions_file(name)
+        file = RunFolder(run.output_dir).predictions(name)
         judge = worst if shown is None else None
         first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, judge)
         shown = first if shown is None else shown

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_model, save_model
 
 from toolkit.api.task import Averages, Predictions
 from toolkit.base.console import say
+from toolkit.base.files import temporary_file
+from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import on_main
 from toolkit.engine.callbacks.extensions import Extension, as_result
 from toolkit.engine.evaluation import predict
 from toolkit.engine.session import Session
 from toolkit.optim.schedules import cycle_ends
-
-FOLDER = "snapshots"
 
 
 class Snapshots(Extension):
@@ -24,7 +23,7 @@ class Snapshots(Extension):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self.folder = session.run.output_dir / FOLDER
+        self.files = RunFolder(session.run.output_dir)
         self.ends = frozenset(cycle_ends(session.run.cfg.train, session.plan.total_steps))
         self.steps: list[int] = []
 
@@ -36,28 +35,25 @@ class Snapshots(Extension):
                 on_main(self.session.run.accelerator, self._write, step)
             self.steps.append(step)
 
-    def _file(self, step: int) -> Path:
-        return self.folder / f"step-{step}.safetensors"
-
     def _write(self, step: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        temporary = self.folder / f".{self._file(step).name}.tmp"
-        save_model(self.session.bare_model, str(temporary))
-        temporary.replace(self._file(step))
+        self.files.snapshots.mkdir(exist_ok=True)
+        with temporary_file(self.files.snapshot(step)) as file:
+            save_model(self.session.bare_model, str(file))
 
     def result(self) -> dict[str, float]:
         """Returns the metrics of the mean of the cycles' predictions on the validation rows."""
         session, run = self.session, self.session.run
-        there = on_main(run.accelerator, lambda: [step for step in self.steps if self._file(step).is_file()])
+        there = on_main(run.accelerator, lambda: [step for step in self.steps if self.files.snapshot(step).is_file()])
         if there != self.steps:
-            say(f"warning: snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
+            where = self.files.snapshots
+            say(f"warning: snapshots are missing in {where}: the ensemble is made of those of steps {there}")
         if not there:
             return {}
         data, model, parts = run.data.evals["validation"], session.bare_model, list[Predictions]()
         final = {name: value.clone() for name, value in model.state_dict().items()}
         try:
             for step in there:
-                load_model(model, self._file(step))
+                load_model(model, self.files.snapshot(step))
                 parts.append(predict(run, model, data, f"snapshot {step}", session.stop.beat)[0])
         finally:
             model.load_state_dict(final)

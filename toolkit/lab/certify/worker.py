@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.exits import leave_group
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
@@ -41,7 +42,7 @@ def _run(work: dict[str, Any], job: dict[str, Any], folder: Path) -> None:
     output_dir = folder.parent / (job["goes_on"] or job["name"])
     overrides = [*job["overrides"], f"output_dir={output_dir}"]
     if job["model_of"]:
-        model = str(folder.parent / job["model_of"] / "model")
+        model = str(RunFolder(folder.parent / job["model_of"]).model)
         overrides += written({"model.from_config": None, "model.revision": None, "model.name_or_path": model})
 
     def load(*more: str) -> Config:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from toolkit.base.environment import hardware, versions
 from toolkit.base.files import write_json
+from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.data.sources import fingerprint
 from toolkit.lab.compare.checking import QUIET, Checked, Launch
@@ -185,7 +186,7 @@ def _run(comparison: Comparison, job: Job) -> None:
     if done.returncode or not (folder / MEASURED).exists():
         job.state, job.reason = "failed", _reason(folder, log, done.returncode)
         return
-    shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+    shutil.rmtree(RunFolder(folder / "run").checkpoints, ignore_errors=True)
     folder.rename(final)
     job.state, job.measured = "done", json.loads((final / MEASURED).read_text(encoding="utf-8"))
 

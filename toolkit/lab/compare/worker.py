@@ -56,6 +56,7 @@ def _write(work: dict[str, Any], job: Any, result: Any, meter: Any, real: list[f
 
     from toolkit.api.run import best_metric
     from toolkit.base.files import write_json
+    from toolkit.base.run_folder import RunFolder
     from toolkit.distributed.strategies.sync import EXCHANGED_BYTES, EXCHANGES
     from toolkit.lab.compare.bootstrap import resampled
     from toolkit.report.results import summary_figures
@@ -67,8 +68,9 @@ def _write(work: dict[str, Any], job: Any, result: Any, meter: Any, real: list[f
     if evaluation is not None and metric != "loss":
         data = job.data.evals["validation"]
         values = resampled(job.task, evaluation.predictions, data, metric, work["draws"])
-    history = read_metrics(job.output_dir / "metrics.jsonl")
-    facts = json.loads((job.output_dir / "run.json").read_text(encoding="utf-8"))
+    files = RunFolder(job.output_dir)
+    history = read_metrics(files.metrics)
+    facts = json.loads(files.facts.read_text(encoding="utf-8"))
     measured = {
         "metric": {"name": name, "greater_is_better": greater, "draws": values},
         "figures": summary_figures(job, result),
