@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +16,13 @@ from toolkit.base.files import remove_leftovers
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
 from toolkit.base.run_folder import RunFolder
-from toolkit.checkpoint.lock import OutputLock, probe
-from toolkit.checkpoint.resume import decide_resume, refuse_changes
+from toolkit.checkpoint.changes import refuse_changes
+from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.probe import probe
+from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.store import NOTHING
+from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checks.machine import machine_notes
 from toolkit.checks.run import check_run
 from toolkit.config.sections import Config
@@ -62,22 +67,34 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
-    with prepared_run(cfg, task, recipe, observer) as job:
-        result = ENGINES[cfg.engine]()(job)
-        on_main(job.accelerator, write_results, job, result)
-    return result
+    damaged: dict[Path, str] = {}
+    while True:
+        try:
+            with prepared_run(cfg, task, recipe, observer, damaged) as job:
+                result = ENGINES[cfg.engine]()(job)
+                on_main(job.accelerator, write_results, job, result)
+            return result
+        except DamagedCheckpoint as error:  # found while it was loaded: start again, with the checkpoint before it
+            if error.checkpoint.path in damaged:
+                raise
+            damaged[error.checkpoint.path] = error.problem
 
 
 @contextmanager
-def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
-    """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
+def prepared_run(
+    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, skip: Mapping[Path, str] = NOTHING
+) -> Iterator[Run]:
+    """Claims the folder, reads the rows and builds the model.
+
+    Arguments and errors are those of `run`; `skip` holds checkpoints that are known to be damaged, and why.
+    """
     die_with_launcher()
     quiet_libraries()
     check_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
         say(f"warning: {note}.")
-    with claimed_folder(cfg, accelerator) as (output_dir, resume):
+    with claimed_folder(cfg, accelerator, skip) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality, auto_model = modalities.load(task.modality), task.auto_model(config)
         problems = modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model)
@@ -86,7 +103,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)
         if resume is not None:
-            refuse_changes(resume.state["identity"], facts)
+            refuse_changes(SavedState.from_json(resume.state).identity, facts)
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
@@ -109,7 +126,9 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
 
 
 @contextmanager
-def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path, Checkpoint | None]]:
+def claimed_folder(
+    cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING
+) -> Iterator[tuple[Path, Checkpoint | None]]:
     """Holds the output folder for this run, and says which checkpoint the run goes on from.
 
     Raises:
@@ -121,7 +140,7 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
     def claim() -> Checkpoint | None:
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip)
         remove_leftovers(output_dir)
         for message in messages:
             say(message)

@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Self
 
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import temporary_name
 from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
@@ -96,22 +95,3 @@ class OutputLock:
             f"the output folder {self.path.parent} is in use by {who}: wait until that run has ended, stop it, or give "
             "another output_dir"
         )
-
-
-def probe(output_dir: Path) -> None:
-    """Makes the output folder where it does not exist, and writes and removes a file in it.
-
-    Raises:
-        CheckpointError: when that is not possible, with the absolute path and the reason.
-    """
-    file = temporary_name(output_dir / "probe")
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"probe")
-        file.unlink()
-    except OSError as error:
-        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
-        reason = error.strerror if existing.is_dir() else f"{existing} is a file"
-        raise CheckpointError(
-            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; give another one, or mend this one"
-        ) from error

@@ -7,7 +7,7 @@ import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from toolkit.checkpoint.resume import FREE
+from toolkit.checkpoint.changes import FREE
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 
