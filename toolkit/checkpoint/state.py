@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
-
-from toolkit.api.run import TrainState
 
 
 @dataclass(frozen=True)
@@ -14,14 +12,14 @@ class SavedState:
     """Everything of a checkpoint but its tensors.
 
     Args:
-        train: what the run has done.
+        train: fields of `toolkit.api.state.TrainState`.
         identity: settings and fingerprints that a resumed run must share, by dotted key.
         callbacks: values of the toolkit's own callbacks and of the strategy, by name.
         trainer_callbacks: attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`.
         scaler: state of the gradient scaler of fp16, None without one.
     """
 
-    train: TrainState
+    train: Mapping[str, Any]
     identity: Mapping[str, Any]
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainer_callbacks: Mapping[str, Mapping[str, Any]] | None = None
@@ -30,7 +28,7 @@ class SavedState:
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the file."""
         content = {
-            "train": asdict(self.train),
+            "train": dict(self.train),
             "identity": dict(self.identity),
             "trainer_callbacks": self.trainer_callbacks,
             "scaler": self.scaler,
@@ -41,9 +39,8 @@ class SavedState:
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> SavedState:
         """Reads the content of the file; entries that older versions wrote besides are left out."""
-        known = {counter.name for counter in fields(TrainState)}
         return SavedState(
-            train=TrainState(**{name: value for name, value in content["train"].items() if name in known}),
+            train=content["train"],
             identity=content["identity"],
             callbacks=content.get("extensions", {}),
             trainer_callbacks=content.get("trainer_callbacks"),

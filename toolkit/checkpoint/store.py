@@ -1,7 +1,7 @@
 """The checkpoints of a run: complete or not there, and the newest valid one is used.
 
     <run>/checkpoints/step-<N>/
-        model.safetensors  optimizer.safetensors  state.json  (and what else the writers add)
+        model.safetensors  optimizer.safetensors  state.json  (and what callbacks and processors add)
         manifest.json      size and sha256 of every file, and of itself; written last
 
 A transaction (`new_checkpoint`) is run by the main process, in a run's folder that is locked. Nothing is unpickled.
@@ -13,44 +13,17 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from safetensors import SafetensorError
-from torch import nn
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import sync
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.checkpoint.contents import (
-    load_model_into,
-    load_optimizer_into,
-    load_tensors,
-    write_model,
-    write_optimizer,
-    write_state,
-    write_tensors,
-)
-from toolkit.checkpoint.manifest import read_manifest, verify, verify_small_files, write_manifest
-
-__all__ = [
-    "NOTHING",
-    "Checkpoint",
-    "latest",
-    "load_model_into",
-    "load_optimizer_into",
-    "load_tensors",
-    "new_checkpoint",
-    "open_checkpoint",
-    "prune",
-    "save",
-    "steps",
-    "verify",
-    "write_tensors",
-]
+from toolkit.checkpoint.manifest import read_manifest, verify_small_files, write_manifest
 
 _PREFIX, _TEMPORARY, _ASIDE = "step-", ".tmp-", ".old-"
 NOTHING: Mapping[Path, str] = MappingProxyType({})
@@ -100,42 +73,8 @@ def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def save(
-    root: Path,
-    step: int,
-    model: nn.Module,
-    optimizer: Any,
-    state: Mapping[str, Any],
-    extra: Callable[[Path], None] | None = None,
-) -> Path:
-    """Writes the checkpoint of one process.
-
-    Args:
-        root: the run's `checkpoints` folder; made if it does not exist.
-        step: number of optimizer steps done.
-        model: the unwrapped model.
-        optimizer: its optimizer, accelerate's wrapper or not.
-        state: see `write_state`.
-        extra: writes further files into the folder it is given.
-
-    Returns:
-        The checkpoint's folder.
-
-    Raises:
-        CheckpointError: if a checkpoint cannot hold the optimizer's state.
-        RunError: if it cannot be written; what was written of it is removed.
-    """
-    with new_checkpoint(root, step) as folder:
-        write_state(folder, state)
-        write_model(folder, model)
-        write_optimizer(folder, optimizer, model)
-        if extra is not None:
-            extra(folder)
-    return root / f"{_PREFIX}{step}"
-
-
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
-    """Removes all but the newest checkpoints; call it after `save`, whose checkpoint is then the newest.
+    """Removes all but the newest checkpoints; call it after `new_checkpoint`, whose checkpoint is then the newest.
 
     Args:
         root: the run's `checkpoints` folder.

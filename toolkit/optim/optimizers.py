@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError
+from toolkit.base.importing import import_object
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.groups import parameter_groups
@@ -33,10 +33,9 @@ def constructor(optim: str) -> type[Optimizer]:
     if preset.library is not None and importlib.util.find_spec(preset.library) is None:
         hint = "pip install 'finetune-toolkit[optimizers]'"
         raise ConfigError([f"train.optim: received {optim!r}, but {preset.library} is not installed ({hint})"])
-    module, _, name = preset.constructor.rpartition(".")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        return import_object(preset.constructor)
+    except ImportError as error:
         raise ConfigError([f"train.optim: received {optim!r}, which is not in what is installed: {error}"]) from error
 
 
