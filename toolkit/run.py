@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -81,6 +82,7 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
             if error.checkpoint.path in damaged:
                 raise
             damaged[error.checkpoint.path] = error.problem
+        gc.collect()  # the model and optimizer of this try, before there are new ones
 
 
 @contextmanager

@@ -35,7 +35,7 @@ FREE = (
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Compares the settings a run was started with to those it should go on with.
+    """Compares the settings a run was started with to those it is resumed with.
 
     Args:
         saved: values by dotted key, as read from JSON: the resolved configuration, `num_processes`,

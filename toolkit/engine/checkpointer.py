@@ -108,8 +108,12 @@ class Checkpointer:
             say(f"warning: the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
             return False
         best = store.open_checkpoint(path)
-        contents.load_model_into(best, context.bare_model)
-        for part, (tensors, values) in self._kept(best):
+
+        def load() -> list[tuple[Any, Kept]]:
+            contents.load_model_into(best, context.bare_model)
+            return list(self._kept(best))
+
+        for part, (tensors, values) in on_every(context.run.accelerator, load):
             if part is not context.run.strategy:
                 part.on_best_loaded(best, tensors, values)
         return True
