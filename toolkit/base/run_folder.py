@@ -27,6 +27,11 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def diff(self) -> Path:
+        """Changes of the recipe's git checkout that were in no commit."""
+        return self.path / "uncommitted.diff"
+
+    @property
     def metrics(self) -> Path:
         """One line per logged step and per evaluation."""
         return self.path / "metrics.jsonl"

@@ -14,7 +14,7 @@ from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
-from toolkit.document.charts import sheet
+from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
@@ -54,9 +54,8 @@ def write_report(run: Run, outcome: Outcome) -> None:
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     write_text(files.report_html, page.render(title, below, parts))
     write_text(files.report_md, markdown.render(title, below, parts))
-    drawn = [
-        figure.svg for part in parts for block in part.blocks if isinstance(block, Gallery) for figure in block.figures
-    ]
+    galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
+    drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
     write_text(files.curves, sheet(drawn))
 
 
