@@ -103,7 +103,7 @@ class TensorReader:
     def _read(self, size: int) -> Tensor:
         """Returns the next bytes as a tensor of type uint8 with memory of its own, `[size]`."""
         buffer = torch.empty(size, dtype=torch.uint8)
-        view = memoryview(buffer.numpy())
+        view = buffer.numpy().data
         count = self._file.readinto(view) if size else 0  # type: ignore[attr-defined] # a binary file has it
         self._digest.update(view[:count])
         if count != size:
