@@ -20,5 +20,6 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     write_text(folder / "comparison.md", markdown.render(*said))
     write_text(folder / "comparison.html", page.render(*said))
     galleries = [block for section in said[2] for block in section.blocks if isinstance(block, Gallery)]
-    for figure in (figure for gallery in galleries for figure in gallery.figures if figure.drawing):
-        write_text(folder / figure.file, sheet([figure.drawing]))
+    for figure in (figure for gallery in galleries for figure in gallery.figures):
+        if figure.drawing is not None:
+            write_text(folder / figure.file, sheet([figure.drawing]))
