@@ -112,7 +112,8 @@ def test_the_best_is_looked_for_anew_where_its_checkpoint_is_not(tmp_path):
 
 def test_damage_that_is_found_while_a_checkpoint_is_loaded_leads_to_the_one_before(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("toolkit.checkpoint.manifest.HASHED_BYTES", 0)
-    settings = (*DROPOUT, "checkpoint.save_steps=2", "train.ema_decay=0.5", "checkpoint.resume=auto")
+    saving = ("checkpoint.save_steps=2", "checkpoint.save_total_limit=null", "checkpoint.resume=auto")
+    settings = (*DROPOUT, *saving, "train.ema_decay=0.5")
     train("reviews", tmp_path / "run", *settings, "train.max_steps=6")
     before = load_file(tmp_path / "run" / "model" / "model.safetensors")
     metrics = lines(tmp_path / "run")
