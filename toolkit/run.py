@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,17 @@ from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError
 from toolkit.base.exits import leave_group
+from toolkit.base.files import remove_leftovers
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
-from toolkit.checkpoint.lock import OutputLock, probe
-from toolkit.checkpoint.resume import decide_resume, refuse_changes
+from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.changes import refuse_changes
+from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.probe import probe
+from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.store import NOTHING
+from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checks.machine import machine_notes
 from toolkit.checks.run import check_run
 from toolkit.config.sections import Config
@@ -74,28 +82,46 @@ def run(
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
-    with own_process_state(), prepared_run(cfg, task, recipe, observer) as job:
-        result = fit(job)
-        result = replace(result, figures=on_main(job.accelerator, summary_figures, job, result))
-        # What follows can take longer than any collective may: train.ddp_timeout is for training.
-        if not ends_process:
-            main_alone(job.accelerator, write_results, job, result)
-        else:
-            leave_group()
-            if job.accelerator.is_main_process:
-                write_results(job, result)
+    damaged: dict[Path, str] = {}
+    while True:
+        try:
+            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged) as prepared:
+                return fit_and_report(prepared, ends_process)
+        except DamagedCheckpoint as error:  # found while it was loaded: start again, with the checkpoint before it
+            if error.checkpoint.path in damaged:
+                raise
+            damaged[error.checkpoint.path] = error.problem
+        gc.collect()  # the model and optimizer of this try, before there are new ones
+
+
+def fit_and_report(run: Run, ends_process: bool) -> FitResult:
+    """Trains, and writes what came out on the main process; arguments and errors are those of `run`."""
+    result = fit(run)
+    result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
+    # What follows can take longer than any collective may: train.ddp_timeout is for training.
+    if not ends_process:
+        main_alone(run.accelerator, write_results, run, result)
+    else:
+        leave_group()
+        if run.accelerator.is_main_process:
+            write_results(run, result)
     return result
 
 
 @contextmanager
-def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
-    """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
+def prepared_run(
+    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, skip: Mapping[Path, str] = NOTHING
+) -> Iterator[Run]:
+    """Claims the folder, reads the rows and builds the model.
+
+    Arguments and errors are those of `run`; `skip` holds checkpoints that are known to be damaged, and why.
+    """
     die_with_launcher()
     check_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
         warn(f"{note}.")
-    with quiet_libraries(), claimed_folder(cfg, accelerator) as (output_dir, resume):
+    with quiet_libraries(), claimed_folder(cfg, accelerator, skip) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality, auto_model = modalities.load(task.modality), task.auto_model(config)
         problems = modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model)
@@ -104,7 +130,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         rows = load_rows(cfg, task, accelerator, output_dir)
         facts = identity(cfg, rows, accelerator.num_processes)
         if resume is not None:
-            refuse_changes(resume.state["identity"], facts)
+            refuse_changes(SavedState.from_json(resume.state).identity, facts)
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
         modality.configure(config, processor, new=cfg.model.from_config is not None)
         task.configure(config)
@@ -146,7 +172,9 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
 
 
 @contextmanager
-def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path, Checkpoint | None]]:
+def claimed_folder(
+    cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING
+) -> Iterator[tuple[Path, Checkpoint | None]]:
     """Holds the output folder for this run, and says which checkpoint the run goes on from.
 
     Raises:
@@ -158,11 +186,12 @@ def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path
     def claim() -> Checkpoint | None:
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip)
+        remove_leftovers(output_dir)
         for message in messages:
             say(message)
         if checkpoint is not None:
-            bring_metrics(checkpoint.path.parents[1], output_dir)
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, RunFolder(output_dir).metrics)
         return checkpoint
 
     with held:

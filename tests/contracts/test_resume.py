@@ -7,9 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 from launching import kill_tree
 from random_runs import RANDOM
 from runs import assert_same_weights, lines, predictions, train
+from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, start, stopper, wait_for_step
 
 from toolkit.base.errors import CheckpointError, ConfigError, Interrupted
@@ -106,6 +108,27 @@ def test_the_best_is_looked_for_anew_where_its_checkpoint_is_not(tmp_path):
     again = train("reviews", tmp_path / "run", *few, "train.max_steps=8", "checkpoint.load_best_model_at_end=true",
                   "checkpoint.save_steps=5", "checkpoint.resume=auto")  # fmt: skip
     assert again.best_step in (6, 7, 8)
+
+
+def test_damage_that_is_found_while_a_checkpoint_is_loaded_leads_to_the_one_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("toolkit.checkpoint.manifest.HASHED_BYTES", 0)
+    saving = ("checkpoint.save_steps=2", "checkpoint.save_total_limit=null", "checkpoint.resume=auto")
+    settings = (*DROPOUT, *saving, "train.ema_decay=0.5")
+    train("reviews", tmp_path / "run", *settings, "train.max_steps=6")
+    before = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    metrics = lines(tmp_path / "run")
+    root = tmp_path / "run" / "checkpoints"
+    for step, name in ((6, "model"), (4, "ema")):
+        content = bytearray((root / f"step-{step}" / f"{name}.safetensors").read_bytes())
+        content[-1] ^= 1
+        (root / f"step-{step}" / f"{name}.safetensors").write_bytes(content)
+    train("reviews", tmp_path / "run", *settings, "train.max_steps=6")
+    output = capsys.readouterr().out
+    assert "checkpoints/step-6 is damaged (model.safetensors: sha256 differs); using step-2" in output
+    assert "checkpoints/step-4 is damaged (ema.safetensors: sha256 differs); using step-2" in output
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    assert lines(tmp_path / "run") == metrics
 
 
 def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):

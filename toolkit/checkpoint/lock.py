@@ -14,9 +14,7 @@ from typing import Self
 
 from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
-
-LOCK = ".lock"
-
+from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
 
@@ -40,7 +38,7 @@ class OutputLock:
 
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
         self._patience = patience_seconds
-        self.path = output_dir.absolute() / LOCK
+        self.path = RunFolder(output_dir.absolute()).lock
         self._key = os.path.realpath(output_dir)
         self._descriptor = -1
 
@@ -98,22 +96,3 @@ class OutputLock:
             f"the output folder {self.path.parent} is in use by {who}: wait until that run has ended, stop it, or give "
             "another output_dir"
         )
-
-
-def probe(output_dir: Path) -> None:
-    """Makes the output folder where it does not exist, and writes and removes a file in it.
-
-    Raises:
-        CheckpointError: when that is not possible, with the absolute path and the reason.
-    """
-    file = output_dir / f".probe-{os.getpid()}"
-    try:
-        output_dir.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(b"probe")
-        file.unlink()
-    except OSError as error:
-        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
-        reason = error.strerror if existing.is_dir() else f"{existing} is a file"
-        raise CheckpointError(
-            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; give another one, or mend this one"
-        ) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, _trained_run
 
 
@@ -27,7 +28,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     output = _options.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)
-    bad = output.with_suffix(".bad_rows.jsonl") if output else Path(arguments.run) / "bad_rows_evaluate.jsonl"
+    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     metrics = run.scores(data)
     print_table(f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)", metrics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options
 from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable, _reload, _rows_file
 
@@ -30,7 +31,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
-    output = _output_folder(Path(arguments.output_dir) if arguments.output_dir else folder / "merged")
+    output = _output_folder(Path(arguments.output_dir) if arguments.output_dir else RunFolder(folder).merged)
     _refuse_unmergeable(cfg)
     file = _rows_file(cfg, arguments.data)
     cfg = replace(

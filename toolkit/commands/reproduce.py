@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
+from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
@@ -48,9 +49,10 @@ def work(arguments: argparse.Namespace) -> None:
 
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
-    files = sorted(path.name for path in (record.folder / "model").glob("*.safetensors"))
-    wrong = [found for name in files if (found := weight_difference(record.folder / "model", folder / "model", name))]
-    lines = [_numbers(run / "metrics.jsonl") for run in (record.folder, folder)]
+    former, new = RunFolder(record.folder), RunFolder(folder)
+    files = sorted(path.name for path in former.model.glob("*.safetensors"))
+    wrong = [found for name in files if (found := weight_difference(former.model, new.model, name))]
+    lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of numbers are the same to the last bit ({folder})")
         return
@@ -72,7 +74,7 @@ def _train(recipe: Path, record: Record, folder: Path) -> None:
         working_directory = Path.cwd()
     # The settings that the run's launcher made are in its configuration.
     code = run_processes(
-        [str(recipe), "--config", str(record.folder / "config.yaml"), f"output_dir={folder}", *ALONE],
+        [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *ALONE],
         processes=record.facts["num_processes"],
         environ={"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])},
         folder=working_directory,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.task import EvalData, Prepared, Processor, Regroups, Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
@@ -56,7 +57,7 @@ def load_rows(
         tables = _tables(cfg.data, task, sample)
     bad = apply_policy(tables, cfg.data.bad_rows)
     if output_dir is not None and accelerator.is_main_process and any(bad.values()):
-        write_bad_rows(tables, output_dir / "bad_rows.jsonl")
+        write_bad_rows(tables, RunFolder(output_dir).bad_rows)
     rows = {name: table.rows for name, table in tables.items()}
     fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
     if "validation" not in rows and fraction > 0 and sample is None:

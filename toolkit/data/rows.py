@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
+from toolkit.base.files import written_whole
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
@@ -173,15 +173,11 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
 
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
     """Writes every bad row of the tables as one JSON line `{file, row, reason, values}`; the file appears whole."""
-    partial = Path(f"{path}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with written_whole(Path(path)) as file:
         for table in tables.values():
             for row in table.bad:
                 record = {"file": table.source, "row": row.number, "reason": row.reason, "values": row.values}
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def listing(bad: list[tuple[str, BadRowReport]]) -> str:

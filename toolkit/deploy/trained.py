@@ -14,6 +14,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import InputError
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
@@ -143,17 +144,18 @@ def read_settings(folder: Path, recipe: str | Path | type[Task] | None) -> tuple
     Raises:
         InputError: if the folder is not a finished run, or its recipe is not found.
     """
-    missing = [name for name in ("config.yaml", "run.json", "model") if not (folder / name).exists()]
+    files = RunFolder(folder)
+    missing = [path.name for path in (files.config, files.facts, files.model) if not path.exists()]
     if missing:
         raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
         path, state = recipe or facts["recipe"], facts["task_state"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's own data need not be there any more, and its launcher's settings are not today's.
-    cfg = load_settings(task_type, folder / "config.yaml", [], environ={}, check_files=False)
+    cfg = load_settings(task_type, files.config, [], environ={}, check_files=False)
     task = task_type(cfg.config)
     task.state.update(state)
     return cfg.config, task
@@ -175,7 +177,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
     """Loads a finished run's processor and model, the latter onto the device."""
-    saved = folder / "model"
+    saved = RunFolder(folder).model
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)

@@ -45,6 +45,34 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
     return result
 
 
+def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
+    """Runs a function on every process; where it fails on one, its error is raised on all, so that none waits.
+
+    Args:
+        accelerator: the run's Accelerator.
+        function: what to run; it must not need the other processes.
+        *args: its arguments.
+
+    Raises:
+        ToolkitError: the error of the first process that had one.
+    """
+    result: Any = None
+    errors: list[ToolkitError | None] = [None]
+    try:
+        result = function(*args)
+    except ToolkitError as failure:
+        errors = [failure]
+    if accelerator.num_processes > 1:
+        from accelerate.utils import gather_object
+
+        errors = gather_object(errors)
+    for error in errors:
+        if error is not None:
+            error.shared = accelerator.num_processes > 1
+            raise error
+    return result
+
+
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Returns the widest float of a device, to sum in."""
     return torch.float32 if device.type == "mps" else torch.float64

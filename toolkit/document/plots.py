@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from toolkit.base.console import shorten
+from toolkit.base.files import written_whole
 
 INK, TRAIN = "#333333", "#1f77b4"
 MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
@@ -36,7 +37,8 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
+    with written_whole(path, "wb") as file:
+        figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or "png")
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
@@ -64,4 +66,5 @@ def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
     axes.set_ylabel("true", color=INK)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font does not have
-        figure.savefig(path, dpi=120)
+        with written_whole(path, "wb") as file:
+            figure.savefig(file, dpi=120, format="png")

@@ -7,15 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import load_file, save_file
-
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError
-from toolkit.checkpoint import store
-from toolkit.distributed.collectives import on_main
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
+from toolkit.checkpoint import contents, store
+from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.state import SavedState
+from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
 
@@ -72,67 +73,77 @@ class Checkpointer:
         Raises:
             ConfigError: if the run is to end before it.
             CheckpointError: if it is of another model or optimizer.
+            DamagedCheckpoint: on every rank, if one of them found a damaged file.
         """
         context, run = self._context, self._context.run
-        store.load_model_into(saved, context.bare_model)
-        store.load_optimizer_into(saved, context.optimizer, context.bare_model)
-        state = context.state
-        state.restore(saved.state["train"])
+        kept = on_every(run.accelerator, self._load, saved)
+        content, state = SavedState.from_json(saved.state), context.state
+        state.restore(content.train)
         if state.step > context.milestones.total_steps:
             there = f"the checkpoint is already at step {state.step}"
             would = f"this would end at {context.milestones.total_steps}"
             raise ConfigError([f"train.max_steps, train.num_train_epochs: {there}, and {would}"])
         schedules.seek(context.schedule, state.step - state.skipped_steps)
-        if run.accelerator.scaler is not None and "scaler" in saved.state:
-            run.accelerator.scaler.load_state_dict(saved.state["scaler"])
+        if run.accelerator.scaler is not None and content.scaler is not None:
+            run.accelerator.scaler.load_state_dict(content.scaler)
         best = state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         if best not in (None, state.step) and not self._folder(best).is_dir():
             say(f"the best checkpoint (step {best}) is missing; tracking of the best metric restarts")
             state.best_metric, state.best_step = None, None
-        for part, (tensors, values) in self._kept(saved):
+        for part, (tensors, values) in kept:
             part.restore(tensors, values)
         self._saved = (state.step, state.ended)
+
+    def _load(self, saved: Checkpoint) -> list[tuple[Any, Kept]]:
+        """Loads all tensors; those of the strategy and of callbacks are returned."""
+        contents.load_model_into(saved, self._context.bare_model)
+        contents.load_optimizer_into(saved, self._context.optimizer, self._context.bare_model)
+        return list(self._kept(saved))
 
     def load_best(self) -> bool:
         """Replaces the last step's parameters by the best step's, unless they are damaged; says whether it did."""
         context = self._context
         path = self._folder(context.state.best_step)
-        if problems := on_main(context.run.accelerator, store.verify, path):
+        if problems := on_main(context.run.accelerator, verify, path):
             warn(f"the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
             return False
         best = store.open_checkpoint(path)
-        store.load_model_into(best, context.bare_model)
-        for part, (tensors, values) in self._kept(best):
+
+        def load() -> list[tuple[Any, Kept]]:
+            contents.load_model_into(best, context.bare_model)
+            return list(self._kept(best))
+
+        for part, (tensors, values) in on_every(context.run.accelerator, load):
             if part is not context.run.strategy:
                 part.on_best_loaded(best, tensors, values)
         return True
 
     def _write(self) -> None:
         context, run = self._context, self._context.run
-        root, parts = run.output_dir / "checkpoints", self._parts()
+        root, parts = RunFolder(run.output_dir).checkpoints, self._parts()
         kept = {name: found for name, part in parts.items() if (found := part.state()) is not None}
-        state: dict[str, Any] = {
-            "train": asdict(context.state),
-            "identity": dict(run.identity),
-            "extensions": {name: values for name, (_, values) in kept.items()},
+        scaler = run.accelerator.scaler
+        state = SavedState(
+            train=asdict(context.state),
+            identity=run.identity,
+            callbacks={name: values for name, (_, values) in kept.items()},
+            scaler=None if scaler is None else scaler.state_dict(),
             **self._engine_state(),
-        }
-        if run.accelerator.scaler is not None:
-            state["scaler"] = run.accelerator.scaler.state_dict()
-
-        def extra(temporary: Path) -> None:
-            run.processor.save_pretrained(str(temporary / "processor"))
+        )
+        with store.new_checkpoint(root, context.state.step) as path:
+            contents.write_state(path, state.to_json())
+            contents.write_model(path, context.bare_model)
+            contents.write_optimizer(path, context.optimizer, context.bare_model)
+            folder = CheckpointFolder(path)
+            run.processor.save_pretrained(str(folder.processor))
             for name, (tensors, _) in kept.items():
                 if tensors:
-                    contiguous = {key: value.contiguous() for key, value in tensors.items()}
-                    save_file(contiguous, temporary / f"{name}.safetensors")
-
-        store.save(root, context.state.step, context.bare_model, context.optimizer, state, extra)
+                    contents.write_tensors(folder.callback(name), tensors)
         best = context.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         store.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
 
     def _folder(self, step: int | None) -> Path:
-        return self._context.run.output_dir / "checkpoints" / f"step-{step}"
+        return RunFolder(self._context.run.output_dir).checkpoint(step).path
 
     def _parts(self) -> dict[str, Strategy | Callback]:
         """What has a state of its own, by the name in checkpoints."""
@@ -141,7 +152,8 @@ class Checkpointer:
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
         """What a checkpoint holds of each; what was not there then has nothing to restore."""
+        values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
-            file = saved.path / f"{name}.safetensors"
-            if name in saved.state.get("extensions", {}):
-                yield part, (load_file(file) if file.exists() else {}, saved.state["extensions"][name])
+            if name in values:
+                file = CheckpointFolder(saved.path).callback(name)
+                yield part, (contents.load_tensors(saved, file), dict(values[name]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.base.run_folder import RunFolder
 from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
 from toolkit.distributed.signals import StopSignal
@@ -43,7 +44,7 @@ def opened(run: Run) -> Iterator[Setup]:
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     start_step = run.resume.step if run.resume else 0
-    metrics = run.output_dir / "metrics.jsonl"
+    metrics = RunFolder(run.output_dir).metrics
     with (
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,

@@ -23,6 +23,7 @@ from transformers.trainer_callback import ExportableState
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
+from toolkit.checkpoint.state import SavedState
 from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
@@ -109,7 +110,7 @@ class WindowTrainer(Trainer):
         if self.run.resume is None:
             return first
         self.state.global_step = self.run.resume.step
-        for name, state in self.run.resume.state.get(CALLBACK_STATES, {}).items():
+        for name, state in (SavedState.from_json(self.run.resume.state).trainer_callbacks or {}).items():
             for attribute, value in state.items() if name in self.exportable else ():
                 setattr(self.exportable[name], attribute, value)
         return self.run.resume.step // self.setup.milestones.steps_per_epoch, 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from toolkit import modalities
 from toolkit.api.task import Processor, Task
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
 from toolkit.distributed.collectives import on_main
@@ -34,9 +35,9 @@ def build_processor(
     modality = modalities.load(task.modality)
     source = cfg.model.name_or_path
     if resume is not None:
-        source = str(resume.path / "processor")
+        source = str(CheckpointFolder(resume.path).processor)
     elif source is None:
-        source = str(output_dir / "processor")
+        source = str(RunFolder(output_dir).processor)
 
         def make() -> None:
             modality.new_processor(task.training_texts(rows.splits["train"]), config, task.options).save_pretrained(

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import say
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
-from toolkit.models.adapters import BASE, add_adapters
+from toolkit.models.adapters import add_adapters
 from toolkit.models.freezing import freeze
 from toolkit.models.parts import count_parameters
 
@@ -28,7 +29,7 @@ def make_trainable(
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # What adapters are trained beside must be there to load them; from here it moves into the result.
-            on_main(accelerator, model.save_pretrained, output_dir / BASE)
+            on_main(accelerator, model.save_pretrained, RunFolder(output_dir).base)
         model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
     freeze(model, cfg.model)
     trained, total = count_parameters(model)

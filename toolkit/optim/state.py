@@ -7,7 +7,8 @@ keyed by the parameter's fully qualified name and comes back with the bits that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
         }
         for group in optimizer.param_groups
     ]
-    shapes = _shapes({name: parameter for parameter, name in names.items()}, tensors)
+    shapes = _shapes({name: parameter for parameter, name in names.items()}) | _shapes(tensors)
     return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "values": values, "shapes": shapes}
 
 
@@ -80,12 +81,34 @@ def load_optimizer_state(
     Raises:
         CheckpointError: when the class, names, groups or shapes differ; says which.
     """
+    load_streamed_state(optimizer, model, tensors.items(), _shapes(tensors), scalars)
+
+
+def load_streamed_state(
+    optimizer: Any,
+    model: nn.Module,
+    tensors: Iterable[tuple[str, Tensor]],
+    shapes: Mapping[str, list[int]],
+    scalars: Mapping[str, Any],
+) -> None:
+    """Does what `load_optimizer_state` does with tensors that come one at a time, each needed once.
+
+    Args:
+        optimizer: as there.
+        model: as there.
+        tensors: names and tensors.
+        shapes: shapes of all of them, by name.
+        scalars: as there.
+
+    Raises:
+        CheckpointError: as there.
+    """
     optimizer = _unwrapped(optimizer)
     parameters = _parameters(optimizer, model)
     names = {parameter: name for name, parameter in parameters.items()}
     settings = {frozenset(group["params"]): group["settings"] for group in scalars["groups"]}
     groups = [(group, frozenset(names[p] for p in group["params"])) for group in optimizer.param_groups]
-    _refuse_misfit(optimizer, scalars, _shapes(parameters, tensors), {members for _, members in groups})
+    _refuse_misfit(optimizer, scalars, {**_shapes(parameters), **shapes}, {members for _, members in groups})
 
     step_devices = {}
     for group, members in groups:
@@ -93,7 +116,7 @@ def load_optimizer_state(
         on_device = group.get("fused") or group.get("capturable")
         step_devices.update({name: parameters[name].device if on_device else "cpu" for name in members})
     optimizer.state.clear()
-    for key, value in {**tensors, **scalars["values"]}.items():
+    for key, value in chain(tensors, scalars["values"].items()):
         name, *path, last = key.split(SEPARATOR)
         state = optimizer.state[parameters[name]]
         for part in path:
@@ -177,8 +200,8 @@ def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None)
     return torch.empty(value.shape, dtype=value.dtype, device=device or parameter.device).copy_(value)
 
 
-def _shapes(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
-    return {name: list(tensor.shape) for name, tensor in {**parameters, **tensors}.items()}
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _refuse_misfit(

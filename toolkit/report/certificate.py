@@ -7,9 +7,12 @@ import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from toolkit.checkpoint.resume import FREE
+from toolkit.checkpoint.changes import FREE
 from toolkit.config import flatten
 from toolkit.config.sections import Config
+
+CERTIFICATE = "certificate.json"
+"""The file of a certificate, in its folder."""
 
 
 def config_hash(cfg: Config) -> str:
@@ -26,7 +29,7 @@ def folder_of(cfg: Config) -> Path:
 
 def state_of(cfg: Config) -> str:
     """Returns one sentence about the newest certificate of a configuration, for a run's report."""
-    file = folder_of(cfg) / "certificate.json"
+    file = folder_of(cfg) / CERTIFICATE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         verdicts = ", ".join(f"{c['name']} {c['verdict']}" for c in found["certificates"])

@@ -8,12 +8,12 @@ from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import write_json, write_text
+from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.run_folder import RunFolder
 from toolkit.config import dump_config, flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
 
-DIFF_FILE = "uncommitted.diff"
 MOST_DIFF_BYTES = 2**20
 
 
@@ -29,7 +29,8 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` where the recipe's checkout has changes."""
-    write_text(output_dir / "config.yaml", dump_config(cfg))
+    files = RunFolder(output_dir)
+    write_text(files.config, dump_config(cfg))
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -45,7 +46,7 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "bad_rows": dict(rows.bad_rows),
         "task_state": task.state,
     }
-    write_json(output_dir / "run.json", facts)
+    write_json(files.facts, facts)
 
 
 def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
@@ -53,18 +54,20 @@ def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
 
     Larger changes than `MOST_DIFF_BYTES` are only told apart, by their sha256.
     """
-    (output_dir / DIFF_FILE).unlink(missing_ok=True)  # of the code of an earlier session
+    file = RunFolder(output_dir).diff
+    file.unlink(missing_ok=True)  # of the code of an earlier session
     state = checkout(folder)
     if state is None:
         return None
     diff = state.diff or b""
     kept = 0 < len(diff) <= MOST_DIFF_BYTES
     if kept:
-        (output_dir / DIFF_FILE).write_bytes(diff)
+        with written_whole(file, "wb") as opened:
+            opened.write(diff)
     return {
         "commit": state.commit,
         "changed_files": state.changed_files,
         "untracked": state.untracked,
-        "diff": DIFF_FILE if kept else None,
+        "diff": file.name if kept else None,
         "diff_sha256": state.diff_sha256,
     }

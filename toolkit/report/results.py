@@ -14,7 +14,8 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Judges, Predictions, Reports, Samples, Task
 from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
 from toolkit.base.errors import RunError, ToolkitError
-from toolkit.base.files import write_json
+from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
@@ -23,7 +24,7 @@ from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
-from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
+from toolkit.report.sections import Outcome, lead, sections
 from toolkit.report.worst import Worst, Wrong
 from toolkit.tracking.jsonl import read_metrics
 
@@ -58,8 +59,8 @@ def write_results(run: Run, result: FitResult) -> None:
     Raises:
         RunError: if something could not be written or pushed.
     """
-    folder, shown, failures = run.output_dir, Shown(), Failures()
-    checkpoints = f"The checkpoints in {folder / 'checkpoints'} are kept: run it again with checkpoint.resume=auto."
+    files, shown, failures = RunFolder(run.output_dir), Shown(), Failures()
+    checkpoints = f"The checkpoints in {files.checkpoints} are kept: run it again with checkpoint.resume=auto."
     with failures.collected("write the model"):
         write_model(run, result)
     failures.raise_any(checkpoints)
@@ -72,9 +73,9 @@ def write_results(run: Run, result: FitResult) -> None:
         write_report(run, result, shown)
     show(run, result, shown)
     with failures.collected("push the model"):
-        push(run.cfg, folder / "model")
-    failures.raise_any(f"The model in {folder / 'model'} is complete.")
-    places = f"{folder}/ (report.html, report.md, model/, predictions.jsonl)"
+        push(run.cfg, files.model)
+    failures.raise_any(f"The model in {files.model} is complete.")
+    places = f"{files.path}/ (report.html, report.md, model/, predictions.jsonl)"
     say(f"Model, report and predictions are in {places}", blank_line_before=True)
 
 
@@ -113,19 +114,19 @@ class Failures:
 def write_model(run: Run, result: FitResult) -> None:
     """Writes `model/`, its card included."""
     save_model(run)
-    card_file = run.output_dir / "model" / "README.md"
-    card_file.write_text(card.model_card(run, result.figures), encoding="utf-8")
+    write_text(RunFolder(run.output_dir).model_card, card.model_card(run, result.figures))
 
 
 def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
-    file = run.output_dir / "run.json"
+    file = RunFolder(run.output_dir).facts
     write_json(file, _facts(run) | {"result": result.figures, "memory": asdict(result.memory)})
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:
     """Writes `report.html`, `report.md` and the curves that the latter shows."""
-    history, own = read_metrics(run.output_dir / "metrics.jsonl"), _sections(run, result)
+    files = RunFolder(run.output_dir)
+    history, own = read_metrics(files.metrics), _sections(run, result)
     outcome = Outcome(
         result=result,
         facts=_facts(run),
@@ -138,11 +139,11 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
         predicted=predicted_parts(run),
     )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
-    (run.output_dir / "report.html").write_text(page.render(title, below, parts), encoding="utf-8")
-    (run.output_dir / "report.md").write_text(markdown.render(title, below, parts), encoding="utf-8")
+    write_text(files.report_html, page.render(title, below, parts))
+    write_text(files.report_md, markdown.render(title, below, parts))
     galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
     drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
-    (run.output_dir / CURVES).write_text(sheet(drawn), encoding="utf-8")
+    write_text(files.curves, sheet(drawn))
 
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:
@@ -184,7 +185,7 @@ def write_predictions(
 ) -> list[dict[str, Any]]:
     """Writes one JSON line per example, in row order, and returns the first few records; `worst` sees them all."""
     first: list[dict[str, Any]] = []
-    with path.open("w", encoding="utf-8") as file:
+    with written_whole(path) as file:
         for line, record in enumerate(task.records(predictions, data), start=1):
             if len(first) < SHOWN_EXAMPLES:
                 first.append(record)
@@ -198,14 +199,14 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
     """Writes the predictions of every evaluation set, and notes the first and the worst records of the first one."""
     for place, (name, evaluation) in enumerate(result.evaluations.items()):
         worst = Worst(run.task) if place == 0 and isinstance(run.task, Judges) else None
-        file = run.output_dir / predictions_file(name)
+        file = RunFolder(run.output_dir).predictions(name)
         examples = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, worst)
         if place == 0:
             shown.examples, shown.worst = examples, worst.found() if worst else []
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((run.output_dir / "run.json").read_text(encoding="utf-8"))
+    facts: dict[str, Any] = json.loads(RunFolder(run.output_dir).facts.read_text(encoding="utf-8"))
     return facts
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import InputError
+from toolkit.base.run_folder import RunFolder
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
 """What can differ between two runs, from cause to effect."""
@@ -71,9 +72,10 @@ def read_record(folder: Path) -> Record:
     """
     from ruamel.yaml import YAML, YAMLError
 
+    files = RunFolder(folder)
     try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        settings = YAML(typ="safe", pure=True).load(folder / "config.yaml")
+        facts = json.loads(files.facts.read_text(encoding="utf-8"))
+        settings = YAML(typ="safe", pure=True).load(files.config)
     except FileNotFoundError as error:
         raise InputError(
             f"{folder}: no run, it has no {Path(str(error.filename)).name} (tried {folder.absolute()})"
@@ -101,7 +103,7 @@ def find_records(folder: Path) -> list[Record]:
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder (tried {folder.absolute()})")
-    if (folder / "run.json").exists():
+    if RunFolder(folder).facts.exists():
         return [read_record(folder)]
     below = sorted(path for path in folder.iterdir() if path.is_dir())
     return [record for path in below for record in find_records(path)]

@@ -13,6 +13,7 @@ from toolkit.api.run import FitResult, Run, best_metric
 from toolkit.api.task import Judges, Pictures
 from toolkit.base.console import format_bytes
 from toolkit.base.memory import MEMORY, MemoryUse
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
@@ -21,8 +22,6 @@ from toolkit.report.curves import History, curves
 from toolkit.report.text import readable
 from toolkit.report.worst import Wrong
 
-CURVES = "curves.svg"
-"""The file with all curves, for Markdown."""
 SIZES = {
     *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),
     *("train.weight_decay", "train.adam_beta1", "train.adam_beta2", "train.adam_epsilon", "train.warmup_steps"),
@@ -61,11 +60,6 @@ class Outcome:
     predicted: Mapping[str, int] | None = None
 
 
-def predictions_file(name: str) -> str:
-    """Returns the name of the file with the predictions of an evaluation set."""
-    return "predictions.jsonl" if name == "validation" else f"predictions_{name}.jsonl"
-
-
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
@@ -78,12 +72,13 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
     """Returns all parts of a run's report, in order."""
     metric = best_metric(run.cfg, run.task)[0]
     figures = curves(outcome.history, metric)
+    drawing = RunFolder(run.output_dir).curves.name
     # What a task says of each class, it shows in sections of its own.
     plain = readable({name: value for name, value in outcome.figures.items() if "/" not in name})
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
         Section("Result", [_highlights(outcome, metric), Folded("All figures", [_pairs(plain, "figure", "value")])]),
-        Section("Curves", [Gallery(figures, "Curves over the steps", CURVES)] if figures else []),
+        Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
         Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
         Section("Worst errors", _worst(run, outcome.worst)),
@@ -146,7 +141,7 @@ def _worst(run: Run, worst: Sequence[Wrong]) -> list[Block]:
         return []
     rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in worst]
     name = next(iter(run.data.evals))
-    file = predictions_file(name)
+    file = RunFolder(run.output_dir).predictions(name).name
     return [
         Text(f"The most wrong predictions of the {name} rows; whole, in the lines of {file} named here."),
         Table(["line", run.task.error_name, "input", "prediction"], rows, sortable=True),
@@ -218,7 +213,7 @@ def _changes(changed: Sequence[Change]) -> Table:
 
 def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:
     kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "versions")}
-    settings = (run.output_dir / "config.yaml").read_text(encoding="utf-8")
+    settings = RunFolder(run.output_dir).config.read_text(encoding="utf-8")
     return [
         Text("The same run again, with a check that it ends with the same bits; and how this one was started:"),
         Code(f"toolkit reproduce {shlex.quote(run.cfg.output_dir)}\n\n{shlex.join(facts['command'])}", "bash"),

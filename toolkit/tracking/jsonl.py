@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import RunError
+from toolkit.base.files import written_whole
 
 
-def bring_metrics(former: Path, output_dir: Path) -> None:
-    """Copies `metrics.jsonl` of a run that goes on in another folder."""
-    source, target = former / "metrics.jsonl", output_dir / "metrics.jsonl"
-    if source.exists() and not target.exists():
-        shutil.copyfile(source, target)
+def bring_metrics(former: Path, path: Path) -> None:
+    """Copies the `metrics.jsonl` of a run that is resumed in another folder, unless that has one.
+
+    Args:
+        former: the file of the former run; need not exist.
+        path: the file of this run.
+
+    Raises:
+        RunError: if it cannot be copied.
+    """
+    try:
+        if former.exists() and not path.exists():
+            with written_whole(path, "wb") as file:
+                file.write(former.read_bytes())
+    except OSError as error:
+        raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {error.strerror}") from error
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Cuts `metrics.jsonl` back to a step, atomically; a missing file is fine.
+    """Cuts `metrics.jsonl` back to a step; a missing file is fine.
 
-    Keeps the whole lines whose `step` is at most this, and so drops a last line that was torn when the run died.
+    Keeps the complete lines whose `step` is at most this, and so drops a last line that was torn when the run died.
 
     Raises:
-        RunError: when the file cannot be rewritten.
+        RunError: if the file cannot be rewritten.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
         if not path.exists():
             return
         kept = [line + b"\n" for line in path.read_bytes().split(b"\n") if _step(line) <= step]
-        with temporary.open("wb") as file:
+        with written_whole(path, "wb") as file:
             file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise RunError(f"cannot cut {path.absolute()} back to step {step}: {error.strerror}") from error
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
 from toolkit.base.errors import ConfigError
+from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.tracking.jsonl import read_metrics, truncate_metrics
@@ -71,7 +72,7 @@ class Tracker:
         return self
 
     def _start_trackers(self) -> Trackers:
-        tracking, folder = self._cfg.tracking, self._path.parent / "tracking"
+        tracking, folder = self._cfg.tracking, RunFolder(self._path.parent).tracking
         run = TrackedRun(
             project=tracking.project,
             name=tracking.run_name or self._path.parent.name,

@@ -13,11 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoints import save
 
 from toolkit.base.errors import CheckpointError, RunError
-from toolkit.checkpoint import store as checkpoint
-from toolkit.checkpoint.lock import OutputLock, probe
-from toolkit.checkpoint.resume import changed_settings, decide_resume, refuse_changes
+from toolkit.base.files import temporary_name
+from toolkit.checkpoint.changes import changed_settings, refuse_changes
+from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.probe import probe
+from toolkit.checkpoint.resume import decide_resume
 from toolkit.tracking.jsonl import truncate_metrics
 
 HOLDER = """
@@ -37,7 +40,7 @@ def save_steps(run: Path, *numbers: int) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters())
     for number in numbers:
-        checkpoint.save(run / "checkpoints", number, model, optimizer, {"step": number})
+        save(run / "checkpoints", number, model, optimizer, {"step": number})
 
 
 def damage(run: Path, number: int) -> None:
@@ -112,6 +115,7 @@ def test_probe_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_none_wants_an_empty_folder(tmp_path: Path) -> None:
     assert decide_resume(tmp_path / "new", "none") == (None, [])
     (tmp_path / ".lock").write_text("{}")
+    temporary_name(tmp_path / "run.json").touch()  # a killed run left it
     assert decide_resume(tmp_path, "none") == (None, [])
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "checkpoints").mkdir()
@@ -143,13 +147,30 @@ def test_auto_goes_on_from_the_newest_valid_checkpoint(tmp_path: Path) -> None:
     assert messages[0].endswith("; using step-3")
 
 
-def test_auto_starts_anew_where_nothing_can_be_used_and_says_so(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_known_to_be_damaged_is_not_used_again(tmp_path: Path) -> None:
+    save_steps(tmp_path / "one", 3, 6)
+    root = tmp_path / "one" / "checkpoints"
+    known = {root / "step-6": "model.safetensors: sha256 differs"}
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "metrics.jsonl").touch()  # written before the damage was found
+    for output_dir, resume in ((tmp_path / "one", "auto"), (tmp_path / "new", str(tmp_path / "one"))):
+        found, messages = decide_resume(output_dir, resume, known)
+        assert found is not None
+        assert found.step == 3
+        assert messages[0] == "checkpoints/step-6 is damaged (model.safetensors: sha256 differs); using step-3"
+    with pytest.raises(CheckpointError, match=r"step-6 cannot be used \(model\.safetensors: sha256 differs\)"):
+        decide_resume(tmp_path / "new", str(root / "step-6"), known)
+
+
+def test_auto_starts_from_the_beginning_where_nothing_can_be_used_and_says_so(tmp_path: Path) -> None:
     save_steps(tmp_path, 3)
     damage(tmp_path, 3)
     found, messages = decide_resume(tmp_path, "auto")
     assert found is None
     assert messages[0].endswith("; no valid checkpoint is left")
-    assert messages[1].endswith("holds checkpoints, but no valid checkpoint; nothing could be used, starting anew")
+    assert messages[1].endswith(
+        "holds checkpoints, but no valid checkpoint; nothing could be used, starting from the beginning"
+    )
 
 
 def test_a_path_names_the_checkpoint(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from toolkit.api.callback import Callback, TrainingContext
-from toolkit.checkpoint import store as checkpoint
+from toolkit.api.run import Checkpoint
+from toolkit.checkpoint import contents
 
 
 class ScheduleFree(Callback):
@@ -39,11 +40,9 @@ class ScheduleFree(Callback):
             for group in groups:
                 group["train_mode"] = True
 
-    def on_best_loaded(
-        self, best: checkpoint.Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-    ) -> None:
+    def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Brings the optimizer's part of that step's average."""
-        checkpoint.load_optimizer_into(best, self.context.optimizer, self.context.bare_model)
+        contents.load_optimizer_into(best, self.context.optimizer, self.context.bare_model)
 
     def finish(self) -> None:
         """Makes the average the model."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_model, save_model
@@ -11,11 +10,11 @@ from safetensors.torch import load_model, save_model
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.task import Averages, Predictions
 from toolkit.base.console import warn
+from toolkit.base.files import temporary_file
+from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import on_main
 from toolkit.engine.evaluation import predict
 from toolkit.optim.schedules import cycle_ends
-
-FOLDER = "snapshots"
 
 
 class Snapshots(Callback):
@@ -23,7 +22,7 @@ class Snapshots(Callback):
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
-        self.folder = context.run.output_dir / FOLDER
+        self.files = RunFolder(context.run.output_dir)
         self.ends = frozenset(cycle_ends(context.run.cfg.train, context.milestones.total_steps))
         self.steps: list[int] = []
 
@@ -35,28 +34,25 @@ class Snapshots(Callback):
                 on_main(self.context.run.accelerator, self._write, step)
             self.steps.append(step)
 
-    def _file(self, step: int) -> Path:
-        return self.folder / f"step-{step}.safetensors"
-
     def _write(self, step: int) -> None:
-        self.folder.mkdir(exist_ok=True)
-        temporary = self.folder / f".{self._file(step).name}.tmp"
-        save_model(self.context.bare_model, str(temporary))
-        temporary.replace(self._file(step))
+        self.files.snapshots.mkdir(exist_ok=True)
+        with temporary_file(self.files.snapshot(step)) as file:
+            save_model(self.context.bare_model, str(file))
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the metrics of the mean of the cycles' predictions on the validation rows."""
         context, run = self.context, self.context.run
-        there = on_main(run.accelerator, lambda: [step for step in self.steps if self._file(step).is_file()])
+        there = on_main(run.accelerator, lambda: [step for step in self.steps if self.files.snapshot(step).is_file()])
         if there != self.steps:
-            warn(f"snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
+            where = self.files.snapshots
+            warn(f"snapshots are missing in {where}: the ensemble is made of those of steps {there}")
         if not there:
             return {}
         data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()
         final = {name: value.clone() for name, value in model.state_dict().items()}
         try:
             for step in there:
-                load_model(model, self._file(step))
+                load_model(model, self.files.snapshot(step))
                 parts.append(predict(run, model, data, f"snapshot {step}", context.beat)[0])
         finally:
             model.load_state_dict(final)

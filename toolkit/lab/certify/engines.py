@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference, window
 from toolkit.lab.certify.trainings import Experiment, Training, error_of
@@ -43,7 +44,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
             first_difference(read_trace(folder, loop, rank), read_trace(folder, trainer, rank), CAUSES)
             for rank in range(processes)
         ]
-        last = f"checkpoints/step-{read_trace(folder, loop)[-1]['step']}/model.safetensors"
+        last = str(RunFolder(Path()).checkpoint(read_trace(folder, loop)[-1]["step"]).model)
         parted.append(weight_difference(folder / loop, folder / trainer, last))
         problems += [f"loop against trainer on {where}: {found}" for found in parted if found][:1]
     problems += _across(folder)

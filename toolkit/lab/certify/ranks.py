@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error_of
 
@@ -61,9 +62,10 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
 
 def _results(run: Path) -> tuple[dict[str, float], list[Any]]:
     """Metrics of the last evaluation and predictions of a run."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    files = RunFolder(run)
+    lines = [json.loads(line) for line in files.metrics.read_text().splitlines()]
     metrics = next(line for line in reversed(lines) if "eval_loss" in line)
-    rows = [json.loads(line) for line in (run / "predictions.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in files.predictions("validation").read_text().splitlines()]
     return {name: value for name, value in metrics.items() if name.startswith("eval_")}, rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
 from toolkit.lab.certify.engines import CAUSES
 from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference
@@ -35,13 +36,13 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
             f"the run was killed at step {killed}, before its first checkpoint; give more --rows or a later --kill-at"
         )
         return Certificate(name, PROMISE, OPEN, [], [reason], figures)
-    last = f"checkpoints/step-{whole[-1]['step']}"
+    last = RunFolder(Path()).checkpoint(whole[-1]["step"])
     differences = [
         first_difference(whole[: len(before)], before, CAUSES),
         first_difference(whole[start - 1 :], after, CAUSES),
-        *(weight_difference(folder / "loop-1", folder / "killed", f"{last}/{file}.safetensors")
-          for file in ("model", "optimizer")),
-    ]  # fmt: skip
+        weight_difference(folder / "loop-1", folder / "killed", str(last.model)),
+        weight_difference(folder / "loop-1", folder / "killed", str(last.optimizer)),
+    ]
     when = ("before the kill", f"after the resume at step {start - 1}", "at the end", "at the end")
     problems = [f"{when}: {difference}" for when, difference in zip(when, differences, strict=True) if difference][:1]
     found = [

@@ -13,7 +13,7 @@ from toolkit.base.files import write_json, write_text
 from toolkit.base.version import __version__
 from toolkit.config.sections import Config
 from toolkit.lab.certify.certificate import FAILED, Certificate
-from toolkit.report.certificate import config_hash
+from toolkit.report.certificate import CERTIFICATE, config_hash
 
 WIDTH = 80
 NAME_COLUMN = 12
@@ -46,7 +46,7 @@ def write(certificates: Sequence[Certificate], cfg: Config, facts: dict[str, Any
         "versions": versions(),
         "certificates": [vars(certificate) for certificate in certificates],
     }
-    write_json(folder / "certificate.json", document)
+    write_json(folder / CERTIFICATE, document)
     blocks = [
         f"# Certificate of {facts['config']}",
         f"Written {document['written']} by finetune-toolkit {__version__}, for the configuration "

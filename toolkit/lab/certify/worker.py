@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
@@ -29,7 +30,7 @@ def train(job: Mapping[str, Any]) -> None:
     output_dir = folder / (job["resumes"] or job["name"])
     overrides = [*job["overrides"], f"output_dir={output_dir}"]
     if job["model_of"]:
-        model = str(folder / job["model_of"] / "model")
+        model = str(RunFolder(folder / job["model_of"]).model)
         overrides += written({"model.from_config": None, "model.revision": None, "model.name_or_path": model})
 
     def load(*more: str) -> Config:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from toolkit.base.environment import hardware, versions
 from toolkit.base.files import write_json
+from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.data.sources import fingerprint
 from toolkit.lab.compare.checking import QUIET, Checked, Launch
@@ -181,7 +182,7 @@ def _run(comparison: Comparison, repeat: Repeat) -> None:
         return
     trial.outcome.unlink()
     write_json(folder / MEASURED, outcome.result)
-    shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
+    shutil.rmtree(RunFolder(folder / "run").checkpoints, ignore_errors=True)
     folder.rename(final)
     repeat.measured = json.loads((final / MEASURED).read_text(encoding="utf-8"))
     repeat.state = "done"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import all_sum, on_main
 from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
@@ -38,8 +39,9 @@ def _measurement(run: Run, result: FitResult, steps: dict[str, Any], draws: int)
     evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
     if evaluation is not None and metric != "loss":
         values = resampled(run.task, evaluation.predictions, run.data.evals["validation"], metric, draws)
-    history = read_metrics(run.output_dir / "metrics.jsonl")
-    facts = json.loads((run.output_dir / "run.json").read_text(encoding="utf-8"))
+    files = RunFolder(run.output_dir)
+    history = read_metrics(files.metrics)
+    facts = json.loads(files.facts.read_text(encoding="utf-8"))
     return {
         "metric": {"name": name, "greater_is_better": run.best.greater_is_better, "draws": values},
         "figures": summary_figures(run, result),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from toolkit.base.run_folder import RunFolder
 from toolkit.document.blocks import Cell, Figure, Table
 
 MOST_COUNTED_CLASSES = 15
@@ -44,7 +45,7 @@ def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path
     if len(labels) > MOST_COUNTED_CLASSES:
         from toolkit.document import plots
 
-        file = folder / f"confusion_{name}.png"
+        file = RunFolder(folder).confusion(name)
         plots.confusion(counts, labels, file)
         return Figure(title, png=file.read_bytes(), file=file.name)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

@@ -1,0 +1,64 @@
+"""A model with tied weights, its optimizer, and checkpoints of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from toolkit.api.run import Checkpoint
+from toolkit.checkpoint.contents import write_model, write_optimizer, write_state
+from toolkit.checkpoint.store import latest, new_checkpoint
+
+
+class Tied(nn.Module):
+    """Input and output embedding are one tensor; `scale` is a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embedding, self.hidden = nn.Embedding(6, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.tensor(0.5))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.hidden(self.embedding(ids))) * self.scale
+
+
+def make(optimizer: Callable[..., Any] = torch.optim.AdamW, **settings: Any) -> tuple[Tied, Any]:
+    model = Tied()
+    return model, optimizer(model.parameters(), lr=0.05, **settings)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    for number in numbers:
+        optimizer.zero_grad()
+        model(torch.tensor([number % 6, 1, 2])).logsumexp(-1).sum().backward()
+        optimizer.step()
+
+
+def save(
+    root: Path,
+    step: int,
+    model: nn.Module,
+    optimizer: Any,
+    state: Mapping[str, Any],
+    extra: Callable[[Path], None] = lambda _: None,
+) -> Path:
+    """Writes the checkpoint of a step, with what `extra` adds to it; returns its folder."""
+    with new_checkpoint(root, step) as folder:
+        write_state(folder, state)
+        write_model(folder, model)
+        write_optimizer(folder, optimizer, model)
+        extra(folder)
+    return root / f"step-{step}"
+
+
+def newest(root: Path) -> tuple[Checkpoint, list[str]]:
+    found, messages = latest(root)
+    assert found is not None
+    return found, messages

@@ -1,0 +1,103 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from toolkit.base.files import remove_leftovers, temporary_file, temporary_name, write_json, write_text, written_whole
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_former_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("former")
+    with written_whole(path) as file:
+        file.write("nëw\n")
+        file.flush()
+        assert path.read_text() == "former"
+    assert path.read_bytes() == "nëw\n".encode()
+    with written_whole(path, "wb") as file:
+        file.write(b"\xff")
+    assert path.read_bytes() == b"\xff"
+    assert names(tmp_path) == ["notes.txt"]
+
+
+def test_after_an_error_the_former_file_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    for content in (None, "former"):
+        if content is not None:
+            path.write_text(content)
+        with pytest.raises(TypeError), written_whole(path) as file:
+            file.writelines(["half", 1])
+        assert names(tmp_path) == ([] if content is None else ["notes.txt"])
+    assert path.read_text() == "former"
+
+
+@pytest.mark.parametrize("failing", ["fsync", "replace"])
+def test_a_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("former")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.fsync", full) if failing == "fsync" else patched.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            write_text(path, "new")
+    assert (path.read_text(), names(tmp_path)) == ("former", ["notes.txt"])
+
+
+def test_a_file_reaches_the_disk_before_its_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    def noted(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        return lambda *arguments: (begun.append(name), function(*arguments))[1]
+
+    monkeypatch.setattr("os.fsync", noted("fsync", lambda _: None))
+    monkeypatch.setattr(Path, "replace", noted("replace", Path.replace))
+    write_text(tmp_path / "notes.txt", "new")
+    assert begun == ["fsync", "replace", "fsync"]
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.txt").symlink_to(Path("real") / "notes.txt")
+    write_text(tmp_path / "link.txt", "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "real" / "notes.txt").read_text() == "new"
+
+
+def test_a_library_may_replace_the_temporary_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "notes.txt", "")
+    with temporary_file(tmp_path / "a.safetensors") as file:
+        save_file({"a": torch.ones(2)}, file)
+        assert names(tmp_path) == [file.name, "notes.txt"]
+    assert torch.equal(load_file(tmp_path / "a.safetensors")["a"], torch.ones(2))
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1, "weights are as readable as text"
+
+
+def test_only_leftovers_of_ours_are_removed(tmp_path: Path) -> None:
+    kept = {"notes.txt", ".notes.txt.swp", ".other.tmp", "a.toolkit-tmp"}
+    for name in (*kept, temporary_name(tmp_path / "run.json").name):
+        (tmp_path / name).touch()
+    remove_leftovers(tmp_path)
+    assert set(names(tmp_path)) == kept
+
+
+def test_json_has_no_infinity(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": [float("nan"), (float("inf"), 1.5)], "ü": None})
+    text = '{\n  "a": [\n    null,\n    [\n      null,\n      1.5\n    ]\n  ],\n  "ü": null\n}\n'
+    assert (tmp_path / "a.json").read_text(encoding="utf-8") == text

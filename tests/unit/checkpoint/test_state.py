@@ -1,0 +1,27 @@
+"""The content of `state.json`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from toolkit.api.state import TrainState
+from toolkit.checkpoint.state import SavedState
+
+
+def test_the_names_in_the_file_stay_and_what_is_not_there_is_left_out() -> None:
+    train = asdict(TrainState(step=3, best_metric=0.1))
+    plain = SavedState(train, {"seed": 1}).to_json()
+    assert plain == {"train": train, "identity": {"seed": 1}, "extensions": {}}
+    full = SavedState(train, {"seed": 1}, {"ema": {"n": 1}}, {"Mine": {"seen": 2}}, {"scale": 2.0})
+    assert set(full.to_json()) == {"train", "identity", "extensions", "trainer_callbacks", "scaler"}
+    for state in (SavedState(train, {"seed": 1}), full):
+        assert SavedState.from_json(json.loads(json.dumps(state.to_json()))) == state
+
+
+def test_a_checkpoint_of_an_older_version_is_read() -> None:
+    content = {"train": {"step": 3, "evaluations_since_best": 2}, "task": {"labels": ["a"]}, "identity": {"seed": 1}}
+    saved = SavedState.from_json(content)
+    state = TrainState()
+    state.restore(saved.train)
+    assert (state, saved.identity, saved.callbacks) == (TrainState(step=3), {"seed": 1}, {})

@@ -1,0 +1,163 @@
+"""The names of everything in a run's folder, as docs/outputs.md and docs/checkpoints.md describe it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run's files are; none of them need exist.
+
+    Args:
+        path: the run's `output_dir`.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """Every setting, resolved."""
+        return self.path / "config.yaml"
+
+    @property
+    def facts(self) -> Path:
+        """What the run was, and its results."""
+        return self.path / "run.json"
+
+    @property
+    def diff(self) -> Path:
+        """Changes of the recipe's git checkout that were in no commit."""
+        return self.path / "uncommitted.diff"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per logged step and per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int | None) -> CheckpointFolder:
+        """Returns where the checkpoint of a step is, or would be."""
+        return CheckpointFolder(self.checkpoints / f"step-{step}")
+
+    @property
+    def model(self) -> Path:
+        """Folder of the final model and its processor."""
+        return self.path / "model"
+
+    @property
+    def model_card(self) -> Path:
+        """The model card."""
+        return self.model / "README.md"
+
+    @property
+    def base(self) -> Path:
+        """Folder of a new base model while adapters are trained beside it; in the end it is `model/base`."""
+        return self.path / "base"
+
+    @property
+    def processor(self) -> Path:
+        """Folder of a processor that was made from the training rows."""
+        return self.path / "processor"
+
+    def predictions(self, dataset: str) -> Path:
+        """Returns the predictions on an evaluation set, `validation` or `test`."""
+        return self.path / ("predictions.jsonl" if dataset == "validation" else f"predictions_{dataset}.jsonl")
+
+    @property
+    def report_html(self) -> Path:
+        """The report for a browser."""
+        return self.path / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        """The report as Markdown."""
+        return self.path / "report.md"
+
+    @property
+    def curves(self) -> Path:
+        """All curves, for the Markdown report."""
+        return self.path / "curves.svg"
+
+    def confusion(self, dataset: str) -> Path:
+        """Returns the image of which class was taken for which in an evaluation set."""
+        return self.path / f"confusion_{dataset}.png"
+
+    @property
+    def bad_rows(self) -> Path:
+        """Rows left out of the run."""
+        return self.path / "bad_rows.jsonl"
+
+    @property
+    def bad_rows_evaluate(self) -> Path:
+        """Rows left out by `toolkit evaluate`."""
+        return self.path / "bad_rows_evaluate.jsonl"
+
+    @property
+    def snapshots(self) -> Path:
+        """Folder of the models of a snapshot ensemble."""
+        return self.path / "snapshots"
+
+    def snapshot(self, step: int) -> Path:
+        """Returns the weights of the snapshot of a step."""
+        return self.snapshots / f"step-{step}.safetensors"
+
+    @property
+    def merged(self) -> Path:
+        """Folder of the model that `toolkit merge` makes."""
+        return self.path / "merged"
+
+    @property
+    def tracking(self) -> Path:
+        """Folder for trackers."""
+        return self.path / "tracking"
+
+    @property
+    def lock(self) -> Path:
+        """The file that a run in progress holds a lock on."""
+        return self.path / ".lock"
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """Where a checkpoint's files are; none of them need exist.
+
+    Args:
+        path: the checkpoint's folder.
+    """
+
+    path: Path
+
+    @property
+    def model(self) -> Path:
+        """Parameters and buffers."""
+        return self.path / "model.safetensors"
+
+    @property
+    def optimizer(self) -> Path:
+        """The optimizer's state."""
+        return self.path / "optimizer.safetensors"
+
+    @property
+    def state(self) -> Path:
+        """Counters, and the settings that a resume must share."""
+        return self.path / "state.json"
+
+    @property
+    def processor(self) -> Path:
+        """Folder of the tokenizer, image processor or feature extractor."""
+        return self.path / "processor"
+
+    def callback(self, name: str) -> Path:
+        """Returns the tensors that a callback keeps."""
+        return self.path / f"{name}.safetensors"
+
+    @property
+    def manifest(self) -> Path:
+        """Size and sha256 of every other file; written last."""
+        return self.path / "manifest.json"

@@ -1,0 +1,143 @@
+"""What one process writes into a checkpoint and loads from it: model, optimizer, state, tensors of callbacks.
+
+Writers do not know of the transaction (`toolkit.checkpoint.store.new_checkpoint`): any rank may use them, as long as it
+is done before the transaction ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file, save_model
+from torch import Tensor, nn
+
+from toolkit.api.run import Checkpoint
+from toolkit.base.errors import CheckpointError
+from toolkit.base.run_folder import CheckpointFolder
+from toolkit.checkpoint.tensors import verified_tensors
+from toolkit.optim.state import load_streamed_state, optimizer_state
+
+_SCALARS = "state"
+"""Key of the optimizer's plain values in the header of its file."""
+
+
+def write_model(folder: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
+    """Writes the parameters and buffers.
+
+    Args:
+        folder: the checkpoint's folder.
+        model: the unwrapped model, whose tied weights are written once; or complete tensors by their names in it, of
+            which none share memory.
+    """
+    path = CheckpointFolder(folder).model
+    if isinstance(model, nn.Module):
+        save_model(model, str(path))
+    else:
+        write_tensors(path, model)
+
+
+def write_optimizer(folder: Path, optimizer: Any, model: nn.Module) -> None:
+    """Writes the optimizer's state.
+
+    Args:
+        folder: the checkpoint's folder.
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
+        model: the unwrapped model, which names the optimizer's parameters.
+
+    Raises:
+        CheckpointError: if a checkpoint cannot hold the state (see `toolkit.optim.state.optimizer_state`).
+    """
+    tensors, scalars = optimizer_state(optimizer, model)
+    save_file(tensors, CheckpointFolder(folder).optimizer, metadata={_SCALARS: json.dumps(scalars)})
+
+
+def write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    """Writes anything that JSON can hold, with text keys; floats come back exactly, NaN and infinities too."""
+    CheckpointFolder(folder).state.write_text(json.dumps(state), encoding="utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes tensors by name, for instance those of a callback."""
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
+    """Copies the weights into the unwrapped model, in place.
+
+    Raises:
+        CheckpointError: if names or shapes are not this model's; says which, and nothing is changed.
+        DamagedCheckpoint: if the file is damaged; the model is worthless then.
+    """
+    path = CheckpointFolder(checkpoint.path).model
+    own = model.state_dict()
+    with verified_tensors(checkpoint, path) as saved:
+        if problems := _misfits(own, saved.shapes):
+            raise CheckpointError(
+                "\n    ".join([f"the weights in {path} are not of this model:", *problems])
+                + "\nResume with the model settings that the run was started with."
+            )
+        with torch.no_grad():
+            for name, tensor in saved:
+                own[name].copy_(tensor)
+
+
+def load_optimizer_into(checkpoint: Checkpoint, optimizer: Any, model: nn.Module) -> None:
+    """Puts the optimizer's state back, bit for bit; arguments are those of `write_optimizer`.
+
+    Raises:
+        CheckpointError: if it is not the state of this optimizer; says why, and nothing is changed.
+        DamagedCheckpoint: if the file is damaged; the optimizer is worthless then.
+    """
+    with verified_tensors(checkpoint, CheckpointFolder(checkpoint.path).optimizer) as saved:
+        load_streamed_state(optimizer, model, saved, saved.shapes, json.loads(saved.metadata[_SCALARS]))
+
+
+def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
+    """Reads a file that `write_tensors` wrote into a checkpoint.
+
+    Returns:
+        Tensors by name, on the CPU; none if there is no such file.
+
+    Raises:
+        DamagedCheckpoint: if the file is damaged.
+    """
+    if not path.exists():
+        return {}
+    with verified_tensors(checkpoint, path) as saved:
+        return dict(saved)
+
+
+def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[str]:
+    """Says which saved tensors have no place in the model, and which of the model's are not saved.
+
+    Of weights that share memory one alone is saved.
+    """
+    fitting = [name for name in saved if name in own]
+    spans = {_span(own[name]): name for name in reversed(fitting)}
+    shared = [name for name in fitting if own[name].nbytes and spans[_span(own[name])] != name]
+    unexpected = [*(name for name in saved if name not in own), *shared]
+    missing = [name for name in own if name not in saved and not _inside(own[name], spans)]
+    return [
+        *(f"missing: {name}" for name in missing),
+        *(f"unexpected: {name}" for name in unexpected),
+        *(
+            f"size mismatch for {name}: was saved with shape {saved[name]}, now it is {list(own[name].shape)}"
+            for name in fitting
+            if saved[name] != list(own[name].shape)
+        ),
+    ]
+
+
+def _span(tensor: Tensor) -> tuple[torch.device, int, int]:
+    """Returns the device of a tensor, and its first and last address."""
+    return tensor.device, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+
+
+def _inside(tensor: Tensor, spans: Iterable[tuple[torch.device, int, int]]) -> bool:
+    """Returns whether a tensor's memory is part of another's."""
+    device, begin, end = _span(tensor)
+    return begin < end and any(device == other and first <= begin and end <= last for other, first, last in spans)

@@ -1,0 +1,27 @@
+"""Whether the output folder can be written, asked before anything else is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from toolkit.base.errors import CheckpointError
+from toolkit.base.files import temporary_name
+
+
+def probe(output_dir: Path) -> None:
+    """Makes the output folder if it does not exist, and writes and removes a file in it.
+
+    Raises:
+        CheckpointError: if that is not possible, with the absolute path and the reason.
+    """
+    file = temporary_name(output_dir / "probe")
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"probe")
+        file.unlink()
+    except OSError as error:
+        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
+        reason = error.strerror if existing.is_dir() else f"{existing} is a file"
+        raise CheckpointError(
+            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; give another one, or correct this one"
+        ) from error
