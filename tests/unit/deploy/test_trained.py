@@ -109,10 +109,10 @@ def test_labels_are_needed_for_scores_only(trained):
 
 def test_wrong_settings_are_named_with_their_place(tmp_path):
     with pytest.raises(toolkit.ConfigError) as refused:
-        toolkit.train(RECIPE, {"output_dir": str(tmp_path), "train": {"learning_rat": 1}}, {"train.optim": "adam"})
+        toolkit.train(RECIPE, {"output_dir": str(tmp_path), "train": {"learning_rat": 1}}, {"train.optim": "adamw"})
     listed = "\n".join(refused.value.problems)
     assert "config: train.learning_rat: unknown key (did you mean train.learning_rate?)" in listed
-    assert "override train.optim=adam: train.optim: received 'adam'" in listed
+    assert "override train.optim=adamw: train.optim: received 'adamw'" in listed
     with pytest.raises(toolkit.ConfigError, match="of type Tensor; use text, numbers, lists and dictionaries"):
         toolkit.train(RECIPE, {"train": {"learning_rate": torch.ones(1)}})
     with pytest.raises(toolkit.InputError, match="no such recipe"):
