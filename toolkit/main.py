@@ -41,7 +41,7 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
         )
 
     def work() -> None:
-        loaded = load_settings(task_type, arguments.config, arguments.overrides)
+        loaded = load_settings(task_type, arguments.config, arguments.overrides, starts_run=True)
         from toolkit.run import run
 
         run(loaded.config, task_type(loaded.config), recipe)

@@ -1,51 +1,29 @@
-"""A run as one story: claim the folder, read the rows, build the model, train it, write down what came out."""
+"""A run as a story of three acts: claim the folder, read the inputs, build the model. Then train, and report."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from toolkit import modalities
 from toolkit.api.run import FitResult, Observer, Run
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
-from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
-from toolkit.checkpoint.lock import OutputLock, probe
-from toolkit.checkpoint.resume import decide_resume, refuse_changes
+from toolkit.checkpoint.claim import claim
 from toolkit.checks.machine import machine_notes
-from toolkit.checks.run import check_run
+from toolkit.checks.run import refuse_wrong_run
 from toolkit.config.sections import Config
-from toolkit.data.prepare import load_rows, prepare
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
 from toolkit.engine import ENGINES
 from toolkit.engine.warm_up import import_all
-from toolkit.modalities.processor import build_processor
-from toolkit.models.activations import spare_activations
-from toolkit.models.adapter_checks import check_prompts, check_room
-from toolkit.models.compilation import compile_training
-from toolkit.models.load import (
-    batch_dependence,
-    build_model,
-    check_head,
-    load_model_config,
-    refuse_lost_overrides,
-    refuse_unused_parameters,
-)
+from toolkit.modalities.inputs import read_inputs
+from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
-from toolkit.report.facts import identity, write_start
+from toolkit.report.facts import write_start
 from toolkit.report.results import write_results
-from toolkit.tracking.jsonl import bring_metrics
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-    from toolkit.api.run import Checkpoint
 
 
 def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> FitResult:
@@ -60,74 +38,40 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
-    with prepared_run(cfg, task, recipe, observer) as job:
-        result = ENGINES[cfg.engine]()(job)
-        on_main(job.accelerator, write_results, job, result)
+    with prepared_run(cfg, task, recipe, observer) as run:
+        result = ENGINES[cfg.engine]()(run)
+        on_main(run.accelerator, write_results, run, result)
     return result
 
 
 @contextmanager
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
-    """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
+    """Claims the folder, reads the inputs and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
     quiet_libraries()
-    check_run(cfg, task)
+    refuse_wrong_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
         say(f"warning: {note}.")
-    with claimed_folder(cfg, accelerator) as (output_dir, resume):
-        config = load_model_config(cfg.model)
-        modality, auto_model = modalities.load(task.modality), task.auto_model(config)
-        problems = modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model)
-        if problems := problems or check_prompts(cfg.model, auto_model):
-            raise ConfigError(problems)
-        rows = load_rows(cfg, task, accelerator, output_dir)
-        facts = identity(cfg, rows, accelerator.num_processes)
-        if resume is not None:
-            refuse_changes(resume.state["identity"], facts)
-        processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
-        modality.configure(config, processor, new=cfg.model.from_config is not None)
-        task.configure(config)
-        refuse_lost_overrides(cfg.model, config)
-        if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
-            refuse_unused_parameters(config)
-        on_main(accelerator, write_start, cfg, task, rows, recipe, accelerator.num_processes, output_dir)
-        data = prepare(rows, task, processor, cfg, accelerator)
-        check_room(cfg.model, config, data)
-        import_all(cfg, config, auto_model)
+    with claim(cfg, accelerator) as claimed:
+        inputs = read_inputs(cfg, task, accelerator, claimed)
+        folder, resume = claimed.output_dir, claimed.resume
+        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, accelerator.num_processes, folder)
+        import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
-            model = build_model(cfg.model, config, auto_model, cfg.seed)
-        model = make_trainable(model, cfg, auto_model, accelerator, output_dir)
-        for reason in batch_dependence(model):
-            say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
-        spare_activations(model, cfg.train)
-        compile_training(model, cfg.train)
-        yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, memory, observer)
-
-
-@contextmanager
-def claimed_folder(cfg: Config, accelerator: Accelerator) -> Iterator[tuple[Path, Checkpoint | None]]:
-    """Holds the output folder for this run, and says which checkpoint the run goes on from.
-
-    Raises:
-        CheckpointError: if the folder cannot be written, is in use, or holds something that would be mixed up.
-    """
-    output_dir = Path(cfg.output_dir)
-    held = ExitStack()
-
-    def claim() -> Checkpoint | None:
-        probe(output_dir)
-        held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume)
-        for message in messages:
-            say(message)
-        if checkpoint is not None:
-            bring_metrics(checkpoint.path.parents[1], output_dir)
-        return checkpoint
-
-    with held:
-        checkpoint = on_main(accelerator, claim)
-        if checkpoint is not None:
-            say(f"resuming from {checkpoint.path}")
-        yield output_dir, checkpoint
+            model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
+        model = make_trainable(model, cfg, inputs.auto_model, accelerator, folder)
+        yield Run(
+            cfg,
+            task,
+            accelerator,
+            model,
+            inputs.processor,
+            inputs.data,
+            folder,
+            resume,
+            inputs.identity,
+            memory,
+            observer,
+        )

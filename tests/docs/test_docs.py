@@ -20,7 +20,7 @@ from toolkit import modalities
 from toolkit.base.errors import ConfigError
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config.keys import field_types, section_types
-from toolkit.models.load import check_head, load_model_config
+from toolkit.models.load import head_problems, load_model_config
 from toolkit.recipe import load_settings, load_task_type
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
@@ -169,7 +169,7 @@ def test_a_shipped_new_model_fits_its_task(path: Path, monkeypatch) -> None:
     if cfg.model.from_config is not None:
         task, config = task_type(cfg), load_model_config(cfg.model)
         assert modalities.load(task.modality).check_model(config, cfg.task) == []
-        assert check_head(cfg.model, config, task.auto_model(config)) == []
+        assert head_problems(cfg.model, config, task.auto_model(config)) == []
 
 
 def test_the_usual_models_of_every_task_are_shipped() -> None:

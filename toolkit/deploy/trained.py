@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modalities
 from toolkit.api.task import EvalData, Processor, Task
 from toolkit.base.console import say
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.sections import Config
 from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
-from toolkit.models.adapter_checks import check_adapters
+from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
 from toolkit.recipe import load_settings, load_task_type
@@ -74,7 +74,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     if cfg.model.peft.method == "none":
         network = build_model(model, config, task.auto_model(config), cfg.seed)
     else:
-        check_adapters(model)
+        if problems := adapter_problems(model):
+            raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)

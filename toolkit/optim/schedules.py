@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
@@ -54,12 +53,8 @@ def arguments(train: TrainConfig) -> dict[str, Any]:
     return {name: hint for name, hint in hints.items() if name not in ("step", "span", "return")}
 
 
-def check_schedule(train: TrainConfig) -> None:
-    """Checks `train.lr_scheduler_kwargs` against the schedule, before anything is loaded.
-
-    Raises:
-        ConfigError: naming every argument that is unknown, missing, or of a value that cannot be.
-    """
+def schedule_problems(train: TrainConfig) -> list[str]:
+    """Returns which of `train.lr_scheduler_kwargs` are unknown, missing, or of a wrong value, as full messages."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     known, given = arguments(train), train.lr_scheduler_kwargs
@@ -87,8 +82,7 @@ def check_schedule(train: TrainConfig) -> None:
             SHAPES[train.lr_scheduler_type](total, Span(0, total, train.learning_rate), **_given(train))
         except ValueError as error:
             problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {error}")
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.environment import _git, hardware, versions
 from toolkit.base.files import write_json, write_text
-from toolkit.config import dump_config, flatten
+from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
-
-
-def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
-    """Returns what a resumed run must share with the run it goes on with, by dotted key."""
-    return {
-        **flatten(cfg),
-        "num_processes": num_processes,
-        "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
-        **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
-    }
 
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
