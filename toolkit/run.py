@@ -55,7 +55,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         say(f"warning: {note}.")
     with claim(cfg, accelerator) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
-        folder, resume = claimed.output_dir, claimed.resume
+        folder = claimed.output_dir
         on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, accelerator.num_processes, folder)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)

@@ -51,11 +51,9 @@ def weight_problems(cfg: Config, task: Task) -> list[str]:
         there = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in WEIGHTS]
     else:
         return []
-    return (
-        []
-        if any(there)
-        else [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
-    )
+    if any(there):
+        return []
+    return [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
 
 
 def fit_problems(cfg: Config, task: Task) -> list[str]:
