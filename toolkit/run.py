@@ -63,15 +63,15 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
             model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, folder)
         yield Run(
-            cfg,
-            task,
-            accelerator,
-            model,
-            inputs.processor,
-            inputs.data,
-            folder,
-            resume,
-            inputs.identity,
-            memory,
-            observer,
+            cfg=cfg,
+            task=task,
+            accelerator=accelerator,
+            model=model,
+            processor=inputs.processor,
+            data=inputs.data,
+            output_dir=folder,
+            resume=claimed.resume,
+            identity=inputs.identity,
+            memory=memory,
+            observer=observer,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -151,7 +150,7 @@ def test_a_model_that_is_not_cached_is_named_offline(faulty):
     found = validate(load_task_type(RECIPE), faulty, ["model.name_or_path=nobody/nothing"])
     assert sum("model.name_or_path: cannot load 'nobody/nothing'" in problem for problem in found.problems) == 1
     assert "the patterns of model.freeze, because the model's configuration is wrong" in found.unchecked
-    os.remove("model/model.safetensors")
+    Path("model", "model.safetensors").unlink()
     found = validate(load_task_type(RECIPE), faulty)
     assert sum("no safetensors weights in the folder" in problem for problem in found.problems) == 1
 
