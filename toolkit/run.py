@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from toolkit.api.run import FitResult, Observer, Run
+from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.memory import MemoryWatch
@@ -17,8 +17,11 @@ from toolkit.checks.run import refuse_wrong_run
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
-from toolkit.engine import ENGINES
+from toolkit.distributed.mesh import mesh_of
+from toolkit.distributed.strategies import build_strategy
+from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
+from toolkit.metrics.score import Score
 from toolkit.modalities.inputs import read_inputs
 from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
@@ -39,7 +42,7 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
         ToolkitError: with a message for people, and the exit code to end with.
     """
     with prepared_run(cfg, task, recipe, observer) as run:
-        result = ENGINES[cfg.engine]()(run)
+        result = fit(run)
         on_main(run.accelerator, write_results, run, result)
     return result
 
@@ -62,16 +65,21 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, folder)
+        mesh = mesh_of(accelerator)
+        strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(
             cfg=cfg,
             task=task,
             accelerator=accelerator,
-            model=model,
+            model=strategy.prepare(model),
             processor=inputs.processor,
             data=inputs.data,
             output_dir=folder,
             resume=claimed.resume,
             identity=inputs.identity,
             memory=memory,
+            mesh=mesh,
+            strategy=strategy,
+            best=Score(*best_metric(cfg, task)),
             observer=observer,
         )

@@ -16,12 +16,11 @@ import pytest
 from launching import ROOT
 from ruamel.yaml import YAML
 
-from toolkit import modalities
-from toolkit.base.errors import ConfigError
+from toolkit.checks.rules import RULES
 from toolkit.commands.cli import main as toolkit_command
+from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
-from toolkit.models.load import head_problems, load_model_config
-from toolkit.recipe import load_settings, load_task_type
+from toolkit.recipe import load_task_type, validate
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
@@ -78,17 +77,11 @@ def reader(tmp_path, monkeypatch) -> Path:
 
 
 def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
-    """What is wrong with a configuration, but for real data that is not on this machine."""
+    """What is wrong with a configuration, but for models and public data that are not on this machine."""
     task_type = load_task_type(recipe)
-    try:
-        load_settings(task_type, config, overrides, environ={})
-    except ConfigError as error:
-        return [
-            problem
-            for problem in error.problems
-            if not ("there is no such file" in problem and "'../shared/data/" in problem)
-        ]
-    return []
+    here = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
+    missing = [each for each in here if not ("there is no such file" in each and "`toolkit data get " in each)]
+    return [*missing, *validate(task_type, config, overrides, elsewhere=True).problems]
 
 
 def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
@@ -102,6 +95,8 @@ def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("command", commands("toolkit (?:validate|explain|schema)"))
 def test_commands_about_settings_run(command: str, reader, capsys) -> None:
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
+    if arguments[0] == "validate" and "--elsewhere" not in arguments:
+        arguments.append("--elsewhere")  # the reader's own data, and models of the hub, are not on this machine
     with pytest.raises(SystemExit) as ended:
         toolkit_command(arguments)
     assert not ended.value.code, capsys.readouterr().err
@@ -114,7 +109,7 @@ def check_trained_run_command(arguments: list[str]) -> None:
     parser.parse_args(arguments[1:])
 
 
-@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce)"))
+@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce|data)"))
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
 
@@ -142,7 +137,8 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 
 def test_every_kind_of_command_was_found() -> None:
-    kinds = ("validate", "explain", "schema", "predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    about_runs = ("predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    kinds = ("validate", "explain", "schema", *about_runs, "data")
     for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
         assert commands(program), program
 
@@ -159,17 +155,6 @@ def test_a_shipped_configuration_is_valid_and_explained(path: Path, monkeypatch)
     assert problems(str(ROOT / "recipes" / f"{path.parent.name}.py"), path, []) == []
     page = (path.parent / "README.md").read_text(encoding="utf-8")
     assert f"## {path.name}\n" in page
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=named)
-def test_a_shipped_new_model_fits_its_task(path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(ROOT)
-    task_type = load_task_type(ROOT / "recipes" / f"{path.parent.name}.py")
-    cfg = load_settings(task_type, path, [], environ={}, check_files=False).config
-    if cfg.model.from_config is not None:
-        task, config = task_type(cfg), load_model_config(cfg.model)
-        assert modalities.load(task.modality).check_model(config, cfg.task) == []
-        assert head_problems(cfg.model, config, task.auto_model(config)) == []
 
 
 def test_the_usual_models_of_every_task_are_shipped() -> None:
@@ -263,10 +248,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
+@pytest.mark.parametrize("script", ["render_commands", "render_switches"])
+def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = import_module("render_switches")
-    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+    page = import_module(script)
+    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), f"run `python docs/{script}.py`"
 
 
 def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:

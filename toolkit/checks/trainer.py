@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.importing import _callback
 from toolkit.config.messages import did_you_mean, show
+from toolkit.engine.trainer_arguments import trainer_callback
 
 if TYPE_CHECKING:
     from toolkit.config.sections import Config
@@ -27,7 +27,7 @@ def trainer_problems(cfg: Config) -> list[str]:
     problems = [problem for name, value in cfg.trainer.args.items() if (problem := _problem(cfg, name, value))]
     for name in cfg.trainer.callbacks:
         try:
-            _callback(name)
+            trainer_callback(name)
         except Exception as error:  # importing a person's module can end in anything
             problems.append(f"trainer.callbacks: cannot use {name!r}: {type(error).__name__}: {error}")
     return problems

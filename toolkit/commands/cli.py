@@ -8,28 +8,35 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from typing import NoReturn
 
+from toolkit.base.importing import import_object
 from toolkit.base.version import __version__
+from toolkit.commands import _options
 
 COMMANDS = {
-    "validate": "check a configuration, and name everything that is wrong with it",
-    "explain": "show every setting, its value and where it comes from",
-    "schema": "print the JSON Schema of a recipe's YAML, for editors",
-    "lr-plot": "draw the learning rate over the steps before a run",
-    "plan": "say what memory a run will take, and what to switch to make it fit",
-    "certify": "prove on your own model and rows that the numbers are right",
-    "compare": "show what switches do to memory, time and quality on your own model and rows",
-    "predict": "predict new rows with a finished run",
-    "evaluate": "score a finished run on another labelled file",
-    "runs": "list the runs in a folder",
-    "diff": "say what differs between two runs",
-    "reproduce": "run a run again from what it noted, and say whether the same bits come out",
-    "merge": "merge the adapters of a finished run into its model",
+    "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
+    "explain": ("toolkit.commands.explain", "show every setting with its value and where it comes from"),
+    "schema": ("toolkit.commands.schema", "print the JSON Schema of a recipe's YAML, for editors"),
+    "lr-plot": ("toolkit.commands.lr_plot", "plot the learning rate of a run over its steps"),
+    "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
+    "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
+    "compare": (
+        "toolkit.commands.compare",
+        "measure what settings do to memory, time and quality",
+    ),
+    "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
+    "evaluate": ("toolkit.commands.evaluate", "score a finished run on another labelled file"),
+    "runs": ("toolkit.commands.runs", "list the runs in a folder"),
+    "diff": ("toolkit.commands.diff", "show what differs between two runs"),
+    "reproduce": (
+        "toolkit.commands.reproduce",
+        "repeat a run and check that the results are bit-identical",
+    ),
+    "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
+    "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
 }
-"""Sub-commands; each is the module of that name in `toolkit.commands` (`_` for `-`), with `add_arguments` and
-`work`."""
+"""Sub-commands: the module of each, with `add_arguments` and `work`, and its summary."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -40,17 +47,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, summary in COMMANDS.items():
+    for name, (_, summary) in COMMANDS.items():
         commands.add_parser(name, help=summary, add_help=False)
     name = parser.parse_known_args(arguments[:1])[0].command
-    module = import_module(f"toolkit.commands.{name.replace('-', '_')}")
-    # Parsed by a parser of its own: sub-parsers do not take overrides that stand behind an option.
-    summary = COMMANDS[name]
+    place, summary = COMMANDS[name]
+    module = import_object(place)
+    # Its arguments get a parser of their own, because only `parse_intermixed_args` takes overrides after an option, and
+    # argparse does not have it for sub-parsers.
     command = argparse.ArgumentParser(
         prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )
     module.add_arguments(command)
-    parsed = command.parse_intermixed_args(arguments[1:])
+    parsed = command.parse_intermixed_args(_options.with_current_names(name, arguments[1:]))
 
     from toolkit.base.exits import guarded
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from toolkit.base.errors import RunError
 from toolkit.config.sections import Config
-from toolkit.distributed.strategies import STRATEGIES
+from toolkit.distributed.strategies import strategy_type
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -40,13 +39,11 @@ def build_accelerator(cfg: Config) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
     # would be a run of its own.
-    kind = Accelerator if STRATEGIES[train.strategy]().wraps_model else _unwrapped_kind()
+    kind = Accelerator if strategy_type(cfg).wraps_model else _unwrapped_kind()
     accelerator = kind(
         cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
         mixed_precision=train.mixed_precision,
         gradient_accumulation_steps=1,
-        log_with=list(cfg.tracking.report_to) or None,
-        project_dir=str(Path(cfg.output_dir) / "tracking"),
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
             InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
-from toolkit.base.importing import _callback
+from toolkit.base.importing import import_object
 from toolkit.config.messages import show
 from toolkit.config.sections import TrainerConfig
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
 
+    from toolkit.api.milestones import Milestones
     from toolkit.api.run import Run
-    from toolkit.engine.milestones import Plan
 
 
-def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
+def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
     """Returns the Trainer's arguments: what callbacks want to read of the run, and the YAML's own.
 
     Raises:
@@ -24,11 +24,8 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
     """
     from transformers import TrainingArguments
 
-    from toolkit.api.run import best_metric
-
     cfg, train = run.cfg, run.cfg.train
-    metric, greater = best_metric(cfg, run.task)
-    evaluates = plan.eval_every is not None and "validation" in run.data.evals
+    evaluates = milestones.eval_every is not None and "validation" in run.data.evals
     precision = run.accelerator.mixed_precision
     try:
         return TrainingArguments(
@@ -40,15 +37,15 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
             per_device_train_batch_size=train.per_device_train_batch_size,
             per_device_eval_batch_size=cfg.eval.per_device_eval_batch_size,
             gradient_accumulation_steps=train.gradient_accumulation_steps or 1,
-            max_steps=plan.total_steps,
+            max_steps=milestones.total_steps,
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,
             max_grad_norm=train.max_grad_norm,
-            logging_steps=plan.log_every,
+            logging_steps=milestones.log_every,
             eval_strategy="steps" if evaluates else "no",
-            eval_steps=plan.eval_every if evaluates else None,
-            metric_for_best_model=metric,
-            greater_is_better=greater,
+            eval_steps=milestones.eval_every if evaluates else None,
+            metric_for_best_model=run.best.name,
+            greater_is_better=run.best.greater_is_better,
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,
@@ -61,6 +58,25 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
         raise ConfigError([f"trainer.args: transformers refuses {show(cfg.trainer.args)}: {error}"]) from error
 
 
+def trainer_callback(name: str) -> TrainerCallback:
+    """Imports a callback of the Trainer.
+
+    Args:
+        name: `package.module.Name` of a callback, or of a class or function that returns one without arguments.
+
+    Raises:
+        ImportError: if there is nothing of this name.
+        TypeError: if it is not a callback and returns none.
+    """
+    from transformers import TrainerCallback
+
+    found = import_object(name)
+    callback = found if isinstance(found, TrainerCallback) else found()
+    if not isinstance(callback, TrainerCallback):
+        raise TypeError(f"it makes a {type(callback).__name__}, not a TrainerCallback")
+    return callback
+
+
 def callbacks(trainer: TrainerConfig) -> dict[str, TrainerCallback]:
     """Returns the callbacks that the YAML names, by their names, in its order."""
-    return {name: _callback(name) for name in trainer.callbacks}
+    return {name: trainer_callback(name) for name in trainer.callbacks}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError, problems_of
+from toolkit.base.importing import import_object
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.groups import parameter_groups
@@ -33,10 +33,9 @@ def constructor(optim: str) -> type[Optimizer]:
     if preset.library is not None and importlib.util.find_spec(preset.library) is None:
         hint = "pip install 'finetune-toolkit[optimizers]'"
         raise ConfigError([f"train.optim: received {optim!r}, but {preset.library} is not installed ({hint})"])
-    module, _, name = preset.constructor.rpartition(".")
     try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        return import_object(preset.constructor)
+    except ImportError as error:
         raise ConfigError([f"train.optim: received {optim!r}, which is not in what is installed: {error}"]) from error
 
 
@@ -85,13 +84,16 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
     # Fused ones leave an update that overflowed fp16 out by themselves, unseen: accelerate, and so the schedule, would
     # count it. Without this the scaler does not call them at all then.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    if preset.library == "bitsandbytes":
-        _settle_8bit(optimizer, model)
+    if preset.eight_bit:
+        _keep_embeddings_in_32_bits(optimizer, model)
+    if preset.unpaged is not None and not torch.accelerator.is_available():
+        # Said once: bitsandbytes would warn of the same.
+        say(f"warning: on a CPU nothing is paged: train.optim={train.optim} does what {preset.unpaged} does")
+        optimizer._cpu_paged_warned = True  # type: ignore[attr-defined]
     return optimizer
 
 
-def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
-    """Keeps the states of embeddings in 32 bits, and says where nothing can be paged."""
+def _keep_embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
     from bitsandbytes.optim import GlobalOptimManager
 
     # One for each optimizer: the library's own is one for the process, and would carry a former run's parameters over.
@@ -101,6 +103,3 @@ def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
     optimizer.mng = manager
-    if optimizer.is_paged and not torch.accelerator.is_available():
-        say("warning: on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
-        optimizer._cpu_paged_warned = True

@@ -14,8 +14,10 @@ from commands import run_command
 from random_runs import RANDOM
 from runs import assert_close, assert_same_weights, lines, predictions, train, weights
 from stopping import StoppedError, stopper
+from tolerances import float32_tolerance
 
 import toolkit.run
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import AdapterConfig
 from toolkit.data.batches import evaluation_loader
@@ -56,7 +58,7 @@ def job(monkeypatch):
 
 def logits(model, job) -> dict[str, torch.Tensor]:
     features = job.data.evals["validation"].features
-    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, rank=0, world_size=1)))
+    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, Mesh())))
     model.eval()
     with torch.no_grad():
         outputs = model(**batch["inputs"])
@@ -152,10 +154,10 @@ def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, caps
     }  # fmt: skip
     rows = tmp_path / "rows.csv"
     rows.write_text("text\n" + "".join(json.dumps(row["text"]) + "\n" for row in predictions(tmp_path / "run")[:3]))
-    assert run_command("predict", tmp_path / "run", "--input", rows, "--output", tmp_path / "new.jsonl") == 0
+    assert run_command("predict", tmp_path / "run", "--data", rows, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line)["scores"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
-    assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], 1e-5)
-    assert run_command("merge", tmp_path / "run", "--output", tmp_path / "merged", "--data", rows) == 0
+    assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], float32_tolerance())
+    assert run_command("merge", tmp_path / "run", "--output-dir", tmp_path / "merged", "--data", rows) == 0
     assert transformers.pipeline("text-classification", str(tmp_path / "merged"))("good")[0]["label"]
     assert run_command("merge", tmp_path / "first") == 2
     assert "nothing to merge: it trained the model itself" in capsys.readouterr().err

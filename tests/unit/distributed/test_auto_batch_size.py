@@ -9,16 +9,17 @@ import torch
 from runs import assert_close, assert_same_weights, lines, train, weights
 from small_memory import AUTO, RUN, small_memory
 from stopping import StoppedError, stopper
+from tolerances import FLOAT64
 
 import toolkit.run
 from toolkit.base.errors import RunError
-from toolkit.engine.callbacks.auto_batch_size import is_out_of_memory
+from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 
 
 def assert_same_training(one: Path, other: Path) -> None:
     left, right = weights(one), weights(other)
-    assert_close(lines(one), lines(other), 1e-9)
-    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)
+    assert_close(lines(one), lines(other), FLOAT64)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, FLOAT64)
 
 
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
@@ -32,8 +33,8 @@ def test_training_is_what_it_would_be_with_enough_memory(engine, when, tmp_path,
     assert max(passes[3:]) == 2
     told = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert [line.split("(")[0] for line in told] == [
-        "step 1: out of memory with 6 rows; from here on micro-batches of 6 rows are trained as 2 of 3 ",
-        "step 1: out of memory with 3 rows; from here on micro-batches of 6 rows are trained as 3 of 2 ",
+        "step 1: out of memory with 6 rows; splitting each micro-batch of 6 into 2 of 3 from now on ",
+        "step 1: out of memory with 3 rows; splitting each micro-batch of 6 into 3 of 2 from now on ",
     ]
 
 
