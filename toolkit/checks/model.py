@@ -147,10 +147,10 @@ def _build(cfg: Config, task: Task) -> Any:
     config = _config(cfg)
     auto_model = task.auto_model(config)
     auto_class = getattr(transformers, auto_model)
-    options = attention(cfg.model, config, auto_class)
+    attention(cfg.model, config, auto_class)  # refuses what the model's class does not have; the machine is asked apart
     try:
         with torch.device("meta"):
-            return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code, **options)
+            return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # each model class has checks, and exception types, of its own
         key = "model.from_config" if cfg.model.from_config is not None else "model.name_or_path"
         raise ConfigError([f"{key}: no {auto_model} can be made of this: {error}"]) from error
