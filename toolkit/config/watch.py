@@ -25,7 +25,7 @@ def watched(settings: T, read: set[Key], key: Key = ()) -> T:
     kind: Any = type(settings)
     names = {field.name for field in dataclasses.fields(kind)}
 
-    class Watched(kind):  # type: ignore[misc]
+    class Watched(kind):
         def __getattribute__(self, name: str) -> Any:
             value = super().__getattribute__(name)
             if name in names and not dataclasses.is_dataclass(value):
@@ -36,7 +36,7 @@ def watched(settings: T, read: set[Key], key: Key = ()) -> T:
             read.add(key)
             return bool(settings == other)
 
-        __hash__ = None
+        __hash__ = None  # type: ignore[assignment]
 
     Watched.__name__, Watched.__qualname__ = kind.__name__, kind.__qualname__
     clone = copy.copy(settings)
