@@ -76,12 +76,17 @@ def reader(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
-    """What is wrong with a configuration, but for models and public data that are not on this machine."""
+def wrong_settings(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
+    """What is wrong with the settings of a configuration, but for public data that is not on this machine."""
     task_type = load_task_type(recipe)
-    here = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
-    missing = [each for each in here if not ("there is no such file" in each and "`toolkit data get " in each)]
-    return [*missing, *validate(task_type, config, overrides, elsewhere=True).problems]
+    found = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
+    return [each for each in found if not ("there is no such file" in each and "`toolkit data get " in each)]
+
+
+def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
+    """What is wrong with a configuration, but for what only the machine that trains knows."""
+    found = wrong_settings(recipe, config, overrides)
+    return [*found, *validate(load_task_type(recipe), config, overrides, elsewhere=True).problems]
 
 
 def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
@@ -191,7 +196,7 @@ def test_a_part_of_a_configuration_is_valid_in_a_whole_one(fragment: str, reader
                 whole[section] = {**whole.get(section, {}), **values} if isinstance(values, dict) else values
             with Path("merged.yaml").open("w", encoding="utf-8") as file:
                 yaml.dump(whole, file)
-            found[str(smoke)] = problems(recipe, "merged.yaml", [])
+            found[str(smoke)] = wrong_settings(recipe, "merged.yaml", [])
     assert [] in found.values(), found
 
 

@@ -27,8 +27,8 @@ class Check:
     Args:
         about: what it is about, for those who read that it was not asked.
         problems: gives one full message for each thing that is wrong, dotted key first.
-        kind: what it takes to answer: the settings alone, the libraries that compute, the rest of this machine, the
-            model's configuration, its processor and data, or the output folder.
+        kind: what it takes to answer: the settings alone, libraries and modules that are imported, the rest of this
+            machine, the model's configuration, its processor and data, or the output folder.
     """
 
     about: str

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection
 from toolkit.api.run import best_metric
 from toolkit.api.task import Averages, Task
 from toolkit.base.errors import problems_of
-from toolkit.checks import machine, model
+from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
 from toolkit.checks.folder import folder_problems
-from toolkit.checks.trainer import trainer_problems
 from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
@@ -53,7 +52,8 @@ CHECKS = (
     Check("train.optim_args", lambda cfg, task: argument_problems(cfg.train)),
     Check("train.lr_scheduler_kwargs", lambda cfg, task: schedule_problems(cfg.train)),
     Check("tracking.report_to", lambda cfg, task: tracker_problems(cfg.tracking), "machine"),
-    Check("the section trainer", lambda cfg, task: trainer_problems(cfg)),
+    Check("trainer.args", lambda cfg, task: trainer.argument_problems(cfg)),
+    Check("trainer.callbacks", lambda cfg, task: trainer.callback_problems(cfg), "libraries"),
     Check("checkpoint.push_to_hub", lambda cfg, task: hub_problems(cfg.checkpoint), "machine"),
     Check("the adapters' libraries", lambda cfg, task: adapter_problems(cfg.model), "libraries"),
     Check("train.mixed_precision", lambda cfg, task: machine.precision_problems(cfg), "machine"),
@@ -78,7 +78,7 @@ CHECKS = (
 """Every check, in the order in which problems are listed."""
 
 LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
-    "libraries": "libraries of optimizers and adapters",
+    "libraries": "libraries of optimizers and adapters, and callbacks",
     "machine": "GPUs, compilers, trackers and logins",
     "inputs": "the data files and their first rows",
     "folder": "output_dir",

@@ -20,12 +20,17 @@ PASSED_ON = frozenset({
 would be ignored."""
 
 
-def trainer_problems(cfg: Config) -> list[str]:
-    """Returns what is wrong with the `trainer` section under the installed transformers, as full messages."""
+def argument_problems(cfg: Config) -> list[str]:
+    """Returns what is wrong with `trainer.args` under the installed transformers, as full messages."""
     if cfg.engine != "trainer":
         return []
-    problems = [problem for name, value in cfg.trainer.args.items() if (problem := _problem(cfg, name, value))]
-    for name in cfg.trainer.callbacks:
+    return [problem for name, value in cfg.trainer.args.items() if (problem := _problem(cfg, name, value))]
+
+
+def callback_problems(cfg: Config) -> list[str]:
+    """Returns which of `trainer.callbacks` cannot be imported here, as full messages."""
+    problems = []
+    for name in cfg.trainer.callbacks if cfg.engine == "trainer" else ():
         try:
             trainer_callback(name)
         except Exception as error:  # importing a person's module can end in anything
