@@ -55,7 +55,7 @@ FAULTS = {
     "task": ["task.labels: received ['one'], expected at least two different names"],
     "missing file": ["data.test_file: received 'none.csv', there is no such file"],
     "missing column": ["data.train_file: train.csv has no column 'label'"],
-    "unusable row": ["data.validation_file: 1 of the first 2 rows of validation.csv cannot be used: row 2"],
+    "unusable row": ["data.validation_file: 1 of the first 2 rows of validation.csv cannot be used: row 3"],
     "arguments": [
         "train.optim_args.momentun: unknown argument of sgd",
         "train.lr_scheduler_kwargs.bar: unknown argument of linear",
