@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
@@ -38,7 +39,7 @@ def load_task_type(path: str | Path) -> type[Task]:
 
 def load_settings(
     task_type: type[Task],
-    file: str | Path,
+    file: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     check_files: bool = True,
@@ -85,7 +86,11 @@ def validate(
 
 
 def _draft(
-    task_type: type[Task], file: str | Path, overrides: Sequence[str], environ: Mapping[str, str], check_files: bool
+    task_type: type[Task],
+    file: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    check_files: bool,
 ) -> Draft:
     return read_config(task_type.Options, file, overrides, environ, task_type.columns, check_files, RULES)
 
@@ -94,6 +99,6 @@ def _examine(draft: Draft, task_type: type[Task], elsewhere: bool = False, folde
     from toolkit.base.console import quiet_libraries
     from toolkit.checks.run import examine
 
-    quiet_libraries()
-    found = examine(draft.config, task_type, draft.faulty, elsewhere, folder)
+    with quiet_libraries():
+        found = examine(draft.config, task_type, draft.faulty, elsewhere, folder)
     return Findings((*draft.problems, *map(draft.located, found.problems)), found.unchecked)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
-from toolkit.base.console import quiet_libraries, say
+from toolkit.base.console import quiet_libraries, warn
+from toolkit.base.exits import leave_group
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
 from toolkit.checkpoint.claim import claim
@@ -17,7 +19,9 @@ from toolkit.checks.run import refuse_wrong_run
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.main_alone import main_alone
 from toolkit.distributed.mesh import mesh_of
+from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
@@ -26,10 +30,12 @@ from toolkit.modalities.inputs import read_inputs
 from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
-from toolkit.report.results import write_results
+from toolkit.report.results import summary_figures, write_results
 
 
-def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> FitResult:
+def run(
+    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, ends_process: bool = False
+) -> FitResult:
     """Trains, evaluates and reports.
 
     Args:
@@ -37,13 +43,25 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
         task: the recipe's task.
         recipe: the recipe's file, written down so that `toolkit predict` finds it again.
         observer: looks on, or None.
+        ends_process: whether the process does nothing after this. Its part in the process group then ends with
+            training, and only the main process stays to write the results; otherwise the others wait for it.
+
+    Returns:
+        The result, its figures the same on every process.
 
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
-    with prepared_run(cfg, task, recipe, observer) as run:
+    with own_process_state(), prepared_run(cfg, task, recipe, observer) as run:
         result = fit(run)
-        on_main(run.accelerator, write_results, run, result)
+        result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
+        # What follows can take longer than any collective may: train.ddp_timeout is for training.
+        if not ends_process:
+            main_alone(run.accelerator, write_results, run, result)
+        else:
+            leave_group()
+            if run.accelerator.is_main_process:
+                write_results(run, result)
     return result
 
 
@@ -51,12 +69,12 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
     """Claims the folder, reads the inputs and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
-    quiet_libraries()
-    refuse_wrong_run(cfg, task)
-    accelerator = build_accelerator(cfg)
-    for note in machine_notes(cfg, accelerator.device):
-        say(f"warning: {note}.")
-    with claim(cfg, accelerator) as claimed:
+    with quiet_libraries():
+        refuse_wrong_run(cfg, task)
+        accelerator = build_accelerator(cfg)
+        for note in machine_notes(cfg, accelerator.device):
+            warn(f"{note}.")
+    with quiet_libraries(), claim(cfg, accelerator) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         folder = claimed.output_dir
         on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, accelerator.num_processes, folder)

@@ -236,7 +236,7 @@ def test_workers_change_nothing(finished, tmp_path):
     assert predictions(tmp_path / "run") == predictions(finished)
 
 
-WARNING = "results depend on the batch size and the number of processes: batch normalisation"
+WARNING = "results of this model depend on the batch size and the number of processes: batch normalisation"
 
 
 @pytest.mark.parametrize("kind", ["resnet", "convnext"])

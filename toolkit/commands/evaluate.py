@@ -24,14 +24,12 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_json
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
-    from toolkit.engine.evaluation import evaluate
 
     output = _options.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)
     bad = output.with_suffix(".bad_rows.jsonl") if output else Path(arguments.run) / "bad_rows_evaluate.jsonl"
     data = read_rows(run, arguments.data, labelled=True, report=bad)
-    result = evaluate(run, run.model, data, "evaluate")
-    metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
+    metrics = run.scores(data)
     print_table(f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)", metrics)
     if output:
         on_main(run.accelerator, write_json, output, metrics)

@@ -20,7 +20,6 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import print_lines, say
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
-    from toolkit.engine.evaluation import predict
     from toolkit.report.results import write_predictions
 
     source = Path(arguments.data)
@@ -28,7 +27,6 @@ def work(arguments: argparse.Namespace) -> None:
     run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
     data = read_rows(run, arguments.data, labelled=False, report=bad)
-    predictions, _ = predict(run, run.model, data, "predict")
-    records = on_main(run.accelerator, write_predictions, run.task, predictions, data, output)
+    records = on_main(run.accelerator, write_predictions, run.task, run.predictions(data), data, output)
     print_lines("The first predictions", (run.task.summary(record) for record in records))
-    say(f"\n{len(data.rows)} predictions are in {output}")
+    say(f"{len(data.rows)} predictions are in {output}", blank_line_before=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.models.activations import spare_activations
@@ -45,7 +45,7 @@ def make_trainable(
     if trained < total:
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
     for reason in batch_dependence(model):
-        say(f"warning: results depend on the batch size and the number of processes: {reason}.")
+        warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
     spare_activations(model, cfg.train)
     compile_training(model, cfg.train)
     return model
