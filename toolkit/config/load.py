@@ -60,7 +60,7 @@ def load_config(
 
 def read_config(
     options: type,
-    file: str | Path,
+    file: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     columns: Mapping[str, Column] | None = None,
