@@ -81,7 +81,7 @@ def faulty(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else find(name, *more))
     model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
     model.save_pretrained("model")
-    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "good": 5, "bad": 6}
     transformers.BertTokenizer(words).save_pretrained("model")
     monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
     Path("train.csv").write_text("text,lable\ngood,a\nbad,b\n")
