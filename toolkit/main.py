@@ -46,7 +46,7 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
         )
 
     def work() -> None:
-        loaded = load_settings(task_type, arguments.config, arguments.overrides)
+        loaded = load_settings(task_type, arguments.config, arguments.overrides, starts_run=True)
         from toolkit.run import run
 
         run(loaded.config, task_type(loaded.config), recipe, ends_process=True)
@@ -105,7 +105,7 @@ def train(
     if isinstance(overrides, str):
         overrides = [overrides]
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
-    cfg = load_settings(task_type, config, settings).config
+    cfg = load_settings(task_type, config, settings, starts_run=True).config
 
     from toolkit.distributed.process_state import random_state_kept
     from toolkit.run import run

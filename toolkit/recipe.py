@@ -11,8 +11,9 @@ from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
+from toolkit.checks.check import Findings
 from toolkit.checks.rules import RULES
-from toolkit.config import Loaded, load_config
+from toolkit.config import Draft, Loaded, read_config
 
 
 def load_task_type(path: str | Path) -> type[Task]:
@@ -42,8 +43,62 @@ def load_settings(
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     check_files: bool = True,
+    starts_run: bool = False,
 ) -> Loaded:
-    """Reads and checks the settings of a recipe; arguments and errors are those of `toolkit.config.load_config`."""
-    return load_config(
-        task_type.Options, file, overrides, environ, columns=task_type.columns, check_files=check_files, rules=RULES
-    )
+    """Reads the settings of a recipe; the only way from a YAML to a run.
+
+    Args:
+        task_type: the recipe's task.
+        file: YAML 1.2, in UTF-8.
+        overrides: `section.key=value` each; later ones win.
+        environ: where the launcher's choices are read.
+        check_files: whether the files and folders that are named must be there; not so for a run that is over.
+        starts_run: whether a run starts with these settings in their `output_dir`.
+
+    Raises:
+        ConfigError: if a setting is wrong, with everything else that can be known to be wrong before weights are
+            loaded. Settings that are right in themselves are checked against libraries, machine, model and data when
+            the run starts, or by `validate`.
+    """
+    draft = _draft(task_type, file, overrides, environ, check_files)
+    if draft.problems and check_files:
+        _examine(draft, task_type, folder=starts_run).refuse()
+    return draft.loaded()
+
+
+def validate(
+    task_type: type[Task], file: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False
+) -> Findings:
+    """Asks everything that a run asks before it loads weights.
+
+    Args:
+        task_type: the recipe's task.
+        file: YAML 1.2, in UTF-8.
+        overrides: `section.key=value` each; later ones win.
+        elsewhere: leave out what only another machine, which will train, can tell: its launcher, files, cache, GPUs
+            and libraries.
+
+    Raises:
+        ConfigError: if the file cannot be read at all.
+    """
+    draft = _draft(task_type, file, overrides, {} if elsewhere else os.environ, not elsewhere)
+    return _examine(draft, task_type, elsewhere)
+
+
+def _draft(
+    task_type: type[Task],
+    file: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    check_files: bool,
+) -> Draft:
+    return read_config(task_type.Options, file, overrides, environ, task_type.columns, check_files, RULES)
+
+
+def _examine(draft: Draft, task_type: type[Task], elsewhere: bool = False, folder: bool = True) -> Findings:
+    from toolkit.base.console import quiet_libraries
+    from toolkit.checks.run import examine
+
+    with quiet_libraries():
+        found = examine(draft.config, task_type, draft.faulty, elsewhere, folder)
+    return Findings((*draft.problems, *map(draft.located, found.problems)), found.unchecked)

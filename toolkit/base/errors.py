@@ -6,6 +6,7 @@ to do. `toolkit.main` prints it without a traceback; anything else that escapes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -28,16 +29,29 @@ class ConfigError(InputError):
 
     Args:
         problems: one self-contained message per setting, all of those that were found.
+        unchecked: what could not be checked and why, one phrase each.
     """
 
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = problems
+    def __init__(self, problems: list[str], unchecked: list[str] | None = None) -> None:
+        self.problems, self.unchecked = problems, unchecked or []
         count = "1 setting is" if len(problems) == 1 else f"{len(problems)} settings are"
-        super().__init__("\n".join([f"{count} wrong:", *(f"  - {problem}" for problem in problems)]))
+        lines = [f"{count} wrong:", *(f"  - {problem}" for problem in problems)]
+        super().__init__("\n".join(lines + [f"  not checked: {each}" for each in self.unchecked]))
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str], list[str]]]:
         # Errors of the main process travel to the other ranks; the default would rebuild one from its message.
-        return ConfigError, (self.problems,)
+        return ConfigError, (self.problems, self.unchecked)
+
+
+def problems_of(build: Callable[[], object]) -> list[str]:
+    """Calls what raises InputError if something is wrong, and returns its messages instead."""
+    try:
+        build()
+    except ConfigError as error:
+        return error.problems
+    except InputError as error:
+        return [str(error)]
+    return []
 
 
 class DataError(InputError):

@@ -96,3 +96,21 @@ class OutputLock:
             f"the output folder {self.path.parent} is in use by {who}: wait until that run has ended, stop it, or give "
             "another output_dir"
         )
+
+
+def in_use(output_dir: Path) -> str | None:
+    """Returns who runs in an output folder, as a message, or None; nothing is written."""
+    lock = OutputLock(output_dir)
+    if lock._key in _held:
+        return f"this process already runs in the output folder {output_dir.absolute()}"
+    if importlib.util.find_spec("fcntl") is None or not lock.path.exists():
+        return None
+    import fcntl
+
+    with lock.path.open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            lock._descriptor = file.fileno()
+            return lock._held_message()
+    return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.config.rule import Rule
+from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config
 
 _NO_GPU = "the launcher asks for the CPU"
@@ -13,22 +13,24 @@ def _flash(config: Config) -> bool:
 
 
 def _compile_only(name: str) -> Rule:
-    key = f"train.{name}"
-    return Rule(
-        lambda c: getattr(c.train, name) is not None and not c.train.torch_compile,
-        (key, "train.torch_compile"),
+    return only_if(
+        f"train.{name}",
+        None,
+        "train.torch_compile",
+        bool,
         "nothing would be compiled",
-        f"set train.torch_compile to true, or remove {key}",
+        "set train.torch_compile to true",
     )
 
 
 def _workers_only(name: str, unset: object) -> Rule:
-    key = f"train.{name}"
-    return Rule(
-        lambda c: getattr(c.train, name) is not unset and c.train.dataloader_num_workers == 0,
-        (key, "train.dataloader_num_workers"),
+    return only_if(
+        f"train.{name}",
+        unset,
+        "train.dataloader_num_workers",
+        bool,
         "batches are loaded in the training process itself",
-        f"set train.dataloader_num_workers above 0, or remove {key}",
+        "set train.dataloader_num_workers above 0",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the machine can do and cannot, looked at before anything is loaded."""
+"""What this machine cannot do, as messages, and what it does badly."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import importlib.util
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from toolkit.base.errors import ConfigError
 from toolkit.config.messages import show
 from toolkit.config.sections import Config
 
@@ -23,67 +21,80 @@ PROBE_SIZE = 256
 """Rows and columns of the matrices whose product is timed."""
 
 
-def check_machine(cfg: Config) -> None:
-    """Checks the settings that need a device, a library or a compiler of their own.
-
-    Raises:
-        ConfigError: with all that is not here.
-    """
-    if problems := list(_problems(cfg)):
-        raise ConfigError(problems)
-
-
-def _problems(cfg: Config) -> Iterator[str]:
-    train, gpu = cfg.train, torch.cuda.is_available()
-    capability = torch.cuda.get_device_capability() if gpu else (0, 0)
-    if train.mixed_precision == "fp16" and not gpu:
-        yield "train.mixed_precision: fp16 needs a GPU, and none is visible here; use bf16 or no"
-    if train.mixed_precision == "fp8":
-        if capability < FP8_CAPABILITY:
-            yield (
-                "train.mixed_precision: fp8 needs a GPU of compute capability 8.9 or newer (Ada, Hopper), and none is "
-                "visible here; use bf16"
-            )
-        elif importlib.util.find_spec("torchao") is None:
-            yield "train.mixed_precision: fp8 needs torchao; install it, or use bf16"
-    if train.tf32 and capability < TF32_CAPABILITY:
-        yield "train.tf32: TensorFloat32 needs a GPU of compute capability 8.0 or newer, and none is visible here; " \
-            "remove it"  # fmt: skip
-    if train.activation_offload and not torch.accelerator.is_available():
-        yield (
-            "train.activation_offload: no GPU is visible here, so activations are in the CPU's memory already; use "
-            "train.activation_checkpointing, or smaller micro-batches with more accumulation"
-        )
-    yield from _attention_problems(cfg.model.attn_implementation, gpu)
-    if train.torch_compile:
-        yield from _compile_problems(train.torch_compile_backend or "inductor", gpu)
-    backend = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
-    if backend not in ("", "no"):
-        yield f"train.torch_compile: the launcher says {backend} (ACCELERATE_DYNAMO_BACKEND); set it in the YAML"
+def precision_problems(cfg: Config) -> list[str]:
+    """Returns why this machine cannot compute in `train.mixed_precision`."""
+    precision = cfg.train.mixed_precision
+    if precision == "fp16" and not torch.cuda.is_available():
+        return ["train.mixed_precision: fp16 needs a GPU, and none is visible here; use bf16 or no"]
+    if precision == "fp8" and _capability() < FP8_CAPABILITY:
+        return [
+            "train.mixed_precision: fp8 needs a GPU of compute capability 8.9 or newer (Ada, Hopper), and none is "
+            "visible here; use bf16"
+        ]
+    if precision == "fp8" and importlib.util.find_spec("torchao") is None:
+        return ["train.mixed_precision: fp8 needs torchao; install it, or use bf16"]
+    return []
 
 
-def _attention_problems(name: str | None, gpu: bool) -> Iterator[str]:
+def tf32_problems(cfg: Config) -> list[str]:
+    """Returns why this machine has no TensorFloat32."""
+    if not cfg.train.tf32 or _capability() >= TF32_CAPABILITY:
+        return []
+    needed = "a GPU of compute capability 8.0 or newer"
+    return [f"train.tf32: TensorFloat32 needs {needed}, and none is visible here; remove it"]
+
+
+def offload_problems(cfg: Config) -> list[str]:
+    """Returns why activations cannot be offloaded on this machine."""
+    if not cfg.train.activation_offload or torch.accelerator.is_available():
+        return []
+    return [
+        "train.activation_offload: no GPU is visible here, so activations are in the CPU's memory already; use "
+        "train.activation_checkpointing, or smaller micro-batches with more accumulation"
+    ]
+
+
+def attention_problems(cfg: Config) -> list[str]:
+    """Returns why this machine cannot train with `model.attn_implementation`."""
+    name = cfg.model.attn_implementation
     if name is None or name in ("eager", "sdpa"):
-        return
-    if not gpu:
-        yield f"model.attn_implementation: {name} can be trained on a GPU only, and none is visible here; use sdpa"
-    elif name.startswith("flash_attention"):
+        return []
+    if not torch.cuda.is_available():
+        return [f"model.attn_implementation: {name} can be trained on a GPU only, and none is visible here; use sdpa"]
+    if name.startswith("flash_attention"):
         from transformers import utils
 
         # Without its package, transformers would fetch a kernel from the hub and run it.
         if not getattr(utils, f"is_flash_attn_{name[-1]}_available", lambda: False)():
-            yield f"model.attn_implementation: {name} needs its package (flash-attn), built for this GPU; use sdpa"
+            return [f"model.attn_implementation: {name} needs its package (flash-attn), built for this GPU; use sdpa"]
+    return []
 
 
-def _compile_problems(backend: str, gpu: bool) -> Iterator[str]:
-    known = torch.compiler.list_backends(exclude_tags=())
-    if backend not in known:
-        yield f"train.torch_compile_backend: received {show(backend)}, this PyTorch has {', '.join(known)}"
-    elif backend == "inductor" and not gpu and not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++"))):
-        yield (
-            "train.torch_compile: inductor needs a C++ compiler on the CPU, and there is none (tried $CXX, c++, g++); "
-            "install one, or remove it"
+def compile_problems(cfg: Config) -> list[str]:
+    """Returns why this machine cannot compile the model, or cannot as the launcher says."""
+    problems = []
+    if cfg.train.torch_compile:
+        known, backend = torch.compiler.list_backends(exclude_tags=()), cfg.train.torch_compile_backend or "inductor"
+        compilers = os.environ.get("CXX", "c++"), "g++"
+        if backend not in known:
+            problems.append(
+                f"train.torch_compile_backend: received {show(backend)}, this PyTorch has {', '.join(known)}"
+            )
+        elif backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):
+            problems.append(
+                "train.torch_compile: inductor needs a C++ compiler on the CPU, and there is none (tried $CXX, c++, "
+                "g++); install one, or remove it"
+            )
+    launched = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
+    if launched not in ("", "no"):
+        problems.append(
+            f"train.torch_compile: the launcher says {launched} (ACCELERATE_DYNAMO_BACKEND); set it in the YAML"
         )
+    return problems
+
+
+def _capability() -> tuple[int, int]:
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
 
 
 def machine_notes(cfg: Config, device: torch.device) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from toolkit.checks import efficiency_rules as efficiency
-from toolkit.config.rule import Rule
+from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
@@ -18,12 +18,24 @@ def _no_evaluation(config: Config) -> bool:
 
 
 def _hub_only(name: str) -> Rule:
-    key = f"checkpoint.{name}"
-    return Rule(
-        lambda c: getattr(c.checkpoint, name) is not None and not c.checkpoint.push_to_hub,
-        (key, "checkpoint.push_to_hub"),
+    return only_if(
+        f"checkpoint.{name}",
+        None,
+        "checkpoint.push_to_hub",
+        bool,
         "nothing would be pushed there",
-        f"set checkpoint.push_to_hub to true, or remove {key}",
+        "set checkpoint.push_to_hub to true",
+    )
+
+
+def _trackers_only(name: str) -> Rule:
+    return only_if(
+        f"tracking.{name}",
+        getattr(TrackingConfig(), name),
+        "tracking.report_to",
+        bool,
+        "no tracker would get the name",
+        "set tracking.report_to",
     )
 
 
@@ -99,11 +111,13 @@ RULES = (
         "the only evaluation is the one of the last step",
         "set eval.eval_steps, for instance to epoch",
     ),
-    Rule(
-        lambda c: c.train.early_stopping_threshold > 0 and c.train.early_stopping_patience is None,
-        ("train.early_stopping_threshold", "train.early_stopping_patience"),
+    only_if(
+        "train.early_stopping_threshold",
+        0.0,
+        "train.early_stopping_patience",
+        bool,
         "nothing would wait for a better metric",
-        "set train.early_stopping_patience, or remove train.early_stopping_threshold",
+        "set train.early_stopping_patience",
     ),
     Rule(
         lambda c: c.train.max_steps == 0,
@@ -132,18 +146,8 @@ RULES = (
         "only the Trainer has callbacks and arguments of its own",
         "set engine to trainer, or remove the section trainer",
     ),
-    Rule(
-        lambda c: c.tracking.run_name is not None and not c.tracking.report_to,
-        ("tracking.run_name", "tracking.report_to"),
-        "no tracker would get the name",
-        "set tracking.report_to, or remove tracking.run_name",
-    ),
-    Rule(
-        lambda c: c.tracking.project != TrackingConfig().project and not c.tracking.report_to,
-        ("tracking.project", "tracking.report_to"),
-        "no tracker would get the name",
-        "set tracking.report_to, or remove tracking.project",
-    ),
+    _trackers_only("run_name"),
+    _trackers_only("project"),
     Rule(
         lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
         ("tracking.report_to",),

@@ -1,55 +1,148 @@
-"""What only the task, the installed libraries and the machine can tell of a configuration, asked before any load."""
+"""Everything that may refuse a run before it loads weights, asked at once; `toolkit validate` asks the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
 
 from toolkit.api.run import best_metric
 from toolkit.api.task import Averages, Task
-from toolkit.base.errors import ConfigError
-from toolkit.checks.machine import check_machine
-from toolkit.checks.trainer import check_engine
+from toolkit.base.errors import problems_of
+from toolkit.checks import machine, model, trainer
+from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
+from toolkit.checks.folder import folder_problems
+from toolkit.config.messages import Key
 from toolkit.config.sections import Config
-from toolkit.models.adapter_checks import check_adapters
-from toolkit.models.hub import check_hub
-from toolkit.optim.optimizers import check_optim_args
-from toolkit.optim.schedules import check_schedule
-from toolkit.tracking.tracker import check_trackers
+from toolkit.data.first_rows import first_row_problems
+from toolkit.data.sources import find_hub
+from toolkit.models.adapter_checks import adapter_problems
+from toolkit.models.hub import hub_problems
+from toolkit.optim.optimizers import argument_problems, library_problems
+from toolkit.optim.schedules import schedule_problems
+from toolkit.tracking.tracker import tracker_problems
 
 
-def check_run(cfg: Config, task: Task) -> None:
-    """Checks a valid configuration against what is here.
+def _sampling_problems(cfg: Config, task: Task) -> list[str]:
+    if cfg.train.train_sampling_strategy != "balanced" or task.stratify_by() is not None:
+        return []
+    return ["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"]
+
+
+def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
+    if not cfg.train.snapshot_ensemble or isinstance(task, Averages):
+        return []
+    return ["train.snapshot_ensemble: received true, but this task's predictions have no mean"]
+
+
+def _dataset_problems(cfg: Config, task: Task) -> list[str]:
+    import datasets
+
+    data = cfg.data
+    if data.dataset_name is None:
+        return []
+    if not datasets.config.HF_HUB_OFFLINE:
+        raise CannotCheck("checks download no data")
+    return problems_of(lambda: find_hub(str(data.dataset_name), data.dataset_config_name, data.revision))
+
+
+CHECKS = (
+    Check("eval.metric_for_best_model", lambda cfg, task: problems_of(lambda: best_metric(cfg, task))),
+    Check("train.train_sampling_strategy", _sampling_problems),
+    Check("train.snapshot_ensemble", _ensemble_problems),
+    Check("the optimizer's library", lambda cfg, task: library_problems(cfg.train), "libraries"),
+    Check("train.optim_args", lambda cfg, task: argument_problems(cfg.train)),
+    Check("train.lr_scheduler_kwargs", lambda cfg, task: schedule_problems(cfg.train)),
+    Check("tracking.report_to", lambda cfg, task: tracker_problems(cfg.tracking), "machine"),
+    Check("trainer.args", lambda cfg, task: trainer.argument_problems(cfg)),
+    Check("trainer.callbacks", lambda cfg, task: trainer.callback_problems(cfg), "libraries"),
+    Check("checkpoint.push_to_hub", lambda cfg, task: hub_problems(cfg.checkpoint), "machine"),
+    Check("the adapters' libraries", lambda cfg, task: adapter_problems(cfg.model), "libraries"),
+    Check("train.mixed_precision", lambda cfg, task: machine.precision_problems(cfg), "machine"),
+    Check("train.tf32", lambda cfg, task: machine.tf32_problems(cfg), "machine"),
+    Check("train.activation_offload", lambda cfg, task: machine.offload_problems(cfg), "machine"),
+    Check("model.attn_implementation", lambda cfg, task: machine.attention_problems(cfg), "machine"),
+    Check("train.torch_compile", lambda cfg, task: machine.compile_problems(cfg), "machine"),
+    Check("the model's configuration", model.config_problems, "model"),
+    Check("the model's weights", model.weight_problems, "model"),
+    Check("whether the model fits the task", model.fit_problems, "model"),
+    Check("whether several processes can train the model", model.process_problems, "model"),
+    Check("whether the model can be built", model.build_problems, "model"),
+    Check("the patterns of model.freeze", model.freeze_problems, "model"),
+    Check("whether model.peft fits the model", model.adapter_fit_problems, "model"),
+    Check("train.activation_checkpointing", model.activation_problems, "model"),
+    Check("learning rates of single parameters", model.rate_problems, "model"),
+    Check("the model's processor", model.processor_problems, "inputs"),
+    Check("the data set", _dataset_problems, "inputs"),
+    Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "inputs"),
+    Check("output_dir", lambda cfg, task: folder_problems(cfg), "folder"),
+)
+"""Every check, in the order in which problems are listed."""
+
+LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
+    "libraries": "libraries of optimizers and adapters, and callbacks",
+    "machine": "GPUs, compilers, trackers and logins",
+    "inputs": "the data files and their first rows",
+    "folder": "output_dir",
+}
+"""What only the machine that trains can tell."""
+
+
+def examine(
+    cfg: Config,
+    make_task: Callable[[Config], Task],
+    faulty: Collection[Key] = (),
+    elsewhere: bool = False,
+    folder: bool = True,
+) -> Findings:
+    """Asks everything that can be known of a run before weights are loaded.
+
+    Args:
+        cfg: the settings, a wrong one replaced by its default.
+        make_task: makes the recipe's task of settings.
+        faulty: keys of the settings that are wrong.
+        elsewhere: leave out what only another machine, which will train, can tell.
+        folder: whether the run is to write into `output_dir`.
+    """
+    left_out: dict[Kind, str] = dict(LEFT_OUT_ELSEWHERE) if elsewhere else {}
+    if elsewhere and cfg.model.from_config is None:
+        left_out["model"] = f"the model {cfg.model.name_or_path!r}, its cache, and patterns of its parameters"
+    kinds = set(KINDS) - set(left_out) - (set() if folder else {"folder"})
+    found = ask(_of(*kinds), cfg, make_task, faulty)
+    return found + Findings(unchecked=tuple(f"{what} (only the other machine knows)" for what in left_out.values()))
+
+
+def refuse_wrong_run(cfg: Config, task: Task, folder: bool = True) -> None:
+    """Stops a run that cannot work, before it loads anything.
+
+    What the run finds itself while it reads its inputs is asked only if something else is wrong, to be told with it.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        folder: whether the run is to write into `output_dir`.
 
     Raises:
         ConfigError: with everything that is wrong.
     """
-    checks: tuple[Callable[[], object], ...] = (
-        partial(best_metric, cfg, task),
-        partial(_check_task, cfg, task),
-        partial(check_optim_args, cfg.train),
-        partial(check_schedule, cfg.train),
-        partial(check_trackers, cfg.tracking),
-        partial(check_engine, cfg),
-        partial(check_hub, cfg.checkpoint),
-        partial(check_adapters, cfg.model),
-        partial(check_machine, cfg),
-    )
-    problems: list[str] = []
-    for check in checks:
-        try:
-            check()
-        except ConfigError as error:
-            problems += error.problems
-    if problems:
-        raise ConfigError(problems)
+    found = ask(_of("settings", "libraries", "machine", "model"), cfg, lambda _: task)
+    if found.problems:
+        found += ask(_of("inputs", "folder") if folder else _of("inputs"), cfg, lambda _: task)
+    found.refuse()
 
 
-def _check_task(cfg: Config, task: Task) -> None:
-    problems = []
-    if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
-        problems.append("train.train_sampling_strategy: received 'balanced', but the rows have no classes here")
-    if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
-        problems.append("train.snapshot_ensemble: received true, but this task's predictions have no mean")
-    if problems:
-        raise ConfigError(problems)
+def refuse_wrong_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
+    """Stops what only looks ahead at a run, perhaps one on another machine.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        simulated: whether a step is simulated, which takes the libraries of optimizers and adapters.
+
+    Raises:
+        ConfigError: with everything that is wrong with the settings, for the task and the model.
+    """
+    checks = _of("settings", "model") + (_of("libraries") if simulated else [])
+    ask(checks, cfg, lambda _: task).refuse()
+
+
+def _of(*kinds: Kind) -> list[Check]:
+    return [check for check in CHECKS if check.kind in kinds]

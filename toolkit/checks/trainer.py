@@ -5,22 +5,11 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean, show
 from toolkit.engine.trainer_arguments import trainer_callback
 
 if TYPE_CHECKING:
     from toolkit.config.sections import Config
-
-
-def check_engine(cfg: Config) -> None:
-    """Checks what only the installed libraries can tell of an engine's own settings.
-
-    Raises:
-        ConfigError: with everything that is wrong with them.
-    """
-    if cfg.engine == "trainer" and (cfg.trainer.args or cfg.trainer.callbacks):
-        check(cfg)
 
 
 PASSED_ON = frozenset({
@@ -31,20 +20,22 @@ PASSED_ON = frozenset({
 would be ignored."""
 
 
-def check(cfg: Config) -> None:
-    """Checks the `trainer` section against the installed version of transformers.
+def argument_problems(cfg: Config) -> list[str]:
+    """Returns what is wrong with `trainer.args` under the installed transformers, as full messages."""
+    if cfg.engine != "trainer":
+        return []
+    return [problem for name, value in cfg.trainer.args.items() if (problem := _problem(cfg, name, value))]
 
-    Raises:
-        ConfigError: with everything that is wrong with it.
-    """
-    problems = [problem for name, value in cfg.trainer.args.items() if (problem := _problem(cfg, name, value))]
-    for name in cfg.trainer.callbacks:
+
+def callback_problems(cfg: Config) -> list[str]:
+    """Returns which of `trainer.callbacks` cannot be imported here, as full messages."""
+    problems = []
+    for name in cfg.trainer.callbacks if cfg.engine == "trainer" else ():
         try:
             trainer_callback(name)
         except Exception as error:  # importing a person's module can end in anything
             problems.append(f"trainer.callbacks: cannot use {name!r}: {type(error).__name__}: {error}")
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def _problem(cfg: Config, name: str, value: Any) -> str | None:
@@ -60,7 +51,7 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
         near = did_you_mean(name, sorted(PASSED_ON))
         return f"{key}: TrainingArguments of transformers {transformers.__version__} has no such field{near}"
     if name not in PASSED_ON:
-        own = [s for s in ("train", "eval", "checkpoint", "tracking", "task") if hasattr(getattr(cfg, s), name)]
+        own = [s for s in ("train", "eval", "checkpoint", "tracking", "task") if _is_field(getattr(cfg, s), name)]
         instead = f"set {own[0]}.{name}" if own else f"what the Trainer is asked here: {', '.join(sorted(PASSED_ON))}"
         return f"{key}: the toolkit does this itself, under both engines; {instead}"
     try:
@@ -68,3 +59,7 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
     except ValidationError as error:
         return f"{key}: received {show(value)}; {error.errors()[0]['msg']}"
     return None
+
+
+def _is_field(section: Any, name: str) -> bool:
+    return any(field.name == name for field in fields(section))

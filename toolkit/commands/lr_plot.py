@@ -30,15 +30,15 @@ def work(arguments: argparse.Namespace) -> None:
     path = _options.output_file(arguments.output)
     task_type, loaded = _recipe_config.load(arguments)
     cfg = loaded.config
+    from toolkit.checks.run import refuse_wrong_settings
     from toolkit.document.plots import learning_rate
-    from toolkit.optim.optimizers import check_optim_args
-    from toolkit.optim.schedules import check_schedule, factor_of, peak_rate, warmup_steps
+    from toolkit.optim.schedules import factor_of, peak_rate, warmup_steps
 
-    check_optim_args(cfg.train)
-    check_schedule(cfg.train)
+    task = task_type(cfg)
+    refuse_wrong_settings(cfg, task)
     total = cfg.train.max_steps
     if total <= 0:
-        total = plan(cfg, task_type(cfg), arguments.processes).total_steps
+        total = plan(cfg, task, arguments.processes).total_steps
     factor, peak = factor_of(cfg.train, total), peak_rate(cfg.train)
     steps = sorted({round(i * (total - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
     rates = [peak * factor(step) for step in steps]
@@ -51,30 +51,23 @@ def work(arguments: argparse.Namespace) -> None:
     print(f"warm-up  {warmup_steps(cfg.train, total)} steps")
     print(f"total    {total} steps, the last at {rates[-1]:.4g}")
     if cfg.train.lr_scheduler_type == "reduce_lr_on_plateau":
-        print("The rate falls from there when evaluations are no longer better, which nobody can draw before.")
+        print("From there the rate depends on evaluation results and cannot be drawn in advance.")
     print(f"written to {path}")
 
 
 def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
-    from toolkit import modalities
     from toolkit.api.mesh import Mesh
     from toolkit.api.milestones import Milestones
     from toolkit.base.console import quiet_libraries
+    from toolkit.checkpoint.claim import Claimed
     from toolkit.data.batches import training_loader
-    from toolkit.data.prepare import load_rows, prepare
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.modalities.processor import build_processor
-    from toolkit.models.load import load_model_config
+    from toolkit.modalities.inputs import read_inputs
 
     quiet_libraries()
     accelerator = build_accelerator(cfg)
     with TemporaryDirectory(prefix="lr-plot-") as folder:
-        config = load_model_config(cfg.model)
-        rows = load_rows(cfg, task, accelerator, None)
-        processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
-        modalities.load(task.modality).configure(config, processor, new=cfg.model.from_config is not None)
-        task.configure(config)
-        features = prepare(rows, task, processor, cfg, accelerator).train
-        _, sampler = training_loader(features, task, processor, cfg, Mesh(replicas=num_processes))
+        inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None))
+        _, sampler = training_loader(inputs.data.train, task, inputs.processor, cfg, Mesh(replicas=num_processes))
     return Milestones.of(cfg, sampler.order.windows_per_epoch)

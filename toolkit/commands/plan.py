@@ -53,18 +53,17 @@ def work(arguments: argparse.Namespace) -> None:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.files import write_json
+    from toolkit.checks.run import refuse_wrong_settings
     from toolkit.footprint.simulate import simulate
     from toolkit.lab.plan import render
     from toolkit.lab.plan.strategies import strategies
     from toolkit.lab.plan.subject import subject_of
-    from toolkit.models.adapter_checks import check_adapters
-    from toolkit.optim.optimizers import check_optim_args
 
     cfg = loaded.config
-    check_optim_args(cfg.train)
-    check_adapters(cfg.model)
+    task = task_type(cfg)
     quiet_libraries()
-    subject = subject_of(cfg, task_type(cfg), arguments.length, gpu=capacity is not None)
+    refuse_wrong_settings(cfg, task, simulated=True)
+    subject = subject_of(cfg, task, arguments.length, gpu=capacity is not None)
     footprint = simulate(subject)
     table = strategies(footprint, cfg.train, arguments.processes)
     found: dict[str, Any] = {

@@ -1,15 +1,28 @@
-"""Check settings: `toolkit validate recipes/<task>.py --config FILE [section.key=value ...]`."""
+"""Check settings: `toolkit validate recipes/<task>.py --config FILE [--elsewhere] [section.key=value ...]`."""
 
 from __future__ import annotations
 
 import argparse
 
 from toolkit.commands import _recipe_config
+from toolkit.recipe import load_task_type, validate
 
-add_arguments = _recipe_config.add_arguments
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, its YAML, and where the run will be."""
+    _recipe_config.add_arguments(parser)
+    parser.add_argument(
+        "--elsewhere",
+        action="store_true",
+        help="the run will be on another machine: leave out what only that one knows (files, cache, GPUs, libraries)",
+    )
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Checks the settings, as a run does before it loads anything."""
-    _recipe_config.load(arguments)
+    """Asks everything that a run asks before it loads weights, and says what could not be asked."""
+    task_type = load_task_type(arguments.recipe)
+    findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere)
+    findings.refuse()
     print(f"{arguments.config}: all settings are valid")
+    for what in findings.unchecked:
+        print(f"  not checked: {what}")

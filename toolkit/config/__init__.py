@@ -1,8 +1,9 @@
 """Settings: what there is (`sections`), how it is read (`load`) and how it is explained (`describe`)."""
 
+from toolkit.config.draft import Draft, Loaded
 from toolkit.config.dump import dump_config
 from toolkit.config.keys import flatten
-from toolkit.config.load import Loaded, load_config
+from toolkit.config.load import load_config, read_config
 from toolkit.config.sections import (
     STRICT,
     CheckpointConfig,
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "Draft",
     "EvalConfig",
     "Loaded",
     "ModelConfig",
@@ -27,4 +29,5 @@ __all__ = [
     "dump_config",
     "flatten",
     "load_config",
+    "read_config",
 ]

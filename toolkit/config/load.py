@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
-from toolkit.config.keys import _TOP, _flat, _hints, field_types, section_types
+from toolkit.config.draft import Draft, Loaded, keys_in, located
+from toolkit.config.keys import _TOP, _hints, field_types, section_types
 from toolkit.config.messages import Key, choices, describe_errors, did_you_mean, join, show
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import path_problems
@@ -24,7 +24,8 @@ from toolkit.config.sections import (
     TopLevel,
     TrainConfig,
 )
-from toolkit.config.source import Origin, Settings, Source, read_file, read_sections
+from toolkit.config.source import Settings, Source, read_file, read_sections
+from toolkit.config.watch import touching, watched
 
 if TYPE_CHECKING:
     from toolkit.config.column import Column
@@ -36,18 +37,8 @@ LAUNCHER: dict[str, tuple[str, str, Any]] = {
 """Field of `train`: the launcher's variable, its value when nobody asked for anything, our default.
 `accelerate launch` always sets the precision, to `no` unless it is told otherwise."""
 
-
-@dataclass(frozen=True)
-class Loaded:
-    """A valid configuration.
-
-    Args:
-        config: all settings; nothing is left to the launcher any more.
-        origins: for every key of `flatten(config)`, where its value came from.
-    """
-
-    config: Config
-    origins: Mapping[str, Origin]
+STAND_IN = "missing"
+"""Stands for text that must be given and is not, so that everything else can be checked."""
 
 
 def load_config(
@@ -59,11 +50,29 @@ def load_config(
     check_files: bool = True,
     rules: Sequence[Rule] = (),
 ) -> Loaded:
-    """Reads and checks a configuration.
+    """Reads and checks a configuration; arguments are those of `read_config`.
+
+    Raises:
+        ConfigError: with all problems that were found.
+    """
+    return read_config(options, file, overrides, environ, columns, check_files, rules).loaded()
+
+
+def read_config(
+    options: type,
+    file: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    columns: Mapping[str, Column] | None = None,
+    check_files: bool = True,
+    rules: Sequence[Rule] = (),
+) -> Draft:
+    """Reads a configuration and checks its values, each by itself and in combination.
 
     Args:
         options: the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`; a method
-            `problems() -> list[str]`, if it has one, names impossible combinations, each beginning with a dotted key.
+            `problems() -> list[str]`, if it has one, names impossible combinations, each with all keys that it is
+            about, the first at its beginning.
         file: YAML 1.2, in UTF-8; or what it would hold, as a dictionary.
         overrides: `section.key=value` each; later ones win.
         environ: where the launcher's choices are read.
@@ -72,7 +81,7 @@ def load_config(
         rules: settings that cannot go together.
 
     Raises:
-        ConfigError: with all problems that were found.
+        ConfigError: if the file cannot be read at all, or the task's options cannot be made of their defaults.
     """
     types = section_types(options)
     fields = field_types(types)
@@ -86,13 +95,10 @@ def load_config(
     }
     outside = {name: settings.values[name] for name in _TOP if name in settings.values}
     top = _validate(settings, TopLevel, outside, (), fields)
-    config = Config(**parts | {name: getattr(top, name, None) for name in _TOP})
+    config = Config(**parts | {name: getattr(top, name) for name in _TOP})
     _check_used_columns(settings, config, columns)
     _check_combinations(settings, config, environ, check_files, rules)
-    if settings.problems:
-        raise ConfigError(settings.problems)
-    config = _with_home(config)
-    return Loaded(config, {".".join(key): settings.origin(key) for key, _ in _flat(config)})
+    return Draft(_with_home(config), tuple(settings.problems), frozenset(settings.reported), settings)
 
 
 def _with_home(config: Config) -> Config:
@@ -163,10 +169,13 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
 
 
 def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str, Column] | None) -> None:
-    if config.task is None or config.data is None:
-        return
+    read: set[Key] = set()
+    options = watched(config.task, read, ("task",))
     for name in config.data.columns:
-        if columns is not None and name in columns and not columns[name].used(config.task):
+        if columns is None or name not in columns:
+            continue
+        read.clear()
+        if not columns[name].used(options) and not touching(read, settings.reported):
             others = [other for other, column in columns.items() if column.used(config.task)]
             settings.report(
                 ("data", "columns", name), f"not read under these task settings, which have {join(others, 'and')}"
@@ -174,38 +183,57 @@ def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str
 
 
 def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Key, fields: Mapping[Key, Any]) -> Any:
-    """The section as `kind`, or None if something in it is wrong, which is reported."""
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(values))
-    except ValidationError as error:
-        hints = {key[len(prefix) :]: hint for key, hint in fields.items() if key[: len(prefix)] == prefix}
-        for key, message in describe_errors(error, hints, values):
-            full = (*prefix, *key)
-            if full not in settings.reported or settings.get(full) is not None:  # else: missing, for a known reason
-                settings.report(full, message)
-        return None
+    """Returns the section as `kind`; a wrong value is reported and replaced by its default."""
+    hints = {key[len(prefix) :]: hint for key, hint in fields.items() if key[: len(prefix)] == prefix}
+    remaining = deepcopy(values)
+    while True:
+        try:
+            return TypeAdapter(kind).validate_json(json.dumps(remaining))
+        except ValidationError as error:
+            for key, message in describe_errors(error, hints, remaining):
+                full = (*prefix, *key)
+                # What is missing because it was wrong, or misspelt, is reported already.
+                if full not in settings.reported or _has(remaining, key):
+                    settings.report(full, message)
+            if not _without_faults(remaining, error, hints):
+                raise ConfigError(settings.problems) from error
+
+
+def _has(values: Any, key: Key) -> bool:
+    for name in key:
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    return True
+
+
+def _without_faults(values: dict[str, Any], error: ValidationError, hints: Mapping[Key, Any]) -> bool:
+    """Takes wrong values out, and fills in missing text; returns whether anything was changed."""
+    changed = False
+    for detail in error.errors(include_url=False):
+        holder, name, value = values, "", values
+        for part in detail["loc"]:
+            if not isinstance(value, dict) or part not in value:
+                break
+            holder, name, value = value, str(part), value[part]
+        missing = tuple(map(str, detail["loc"]))
+        if name in holder:
+            del holder[name]
+            changed = True
+        elif detail["type"] == "missing" and hints.get(missing) is str:
+            values[missing[0]] = STAND_IN
+            changed = True
+    return changed
 
 
 def _check_combinations(
     settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool, rules: Sequence[Rule]
 ) -> None:
-    """Checks what single settings cannot show, as far as the sections concerned are right in themselves."""
-    broken = frozenset(key[0] for key in settings.reported if key)
-    if not broken.isdisjoint(_TOP):
-        broken |= set(_TOP)
-    messages = conflicts(rules, config, environ, broken)
-    if check_files:
-        messages += path_problems(config, broken)
-    if "task" not in broken and hasattr(config.task, "problems"):
-        messages += config.task.problems()
-    for message in messages:
-        # The message begins with the keys that it is about; its place is where one was given, at best an override.
-        keys = [tuple(word.split(".")) for word in re.findall(r"[\w.]+", message.split(": ")[0])]
-        given = [
-            source
-            for key in keys
-            for other, source in settings.sources.items()
-            if other[: len(key)] == key and source.origin != "default"
-        ]
-        given.sort(key=lambda source: source.origin != "override")
-        settings.problems.append(f"{(given or [settings.source(keys[0])])[0].place}: {message}")
+    """Checks what single settings cannot show; what would follow from a value that is wrong itself is left out."""
+    faulty = frozenset(settings.reported)
+    messages = conflicts(rules, config, environ, faulty)
+    further = list(path_problems(config, check_files))
+    if hasattr(config.task, "problems"):
+        further += config.task.problems()
+    messages += [message for message in further if not touching(keys_in(message), faulty)]
+    settings.problems += [located(settings, message) for message in messages]

@@ -15,25 +15,24 @@ FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 """Endings of data files that can be read."""
 
 
-def path_problems(config: Config, broken: frozenset[str]) -> Iterator[str]:
+def path_problems(config: Config, present: bool = True) -> Iterator[str]:
     """Yields one message for each text that is blank or names a path that cannot be used, dotted key first.
 
     Args:
-        config: the settings; sections in `broken` may be None.
-        broken: sections and top-level keys that have problems of their own: nothing is said about them.
+        config: the settings.
+        present: whether what is named must exist; not so for a run that is over, or on another machine.
     """
     for section in ("model", "data", "eval", "checkpoint", "tracking"):
-        if section not in broken:
-            yield from _blank_texts(section, asdict(getattr(config, section)))
-    if "data" not in broken:
+        yield from _blank_texts(section, asdict(getattr(config, section)))
+    if not config.output_dir.strip():
+        yield f"output_dir: received {show(config.output_dir)}, expected the name of a folder"
+    if present:
         for name in ("train_file", "validation_file", "test_file"):
             yield from _data_file(f"data.{name}", getattr(config.data, name))
-    if "model" not in broken:
         yield from _model(config.model.name_or_path or "", config.model.revision)
-    if "checkpoint" not in broken:
         yield from _resume(config.checkpoint.resume)
-    if "output_dir" not in broken:
-        yield from _output_dir(config.output_dir)
+        if config.output_dir.strip() and _kind(Path(config.output_dir).expanduser()) == "file":
+            yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
 
 
 def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
@@ -90,13 +89,6 @@ def _resume(value: str) -> Iterator[str]:
     if value.strip() and value not in ("none", "auto") and _kind(Path(value)) != "folder":
         tried = f"a checkpoint's folder (tried {Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
         yield f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or {tried}"
-
-
-def _output_dir(value: str) -> Iterator[str]:
-    if not value.strip():
-        yield f"output_dir: received {show(value)}, expected the name of a folder"
-    elif _kind(Path(value)) == "file":
-        yield f"output_dir: received {show(value)}, which is a file; name a folder"
 
 
 def _kind(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -244,21 +244,36 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     """Yields every row, good or bad, as the cache holds it."""
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
-    # JSON rows may leave out columns that are empty, so a column counts as there if any of the first rows has it.
-    present = list(dict.fromkeys(name for row in first if not row.reason for name in row.values or {}))
-    if present:
+    if present := columns_of(first):
         require_columns(source.name, present, task, columns, labelled)
     names = list(task.features())
     for row in chain(first, raw):
         try:
-            checked = _check(row, task, columns, labelled, source.folder)
+            checked = check_raw(row, task, columns, labelled, source.folder)
         except BadRow as bad:
             yield {**dict.fromkeys(names), NUMBER: row.number, _REASON: str(bad), _PREVIEW: _preview(row.values)}
         else:
             yield {**{name: checked[name] for name in names}, NUMBER: row.number, _REASON: None, _PREVIEW: None}
 
 
-def _check(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path) -> Row:
+def columns_of(rows: Iterable[RawRow]) -> list[str]:
+    """Returns the columns that any of some rows has: JSON rows may leave out those that are empty."""
+    return list(dict.fromkeys(name for row in rows if not row.reason for name in row.values or {}))
+
+
+def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path) -> Row:
+    """Returns a raw row as the task takes it.
+
+    Args:
+        raw: from a reader.
+        task: says which columns there are, and which rows are good.
+        columns: the toolkit's column names to the source's.
+        labelled: whether label columns are wanted.
+        folder: where relative paths in the row start.
+
+    Raises:
+        BadRow: with the reason why the row cannot be used.
+    """
     if raw.reason or raw.values is None:
         raise BadRow(raw.reason)
     row: Row = {}

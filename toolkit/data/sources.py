@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,10 +91,32 @@ def load_hub(
     """
     import datasets
 
-    try:
+    with _hub_errors(dataset_name, config, revision, cache_dir):
         return datasets.load_dataset(
             dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
         )
+
+
+def find_hub(dataset_name: str, config: str | None = None, revision: str | None = None) -> None:
+    """Looks for a hub data set (or a local folder laid out like one) without loading its rows.
+
+    Raises:
+        DataError: as `load_hub`.
+    """
+    import datasets
+
+    with _hub_errors(dataset_name, config, revision, None):
+        datasets.load_dataset_builder(dataset_name, config, revision=revision)
+
+
+@contextmanager
+def _hub_errors(
+    dataset_name: str, config: str | None, revision: str | None, cache_dir: str | Path | None
+) -> Iterator[None]:
+    import datasets
+
+    try:
+        yield
     except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
         where = (
             f"the hub was not asked, because HF_HUB_OFFLINE is set; the local cache was "

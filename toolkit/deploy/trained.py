@@ -13,7 +13,7 @@ from toolkit import modalities
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.given import given_table
@@ -24,7 +24,7 @@ from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
-from toolkit.models.adapter_checks import check_adapters
+from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
 from toolkit.recipe import load_settings, load_task_type
@@ -184,7 +184,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
     if cfg.model.peft.method == "none":
         network = build_model(model, config, task.auto_model(config), cfg.seed)
     else:
-        check_adapters(model)
+        if problems := adapter_problems(model):
+            raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)

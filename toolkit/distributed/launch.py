@@ -16,11 +16,15 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
+KNOWN_LAUNCHES = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""The values of `accelerate.DistributedType` that strategies are written for."""
+
+
 def build_accelerator(cfg: Config) -> Accelerator:
     """Builds the run's one Accelerator; `toolkit.checks.machine` has looked whether the device can do what is asked.
 
     Raises:
-        RunError: if the launched processes do not find each other.
+        RunError: if the launched processes do not find each other, or are of a kind that no strategy is written for.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.utils import AORecipeKwargs
@@ -50,6 +54,11 @@ def build_accelerator(cfg: Config) -> Accelerator:
     if accelerator.num_processes != launched:
         raise RunError(
             f"{launched} processes were launched, but accelerate made a group of {accelerator.num_processes}."
+        )
+    if (kind_of_launch := str(accelerator.distributed_type.value)) not in KNOWN_LAUNCHES:
+        raise RunError(
+            f"accelerate shares this training as {kind_of_launch}, which the toolkit does not know; it knows "
+            f"{', '.join(KNOWN_LAUNCHES)} (CPUs and GPUs, each process with a copy of the model)."
         )
     # Process-wide state of accelerate: left False by an earlier user, optimizer.step() would silently do nothing.
     accelerator.gradient_state._set_sync_gradients(True)

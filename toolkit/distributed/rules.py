@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from toolkit.config.rule import Rule
+from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.optim.presets import PRESETS
 
-SHARDING = {
+REFUSED_LAUNCHES = {
     "ACCELERATE_USE_FSDP": "FSDP",
     "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
+    "ACCELERATE_USE_SAGEMAKER": "SageMaker",
 }
-"""What accelerate's launcher sets for what may share one model out among processes."""
+"""What accelerate's launcher sets for the ways of sharing a training that no strategy here implements."""
 
 
 def _is_local(config: Config) -> bool:
@@ -20,20 +21,23 @@ def _is_local(config: Config) -> bool:
 
 
 def _local_only(name: str) -> Rule:
-    return Rule(
-        lambda c: not _is_local(c) and getattr(c.train, name) != getattr(TrainConfig(), name),
-        (f"train.{name}", "train.strategy"),
+    return only_if(
+        f"train.{name}",
+        getattr(TrainConfig(), name),
+        "train.strategy",
+        lambda strategy: strategy == "local_sgd",
         "only local_sgd has this setting",
-        f"set train.strategy to local_sgd, or remove train.{name}",
+        "set train.strategy to local_sgd",
     )
 
 
-def _whole_models_only(variable: str, name: str) -> Rule:
+def _refused_launch(variable: str, name: str) -> Rule:
     return Rule(
-        _is_local,
+        lambda config: config.train.strategy in ("sync", "local_sgd"),
         ("train.strategy",),
-        f"the launcher asks for {name}, which shares the model out, and local SGD averages whole models",
-        f"set train.strategy to sync, or launch without {name}",
+        f"the launcher asks for {name}, which no strategy implements; training plain replicas instead would need other "
+        "memory, and give other numbers, than was asked for",
+        f"launch without {name}, for instance with accelerate_configs/ddp.yaml",
         launcher=variable,
     )
 
@@ -42,7 +46,7 @@ _SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_mome
 
 RULES = (
     *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
-    *(_whole_models_only(variable, name) for variable, name in SHARDING.items()),
+    *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
     Rule(
         lambda c: (
             _is_local(c)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.base.errors import ConfigError
 from toolkit.config.sections import ModelConfig
 
 if TYPE_CHECKING:
@@ -22,28 +21,23 @@ PROMPTABLE = {
 it is left out: peft's class for question answering loses `token_type_ids` on the way."""
 
 
-def check_adapters(model: ModelConfig) -> None:
-    """Checks before anything is loaded what only the installed libraries and the machine can tell.
-
-    Raises:
-        ConfigError: if the method cannot be used here.
-    """
+def adapter_problems(model: ModelConfig) -> list[str]:
+    """Returns why the installed libraries, or the machine, cannot do `model.peft.method`, as full messages."""
     method = model.peft.method
     needed = {"none": (), "qlora": ("peft", "bitsandbytes")}.get(method, ("peft",))
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         extra = "qlora" if method == "qlora" else "peft"
-        raise ConfigError([
+        return [
             f"model.peft.method: {method} needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} "
             f"not installed; pip install 'finetune-toolkit[{extra}]'"
-        ])  # fmt: skip
+        ]
     if method == "qlora" and not torch.cuda.is_available():
-        raise ConfigError(
-            ["model.peft.method: qlora computes with weights of 4 bits on a GPU, and none is visible here; use lora"]
-        )
+        return ["model.peft.method: qlora computes with weights of 4 bits on a GPU, and none is visible here; use lora"]
+    return []
 
 
-def check_prompts(model: ModelConfig, auto_model: str) -> list[str]:
+def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
     """Returns why virtual tokens cannot stand before this task's inputs, as a full message, or nothing."""
     if model.peft.method != "prompt_tuning" or auto_model in PROMPTABLE:
         return []
@@ -55,18 +49,15 @@ def check_prompts(model: ModelConfig, auto_model: str) -> list[str]:
     return [f"model.peft.method: received 'prompt_tuning', but {why}; use lora"]
 
 
-def check_room(model: ModelConfig, config: Any, data: Prepared) -> None:
-    """Refuses inputs that are too long once virtual tokens stand before them.
-
-    Raises:
-        ConfigError: if the model has no positions for them.
-    """
+def room_problems(model: ModelConfig, config: Any, data: Prepared) -> list[str]:
+    """Returns that inputs are too long once virtual tokens stand before them, as a full message, or nothing."""
     room = getattr(config, "max_position_embeddings", None)
     if model.peft.method != "prompt_tuning" or room is None:
-        return
+        return []
     longest = max(max(rows["length"]) for rows in (data.train, *(data.features for data in data.evals.values())))
-    if longest + model.peft.num_virtual_tokens > room:
-        raise ConfigError([
-            f"model.peft.num_virtual_tokens: received {model.peft.num_virtual_tokens}, but the longest input has "
-            f"{longest} tokens and the model {room} positions in all; cut inputs shorter, or use fewer virtual tokens"
-        ])  # fmt: skip
+    if longest + model.peft.num_virtual_tokens <= room:
+        return []
+    return [
+        f"model.peft.num_virtual_tokens: received {model.peft.num_virtual_tokens}, but the longest input has "
+        f"{longest} tokens and the model {room} positions in all; cut inputs shorter, or use fewer virtual tokens"
+    ]

@@ -5,26 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.base.console import say
-from toolkit.base.errors import ConfigError, RunError
+from toolkit.base.errors import RunError
 from toolkit.config.sections import CheckpointConfig, Config
 
 
-def check_hub(checkpoint: CheckpointConfig) -> None:
-    """Checks before a run what would only fail after it.
-
-    Raises:
-        ConfigError: if the model is to be pushed and the hub is switched off, or nobody is logged in.
-    """
+def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
+    """Returns why the model could not be pushed after the run, as full messages."""
     if not checkpoint.push_to_hub:
-        return
+        return []
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        raise ConfigError(
-            ["checkpoint.push_to_hub: received true, but HF_HUB_OFFLINE=1 keeps this process off the hub"]
-        )
+        return ["checkpoint.push_to_hub: received true, but HF_HUB_OFFLINE=1 keeps this process off the hub"]
     if huggingface_hub.get_token() is None:
-        raise ConfigError(["checkpoint.push_to_hub: nobody is logged in; run `hf auth login`, or set HF_TOKEN"])
+        return ["checkpoint.push_to_hub: nobody is logged in; run `hf auth login`, or set HF_TOKEN"]
+    return []
 
 
 def push(cfg: Config, model: Path) -> None:

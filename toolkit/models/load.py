@@ -85,18 +85,13 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         raise ConfigError([f"model.config_overrides: {refused}"]) from error
 
 
-def refuse_lost_overrides(model: ModelConfig, config: PreTrainedConfig) -> None:
-    """Refuses overrides of what the task or the processor has decided since.
-
-    Raises:
-        ConfigError: naming them.
-    """
+def lost_override_problems(model: ModelConfig, config: PreTrainedConfig) -> list[str]:
+    """Returns which overrides are of what the task or the processor has decided since, as full messages."""
     lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
-    if lost:
-        raise ConfigError([f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost])
+    return [f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost]
 
 
-def check_head(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:
+def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:
     """Returns what is wrong if transformers has no such head for this type of model, as full messages."""
     import transformers
 
@@ -132,10 +127,10 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
 
     torch.manual_seed(seed)
     auto_class = getattr(transformers, auto_model)
-    attention = _attention(model, config, auto_class)
+    attending = attention(model, config, auto_class)
     if model.from_config is not None:
         try:
-            return auto_class.from_config(config, dtype=torch.float32, **attention)
+            return auto_class.from_config(config, dtype=torch.float32, **attending)
         except Exception as error:  # each model class has checks, and exception types, of its own
             raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
     name = str(model.name_or_path)
@@ -150,7 +145,7 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **quantization(model, config, auto_class),
-            **attention,
+            **attending,
         )
     except Exception as error:
         raise pretrained_error("model.name_or_path", name, error) from error
@@ -162,7 +157,7 @@ ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_a
 """Attribute of a model class that says whether it can attend so; every one can do `eager`."""
 
 
-def _attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
+def attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
     """The argument that chooses the attention, if one is asked for."""
     name = model.attn_implementation
     if name is None:
@@ -194,20 +189,17 @@ def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str
         )
 
 
-def refuse_unused_parameters(config: PreTrainedConfig) -> None:
-    """Stops a run on several processes whose model leaves out layers at random.
-
-    Raises:
-        ConfigError: each process would wait for gradients that the others do not have.
-    """
+def unused_parameter_problems(config: PreTrainedConfig) -> list[str]:
+    """Returns why several processes cannot train a model: it leaves out layers at random, each process others."""
     names = [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]
-    if names:
-        instead = " and ".join(f"model.config_overrides.{name}=0" for name in names)
-        raise ConfigError([
-            f"train.ddp_find_unused_parameters: received false, but this {config.model_type} leaves out layers at "
-            f"random ({', '.join(names)}), and several processes must agree on whose gradients there are; set it to "
-            f"true, or {instead}"
-        ])  # fmt: skip
+    if not names:
+        return []
+    instead = " and ".join(f"model.config_overrides.{name}=0" for name in names)
+    return [
+        f"train.ddp_find_unused_parameters: received false, but this {config.model_type} leaves out layers at "
+        f"random ({', '.join(names)}), and several processes must agree on whose gradients there are; set it to "
+        f"true, or {instead}"
+    ]
 
 
 def batch_dependence(model: nn.Module) -> list[str]:

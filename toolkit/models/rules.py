@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from toolkit.config.rule import Rule
+from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import AdapterConfig
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
@@ -22,11 +22,13 @@ def _is_text(value: Any) -> bool:
 
 
 def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
-    return Rule(
-        lambda c: c.model.peft.method not in methods and getattr(c.model.peft, name) != getattr(AdapterConfig(), name),
-        (f"model.peft.{name}", "model.peft.method"),
+    return only_if(
+        f"model.peft.{name}",
+        getattr(AdapterConfig(), name),
+        "model.peft.method",
+        lambda method: method in methods,
         f"only {', '.join(methods)} {'has' if len(methods) == 1 else 'have'} such a setting",
-        f"set model.peft.method to {' or '.join(methods)}, or remove model.peft.{name}",
+        f"set model.peft.method to {' or '.join(methods)}",
     )
 
 

@@ -1,16 +1,19 @@
-"""What of a model a run trains: all of it, what is not frozen, or adapters beside it."""
+"""The third act of a run, once weights are loaded: what of a model is trained, and how its passes are computed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
+from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
+from toolkit.models.compilation import compile_training
 from toolkit.models.freezing import freeze
+from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
 
 if TYPE_CHECKING:
@@ -21,7 +24,14 @@ if TYPE_CHECKING:
 def make_trainable(
     model: PreTrainedModel, cfg: Config, auto_model: str, accelerator: Accelerator, output_dir: Path
 ) -> PreTrainedModel:
-    """Freezes what the YAML says, or adds its adapters, and says how much is left to train.
+    """Freezes parameters or adds adapters, and sets up activation memory and compilation, as the YAML asks.
+
+    Args:
+        model: with its weights.
+        cfg: resolved configuration.
+        auto_model: name of its auto class in transformers.
+        accelerator: of the run.
+        output_dir: where a new base model is kept for its adapters.
 
     Raises:
         ConfigError: if that does not fit the model.
@@ -35,4 +45,8 @@ def make_trainable(
     trained, total = count_parameters(model)
     if trained < total:
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
+    for reason in batch_dependence(model):
+        warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
+    spare_activations(model, cfg.train)
+    compile_training(model, cfg.train)
     return model

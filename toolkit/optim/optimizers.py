@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from toolkit.base.console import warn
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import ConfigError, problems_of
 from toolkit.base.importing import import_object
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
@@ -39,25 +39,26 @@ def constructor(optim: str) -> type[Optimizer]:
         raise ConfigError([f"train.optim: received {optim!r}, which is not in what is installed: {error}"]) from error
 
 
-def check_optim_args(train: TrainConfig) -> None:
-    """Checks that the optimizer is installed, and `train.optim_args` against its constructor.
+def library_problems(train: TrainConfig) -> list[str]:
+    """Returns why the optimizer cannot be used here, as full messages: its library is not installed, or too old."""
+    return problems_of(lambda: constructor(train.optim))
 
-    Raises:
-        ConfigError: naming what is missing, or every argument that the constructor does not have.
-    """
+
+def argument_problems(train: TrainConfig) -> list[str]:
+    """Returns which of `train.optim_args` the optimizer's constructor does not have, as full messages."""
+    if not train.optim_args or library_problems(train):
+        return []
     preset = PRESETS[train.optim]
     hidden = _OWN_KEYS | set(preset.fixed) | preset.hidden
     if preset.takes:
         hidden |= {"betas", "eps"}
     known = sorted(set(inspect.signature(constructor(train.optim)).parameters) - hidden)
-    problems = [
+    return [
         f"train.optim_args.{name}: unknown argument of {train.optim}; known: {', '.join(known)}"
         f"{did_you_mean(name, known)}"
         for name in train.optim_args
         if name not in known
     ]
-    if problems:
-        raise ConfigError(problems)
 
 
 def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
@@ -44,12 +43,8 @@ def peak_rate(train: TrainConfig) -> float:
     return 1.0 if PRESETS[train.optim].relative_step else train.learning_rate
 
 
-def check_schedule(train: TrainConfig) -> None:
-    """Checks `train.lr_scheduler_kwargs` against the schedule, before anything is loaded.
-
-    Raises:
-        ConfigError: naming every argument that is unknown, missing, or of a value that cannot be.
-    """
+def schedule_problems(train: TrainConfig) -> list[str]:
+    """Returns which of `train.lr_scheduler_kwargs` are unknown, missing, or of a wrong value, as full messages."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     shape, given = SHAPES[train.lr_scheduler_type], train.lr_scheduler_kwargs
@@ -73,8 +68,7 @@ def check_schedule(train: TrainConfig) -> None:
     ]
     if not problems and (problem := impossible(train.lr_scheduler_type, given, train.learning_rate)):
         problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {problem}")
-    if problems:
-        raise ConfigError(problems)
+    return problems
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:

@@ -10,21 +10,11 @@ from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.config import dump_config, flatten
+from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
 
 MOST_DIFF_BYTES = 2**20
-
-
-def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
-    """Returns what a resumed run must share with the run it goes on with, by dotted key."""
-    return {
-        **flatten(cfg),
-        "num_processes": num_processes,
-        "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
-        **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
-    }
 
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:

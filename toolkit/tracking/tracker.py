@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
-from toolkit.base.errors import ConfigError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
@@ -25,16 +24,11 @@ SHOWN = ("loss", "eval_loss")
 """What the progress bar shows, beside the best metric."""
 
 
-def check_trackers(tracking: TrackingConfig) -> None:
-    """Checks that every tracker asked for is installed.
-
-    Raises:
-        ConfigError: naming those that are not.
-    """
+def tracker_problems(tracking: TrackingConfig) -> list[str]:
+    """Returns which trackers are not installed; accelerate would leave them out with a mere warning."""
     missing = [name for name in tracking.report_to if importlib.util.find_spec(name) is None]
-    if missing:
-        hint = "pip install 'finetune-toolkit[tracking]'"
-        raise ConfigError([f"tracking.report_to: {name} is not installed ({hint})" for name in missing])
+    hint = "pip install 'finetune-toolkit[tracking]'"
+    return [f"tracking.report_to: {name} is not installed ({hint})" for name in missing]
 
 
 class Tracker:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
-from toolkit.config import STRICT, Config, load_config
+from toolkit.config import STRICT, Config, TrainConfig, load_config
 from toolkit.config.paths import FILE_FORMATS
 from toolkit.data.sources import READERS
-from toolkit.distributed.rules import SHARDING
+from toolkit.distributed.rules import REFUSED_LAUNCHES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,17 +186,20 @@ def test_every_rule_is_tested() -> None:
     """Each row of the table is met by one of the cases above, with its reason and its remedy."""
     met = [problem for words in CONFLICTS for problem in problems(words)]
     met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
-    met += [problem for variable in SHARDING for problem in problems("train.strategy=local_sgd", **{variable: "true"})]
+    met += [problem for name in REFUSED_LAUNCHES for problem in problems("train.strategy=sync", **{name: "true"})]
     untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
     assert untested == []
     assert len(RULES) >= 25
 
 
-@pytest.mark.parametrize(("variable", "name"), SHARDING.items())
-def test_local_sgd_wants_whole_models(variable: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"the launcher asks for {name}.*set train.strategy to sync"):
-        load("train.strategy=local_sgd", **{variable: "true"})
-    assert load(**{variable: "true"}).train.strategy == "sync"
+@pytest.mark.parametrize("strategy", get_args(get_type_hints(TrainConfig)["strategy"]))
+@pytest.mark.parametrize(("variable", "name"), REFUSED_LAUNCHES.items())
+def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: str, strategy: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"the launcher asks for {name}, which no strategy implements.*launch without"
+    ):
+        load(f"train.strategy={strategy}", **{variable: "true"})
+    assert load(f"train.strategy={strategy}", **{variable: "false"}).train.strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -228,10 +232,18 @@ def test_what_can_go_together(words: str) -> None:
     load(*words.split(" "))
 
 
-def test_nothing_is_said_about_sections_that_are_wrong_in_themselves() -> None:
+def test_what_follows_from_a_wrong_setting_is_not_reported_and_the_rest_is() -> None:
     with pytest.raises(ConfigError) as caught:
-        load("data.trian_file=a", "data.train_file=null", "train.max_steps=0")
-    assert [problem.split(": ")[1] for problem in caught.value.problems] == ["data.trian_file", "train.max_steps (0)"]
+        load("data.trian_file=a", "data.train_file=null", "train.max_steps=0", "train.optim=adamx", "task.x=1",
+             "train.optim_args.fused=true", "data.revision=main", "train.warmup_steps=-1")  # fmt: skip
+    assert [problem.split(": ")[1] for problem in caught.value.problems] == [
+        "data.trian_file",
+        "task.x",
+        "train.optim",
+        "train.warmup_steps",
+        "data.revision ('main'), data.dataset_name (null)",
+        "train.max_steps (0)",
+    ]
 
 
 def test_formats_are_those_that_can_be_read() -> None:

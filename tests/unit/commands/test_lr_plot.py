@@ -45,7 +45,7 @@ def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
          "train.lr_scheduler_type=reduce_lr_on_plateau")  # fmt: skip
     shown = capsys.readouterr().out
     assert "total    1000000 steps" in shown
-    assert "falls from there" in shown
+    assert "cannot be drawn in advance" in shown
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import typing
 import warnings
 
@@ -15,7 +16,7 @@ from torch import nn
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.groups import depths, in_head, parameter_groups
-from toolkit.optim.optimizers import build_optimizer, check_optim_args
+from toolkit.optim.optimizers import argument_problems, build_optimizer, library_problems
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.shapes import SHAPES
 from toolkit.optim.state import state_bytes
@@ -260,8 +261,8 @@ def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_t
 @pytest.mark.parametrize(("optim", "library"), [("lion_8bit", "bitsandbytes"), ("schedule_free_adamw", "schedulefree")])
 def test_what_is_not_installed_is_refused_with_its_extra(optim, library, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"{library} is not installed .*finetune-toolkit\[optimizers\]"):
-        check_optim_args(TrainConfig(optim=optim))
+    (problem,) = library_problems(TrainConfig(optim=optim))
+    assert re.search(rf"{library} is not installed .*finetune-toolkit\[optimizers\]", problem)
 
 
 def test_what_cannot_be_paged_is_said(capsys):
@@ -283,11 +284,11 @@ def test_settings_reach_the_optimizer():
 
 
 def test_wrong_arguments_of_an_optimizer_are_named():
-    with pytest.raises(ConfigError, match=r"train\.optim_args\.momentun: unknown argument of sgd; known: .*momentum"):
-        check_optim_args(TrainConfig(optim="sgd", optim_args={"momentun": 0.9}))
+    (problem,) = argument_problems(TrainConfig(optim="sgd", optim_args={"momentun": 0.9}))
+    assert re.match(r"train\.optim_args\.momentun: unknown argument of sgd; known: .*momentum", problem)
     with pytest.raises(ConfigError, match="sgd refuses"):
         build_optimizer(model(), TrainConfig(optim="sgd", optim_args={"nesterov": True}))
-    with pytest.raises(ConfigError, match="is_paged: unknown argument of adamw_bnb_8bit"):
-        check_optim_args(TrainConfig(optim="adamw_bnb_8bit", optim_args={"is_paged": True}))
-    with pytest.raises(ConfigError, match="relative_step: unknown argument of adafactor"):
-        check_optim_args(TrainConfig(optim="adafactor", optim_args={"relative_step": True}))
+    (problem,) = argument_problems(TrainConfig(optim="adamw_bnb_8bit", optim_args={"is_paged": True}))
+    assert "is_paged: unknown argument of adamw_bnb_8bit" in problem
+    (problem,) = argument_problems(TrainConfig(optim="adafactor", optim_args={"relative_step": True}))
+    assert "relative_step: unknown argument of adafactor" in problem

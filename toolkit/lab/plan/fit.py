@@ -11,8 +11,8 @@ from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.plan.subject import resized
-from toolkit.models.adapter_checks import check_adapters
-from toolkit.optim.optimizers import check_optim_args
+from toolkit.models.adapter_checks import adapter_problems
+from toolkit.optim.optimizers import argument_problems, library_problems
 from toolkit.optim.presets import PRESETS
 
 HALVING = 0.3
@@ -97,9 +97,8 @@ class _Tries:
         if overrides not in self.done:
             try:
                 cfg = self.load(overrides)
-                check_optim_args(cfg.train)
-                check_adapters(cfg.model)
-                self.done[overrides] = Fit(overrides, simulate(resized(self.subject, cfg)))
+                missing = library_problems(cfg.train) + argument_problems(cfg.train) + adapter_problems(cfg.model)
+                self.done[overrides] = None if missing else Fit(overrides, simulate(resized(self.subject, cfg)))
             except ToolkitError:
                 self.done[overrides] = None
         return self.done[overrides]

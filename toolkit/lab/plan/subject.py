@@ -38,27 +38,19 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     Raises:
         ToolkitError: for rows or a model that a run would not take either.
     """
-    from toolkit import modalities
-    from toolkit.data.prepare import load_rows, tokenise
+    from toolkit.checkpoint.claim import Claimed
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.modalities.processor import build_processor
-    from toolkit.models.load import check_head, load_model_config
+    from toolkit.modalities.inputs import read_inputs
+    from toolkit.models.load import load_model_config
 
     accelerator = build_accelerator(cfg)
-    config, modality = load_model_config(cfg.model), modalities.load(task.modality)
-    problems = modality.check_model(config, task.options)
-    if problems := problems or check_head(cfg.model, config, task.auto_model(config)):
-        raise ConfigError(problems)
-    asked = getattr(config, "vocab_size", None)
     with TemporaryDirectory(prefix="plan-") as folder:
-        rows = load_rows(cfg, task, accelerator, None, sample=MOST_ROWS)
-        processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
-    modality.configure(config, processor, new=cfg.model.from_config is not None)
-    task.configure(config)
-    cut = len(rows.splits["train"]) + rows.bad_rows.get("train", 0) >= MOST_ROWS
+        inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MOST_ROWS)
+    config, features, processor = inputs.model_config, inputs.data.train, inputs.processor
+    asked = getattr(load_model_config(cfg.model), "vocab_size", None)
+    cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MOST_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
         config.vocab_size = asked  # more text than was read fills it
-    features = tokenise(rows.splits["train"], task, processor, labelled=True)
     batch = longest_batch(features, task, processor, cfg.seed, cfg.train.per_device_train_batch_size)
     batch = _as_long(batch, features, task, processor, cfg.seed, config, length)
     device = accelerator.device if accelerator.device.type == "cuda" else torch.device("cpu")

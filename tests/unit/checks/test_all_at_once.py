@@ -1,0 +1,167 @@
+"""Everything that is wrong is told at once, by `toolkit validate` and by a run, before weights are loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+from commands import run_command
+from runs import ROOT
+
+from toolkit.base.errors import ConfigError
+from toolkit.checks import model as model_checks
+from toolkit.main import main
+from toolkit.recipe import load_settings, load_task_type, validate
+
+RECIPE = ROOT / "recipes" / "reviews.py"
+FAULTY = """
+task: {max_length: 64, labels: [one]}
+model:
+  name_or_path: ./model
+  freeze: ["bart.*"]
+  peft: {method: lora, target_modules: [qurey]}
+data:
+  train_file: train.csv
+  validation_file: validation.csv
+  test_file: none.csv
+train:
+  learning_rte: 1.0e-3
+  max_steps: two
+  warmup_steps: -1
+  mixed_precision: bf16
+  optim: sgd
+  optim_args: {momentun: 0.9}
+  lr_scheduler_kwargs: {bar: 2}
+  dataloader_prefetch_factor: 3
+  activation_offload: true
+eval: {metric_for_best_model: bananas}
+tracking: {report_to: [wandb]}
+engine: trainer
+trainer: {args: {output_dir: elsewhere}}
+output_dir: used
+"""
+FAULTS = {
+    "unknown key": ["train.learning_rte: unknown key (did you mean train.learning_rate?)"],
+    "wrong type": ["train.max_steps: received 'two' (text)"],
+    "out of range": ["train.warmup_steps: received -1, must be at least 0"],
+    "launcher": ["train.mixed_precision: received 'bf16', but the launcher says 'fp16'"],
+    "cannot go together": [
+        "train.dataloader_prefetch_factor (3), train.dataloader_num_workers (0)",
+        "model.freeze (['bart.*']), model.peft.method ('lora')",
+    ],
+    "task": ["task.labels: received ['one'], expected at least two different names"],
+    "missing file": ["data.test_file: received 'none.csv', there is no such file"],
+    "missing column": ["data.train_file: train.csv has no column 'label'"],
+    "unusable row": ["data.validation_file: 1 of the first 2 rows of validation.csv cannot be used: row 3"],
+    "arguments": [
+        "train.optim_args.momentun: unknown argument of sgd",
+        "train.lr_scheduler_kwargs.bar: unknown argument of linear",
+        "trainer.args.output_dir: the toolkit does this itself",
+    ],
+    "metric": ["eval.metric_for_best_model: received 'bananas'"],
+    "not installed": ["tracking.report_to: wandb is not installed"],
+    "machine": ["train.activation_offload: no GPU is visible here"],
+    "parameters": ["model.freeze: 'bart.*' matches no parameter"],
+    "layers": ["model.peft.target_modules: BertForSequenceClassification has no layer whose name ends in 'qurey'"],
+    "output folder": ["output_dir: the output folder "],
+}
+SIZES = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8,
+         "max_position_embeddings": 64}  # fmt: skip
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch) -> Path:
+    """A YAML with all the faults; nothing can load a model's weights, and wandb is not there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else find(name, *more))
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES))
+    model.save_pretrained("model")
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "good": 5, "bad": 6}
+    transformers.BertTokenizer(words).save_pretrained("model")
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", None)
+    Path("train.csv").write_text("text,lable\ngood,a\nbad,b\n")
+    Path("validation.csv").write_text("text,label\ngood,one\nbad,\n")
+    Path("used").mkdir()
+    Path("used", "metrics.jsonl").touch()
+    Path("a.yaml").write_text(FAULTY)
+    return tmp_path / "a.yaml"
+
+
+def contents() -> set[str]:
+    return {str(path) for path in Path().rglob("*")}
+
+
+def assert_all_are_named(text: str) -> None:
+    messages = [message for kind in FAULTS.values() for message in kind]
+    assert len(FAULTS) >= 12
+    assert len(messages) >= 15
+    assert {message: text.count(message) for message in messages} == dict.fromkeys(messages, 1), text
+    assert f"{len(messages)} settings are wrong:" in text
+
+
+def test_15_faults_of_12_kinds_are_named_at_once_by_validate(faulty, capsys):
+    before = contents()
+    assert run_command("validate", RECIPE, "--config", faulty) == 2
+    assert_all_are_named(capsys.readouterr().err)
+    assert contents() == before
+
+
+def test_15_faults_of_12_kinds_are_named_at_once_by_a_run(faulty, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(RECIPE)])
+    monkeypatch.setattr("toolkit.base.processes.end_process", sys.exit)
+    before = contents()
+    with pytest.raises(SystemExit) as ended:
+        main(load_task_type(RECIPE), ["--config", str(faulty)])
+    assert ended.value.code == 2
+    assert_all_are_named(capsys.readouterr().err)
+    assert contents() == before
+
+
+def test_what_cannot_be_asked_is_listed_with_its_reason(faulty):
+    Path("a.yaml").write_text(FAULTY.replace("max_length: 64", "modality: txet"))
+    with pytest.raises(ConfigError) as wrong:
+        load_settings(load_task_type(RECIPE), faulty, starts_run=True)
+    assert any("task.modality: received 'txet'" in problem for problem in wrong.value.problems)
+    assert "the first rows of the data files, because of task.modality" in wrong.value.unchecked
+    assert not any("no column" in problem for problem in wrong.value.problems)
+    assert "  not checked: the first rows of the data files, because of task.modality" in str(wrong.value)
+
+
+def test_elsewhere_leaves_out_what_only_the_other_machine_knows(faulty):
+    found = validate(load_task_type(RECIPE), faulty, elsewhere=True)
+    text = "\n".join(found.problems)
+    theirs = ("launcher", "missing file", "missing column", "unusable row", "not installed", "machine", "parameters",
+              "layers", "output folder")  # fmt: skip
+    named = {kind for kind, messages in FAULTS.items() if all(message in text for message in messages)}
+    assert named == FAULTS.keys() - set(theirs)
+    assert [what.removesuffix(" (only the other machine knows)") for what in found.unchecked] == [
+        "libraries of optimizers and adapters, and callbacks",
+        "GPUs, compilers, trackers and logins",
+        "the data files and their first rows",
+        "output_dir",
+        "the model './model', its cache, and patterns of its parameters",
+    ]
+
+
+def test_a_model_that_is_not_cached_is_named_offline(faulty):
+    found = validate(load_task_type(RECIPE), faulty, ["model.name_or_path=nobody/nothing"])
+    assert sum("model.name_or_path: cannot load 'nobody/nothing'" in problem for problem in found.problems) == 1
+    assert "the patterns of model.freeze, because the model's configuration is wrong" in found.unchecked
+    Path("model", "model.safetensors").unlink()
+    found = validate(load_task_type(RECIPE), faulty)
+    assert sum("no safetensors weights in the folder" in problem for problem in found.problems) == 1
+
+
+@pytest.mark.parametrize("method", ["lora", "dora", "rslora", "ia3", "prompt_tuning"])
+def test_adapters_are_tried_on_a_model_without_weights(method):
+    sizes = [f"model.from_config.{name}={size}" for name, size in SIZES.items() if name != "vocab_size"]
+    settings = [f"model.peft.method={method}", f"data.train_file={ROOT / 'recipes/data/reviews/train.csv'}", *sizes]
+    task_type = load_task_type(RECIPE)
+    settings.append("data.validation_file=null")
+    cfg = load_settings(task_type, ROOT / "recipes/configs/reviews/smoke.yaml", settings).config
+    assert model_checks.adapter_fit_problems(cfg, task_type(cfg)) == []

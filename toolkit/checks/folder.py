@@ -1,0 +1,30 @@
+"""Whether a run could use its output folder; claiming it is `toolkit.checkpoint.claim`'s."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from toolkit.base.errors import problems_of
+from toolkit.checkpoint.lock import in_use
+from toolkit.checkpoint.resume import decide_resume
+from toolkit.config.sections import Config
+
+
+def folder_problems(cfg: Config) -> list[str]:
+    """Returns why a run could not start in `output_dir`, as full messages; nothing stays written."""
+    folder = Path(cfg.output_dir)
+    absolute = folder.absolute()
+    existing = next(path for path in (absolute, *absolute.parents) if path.exists())
+    if not existing.is_dir():
+        return [] if existing == absolute else [f"output_dir: received {cfg.output_dir!r}, but {existing} is a file"]
+    problems = []
+    try:
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        problems.append(f"output_dir: cannot write into {existing}: {error.strerror}; give another one")
+    if message := in_use(folder):
+        problems.append(f"output_dir: {message}")
+    resume = problems_of(lambda: decide_resume(folder, cfg.checkpoint.resume))
+    return problems + [each if each.startswith("checkpoint.") else f"output_dir: {each}" for each in resume]

@@ -1,0 +1,164 @@
+"""What the model's configuration, and a copy of the model without weights, say of the settings.
+
+The copy is made on the meta device: it has every layer and parameter by name and shape, and no memory.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from toolkit import modalities
+from toolkit.api.task import Task
+from toolkit.base.errors import ConfigError, InputError, problems_of
+from toolkit.checks.check import CannotCheck
+from toolkit.config.sections import Config, ModelConfig
+from toolkit.models.activations import spare_activations
+from toolkit.models.adapter_checks import adapter_problems, prompt_problems
+from toolkit.models.adapters import add_adapters
+from toolkit.models.freezing import freeze
+from toolkit.models.load import attention, head_problems, load_model_config, unused_parameter_problems
+from toolkit.optim.groups import rates
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")
+"""Files of which a model's folder has one."""
+
+
+def config_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the model's configuration cannot be read, or made."""
+    _require_name(cfg.model)
+    return problems_of(lambda: load_model_config(cfg.model))
+
+
+def weight_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns that a local folder, or the cache of an offline machine, holds no weights."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    name = cfg.model.name_or_path
+    if name is None or config_problems(cfg, task):
+        return []
+    if Path(name).is_dir():
+        place, there = "the folder", [(Path(name) / file).is_file() for file in WEIGHTS]
+    elif constants.HF_HUB_OFFLINE:
+        place = "the cache, and HF_HUB_OFFLINE=1 keeps this process off the hub"
+        revision = cfg.model.revision
+        there = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in WEIGHTS]
+    else:
+        return []
+    if any(there):
+        return []
+    return [f"model.name_or_path: received {name!r}, but there are no safetensors weights in {place}"]
+
+
+def fit_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the model and the task do not fit."""
+    config = _config(cfg)
+    auto_model = task.auto_model(config)
+    return [
+        *modalities.load(task.modality).check_model(config, task.options),
+        *head_problems(cfg.model, config, auto_model),
+        *prompt_problems(cfg.model, auto_model),
+    ]
+
+
+def process_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why several processes cannot train the model."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or cfg.train.ddp_find_unused_parameters:
+        return []
+    return unused_parameter_problems(_config(cfg))
+
+
+def build_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why no model can be made of its configuration."""
+    if cfg.model.from_config is None and cfg.model.attn_implementation is None:
+        return []
+    config = _config(cfg)
+    return [] if head_problems(cfg.model, config, task.auto_model(config)) else problems_of(lambda: _build(cfg, task))
+
+
+def freeze_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns which patterns of `model.freeze` and `model.unfreeze` match nothing."""
+    if not cfg.model.freeze:
+        return []
+    model = _without_weights(cfg, task)
+    return problems_of(lambda: freeze(model, cfg.model))
+
+
+def adapter_fit_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why `model.peft` does not fit the model."""
+    if cfg.model.peft.method == "none" or adapter_problems(cfg.model):
+        return []
+    auto_model = task.auto_model(_config(cfg))
+    if prompt_problems(cfg.model, auto_model):
+        return []
+    model = _without_weights(cfg, task)
+    return problems_of(lambda: add_adapters(model, cfg.model.peft, auto_model, cfg.seed))
+
+
+def activation_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why activations of this model cannot be recomputed."""
+    if cfg.train.activation_checkpointing == "none":
+        return []
+    model = _without_weights(cfg, task)
+    return problems_of(lambda: spare_activations(model, cfg.train))
+
+
+def rate_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns which parameters do not exist that have a learning rate of their own."""
+    if cfg.train.layerwise_lr_decay == 1 and cfg.train.head_learning_rate is None:
+        return []
+    model = _without_weights(cfg, task)
+    return problems_of(lambda: rates(model, cfg.train, cfg.train.learning_rate))
+
+
+def processor_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the tokenizer, image processor or feature extractor of a pretrained model cannot be loaded."""
+    if cfg.model.name_or_path is None or config_problems(cfg, task):
+        return []
+    modality = modalities.load(task.modality)
+    return problems_of(lambda: modality.load_processor(cfg.model.name_or_path, cfg.model, task.options))
+
+
+def _require_name(model: ModelConfig) -> None:
+    new = model.from_config
+    if (model.name_or_path is None) == (new is None):
+        raise CannotCheck("it takes either model.name_or_path or model.from_config to name a model")
+    if new is not None and not isinstance(new.get("model_type"), str):
+        raise CannotCheck("no model is named")
+
+
+def _config(cfg: Config) -> PreTrainedConfig:
+    _require_name(cfg.model)
+    try:
+        return load_model_config(cfg.model)
+    except InputError as error:
+        raise CannotCheck("the model's configuration is wrong") from error
+
+
+def _build(cfg: Config, task: Task) -> Any:
+    import transformers
+
+    config = _config(cfg)
+    auto_model = task.auto_model(config)
+    auto_class = getattr(transformers, auto_model)
+    attention(cfg.model, config, auto_class)  # refuses what the model's class does not have; the machine is asked apart
+    try:
+        with torch.device("meta"):
+            return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code)
+    except Exception as error:  # each model class has checks, and exception types, of its own
+        key = "model.from_config" if cfg.model.from_config is not None else "model.name_or_path"
+        raise ConfigError([f"{key}: no {auto_model} can be made of this: {error}"]) from error
+
+
+def _without_weights(cfg: Config, task: Task) -> Any:
+    """Returns the model on the meta device."""
+    try:
+        return _build(cfg, task)
+    except ConfigError as error:
+        raise CannotCheck("no such model can be made") from error

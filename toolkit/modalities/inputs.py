@@ -1,0 +1,100 @@
+"""The second act of a run: the model's configuration, the rows, and what the model will see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolkit import modalities
+from toolkit.api.task import Prepared, Processor, Task
+from toolkit.base.errors import ConfigError
+from toolkit.checkpoint.changes import refuse_changes
+from toolkit.checkpoint.claim import Claimed
+from toolkit.checkpoint.state import SavedState
+from toolkit.config import flatten
+from toolkit.config.sections import Config
+from toolkit.data.prepare import CheckedRows, load_rows, prepare
+from toolkit.modalities.processor import build_processor
+from toolkit.models.adapter_checks import prompt_problems, room_problems
+from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that a run reads before it builds its model.
+
+    Args:
+        model_config: the model's configuration, complete with what task and processor decide.
+        auto_model: name of the model's auto class in transformers.
+        processor: tokenizer, image processor or feature extractor.
+        rows: the checked rows.
+        data: the same, preprocessed.
+        identity: settings and fingerprints that a resumed run must share, by dotted key.
+    """
+
+    model_config: PreTrainedConfig
+    auto_model: str
+    processor: Processor
+    rows: CheckedRows
+    data: Prepared
+    identity: Mapping[str, Any]
+
+
+def read_inputs(
+    cfg: Config, task: Task, accelerator: Accelerator, claimed: Claimed, sample: int | None = None
+) -> Inputs:
+    """Reads the model's configuration and the rows, and preprocesses them.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task; it learns its labels from the training rows.
+        accelerator: the first process of each node reads, the others take its cache.
+        claimed: where a new processor, and the list of bad rows, are written, and what is resumed.
+        sample: read only so many training rows, and no others; None reads all.
+
+    Raises:
+        ConfigError: with all that is wrong between the settings, the model and the task.
+        DataError: for files or rows that cannot be used.
+        CheckpointError: if the run to be resumed had other settings or rows.
+    """
+    config, modality = load_model_config(cfg.model), modalities.load(task.modality)
+    auto_model = task.auto_model(config)
+    problems = [
+        *modality.check_model(config, task.options),
+        *head_problems(cfg.model, config, auto_model),
+        *prompt_problems(cfg.model, auto_model),
+    ]
+    if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
+        problems += unused_parameter_problems(config)
+    _refuse(problems)
+    rows = load_rows(cfg, task, accelerator, None if sample else claimed.output_dir, sample)
+    identity = identity_of(cfg, rows, accelerator.num_processes)
+    if claimed.resume is not None:
+        refuse_changes(SavedState.from_json(claimed.resume.state).identity, identity)
+    processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
+    modality.configure(config, processor, new=cfg.model.from_config is not None)
+    task.configure(config)
+    _refuse(lost_override_problems(cfg.model, config))
+    data = prepare(rows, task, processor, cfg, accelerator)
+    _refuse(room_problems(cfg.model, config, data))
+    return Inputs(config, auto_model, processor, rows, data, identity)
+
+
+def identity_of(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
+    """Returns what a resumed run must share with the run that it resumes, by dotted key."""
+    return {
+        **flatten(cfg),
+        "num_processes": num_processes,
+        "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
+        **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
+    }
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(problems)
