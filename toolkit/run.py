@@ -25,7 +25,7 @@ from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
 from toolkit.engine import ENGINES
 from toolkit.engine.warm_up import import_all
-from toolkit.modalities.processor import build_processor
+from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import check_prompts, check_room
 from toolkit.models.compilation import compile_training
@@ -86,8 +86,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
         if resume is not None:
             refuse_changes(resume.state["identity"], facts)
         processor = build_processor(cfg, task, config, rows, accelerator, output_dir, resume)
-        modality.configure(config, processor, new=cfg.model.from_config is not None)
-        task.configure(config)
+        configure_model(config, task, processor, new=cfg.model.from_config is not None)
         refuse_lost_overrides(cfg.model, config)
         if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
             refuse_unused_parameters(config)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolkit.api.task import Batch, Predictions, Prepared, Processor, Task
+from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
 from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
 from toolkit.config.messages import did_you_mean
@@ -126,7 +126,7 @@ def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
         ConfigError: if the task has no metric of the name that the YAML gives.
     """
     name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
-    known = {"loss": False, **task.scores}
+    known = {"loss": False} | {score.name: score.greater_is_better for score in task.scores if not score.per_class}
     if name not in known:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
@@ -135,10 +135,17 @@ def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics without prefix on every rank, and predictions in row order on the main process (empty elsewhere)."""
+    """What an evaluation set scored.
+
+    Args:
+        metrics: without prefix, on every rank.
+        predictions: in row order, on the main process; empty elsewhere.
+        records: what the task decoded from them, one per example, on the main process; empty elsewhere.
+    """
 
     metrics: dict[str, float]
     predictions: Predictions
+    records: Iterable[Record] = ()
 
 
 class Job(Protocol):

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from toolkit.api.run import best_metric
-from toolkit.api.task import Averages, Task
+from toolkit.api.supports import SupportsEnsembling, class_column
+from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.checks.machine import check_machine
 from toolkit.checks.trainer import check_engine
@@ -47,9 +48,9 @@ def check_run(cfg: Config, task: Task) -> None:
 
 def _check_task(cfg: Config, task: Task) -> None:
     problems = []
-    if cfg.train.train_sampling_strategy == "balanced" and task.stratify_by() is None:
+    if cfg.train.train_sampling_strategy == "balanced" and class_column(task) is None:
         problems.append("train.train_sampling_strategy: received 'balanced', but the rows have no classes here")
-    if cfg.train.snapshot_ensemble and not isinstance(task, Averages):
+    if cfg.train.snapshot_ensemble and not isinstance(task, SupportsEnsembling):
         problems.append("train.snapshot_ensemble: received true, but this task's predictions have no mean")
     if problems:
         raise ConfigError(problems)

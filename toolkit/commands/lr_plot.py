@@ -61,13 +61,12 @@ def work(arguments: argparse.Namespace) -> None:
 
 def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
     """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
-    from toolkit import modalities
     from toolkit.base.console import quiet_libraries
     from toolkit.data.batches import training_loader
     from toolkit.data.prepare import load_rows, prepare
     from toolkit.distributed.launch import build_accelerator
     from toolkit.engine.milestones import Plan
-    from toolkit.modalities.processor import build_processor
+    from toolkit.modalities.processor import build_processor, configure_model
     from toolkit.models.load import load_model_config
 
     quiet_libraries()
@@ -76,8 +75,7 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
         config = load_model_config(cfg.model)
         rows = load_rows(cfg, task, accelerator, None)
         processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
-        modalities.load(task.modality).configure(config, processor, new=cfg.model.from_config is not None)
-        task.configure(config)
+        configure_model(config, task, processor, new=cfg.model.from_config is not None)
         features = prepare(rows, task, processor, cfg, accelerator).train
         _, sampler = training_loader(features, task, processor, cfg, rank=0, world_size=num_processes)
     return Plan.of(cfg, sampler.order.windows_per_epoch)

@@ -26,6 +26,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.distributed.collectives import on_main
     from toolkit.engine.evaluation import predict
     from toolkit.report.results import write_predictions
+    from toolkit.report.text import described
 
     source = Path(arguments.input)
     output = _trained_run.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
@@ -33,6 +34,6 @@ def work(arguments: argparse.Namespace) -> None:
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
     data = read_rows(run, arguments.input, labelled=False, report=bad)
     predictions, _ = predict(run, run.model, data, "predict")
-    records = on_main(run.accelerator, write_predictions, run.task, predictions, data, output)
-    print_lines("The first predictions", (run.task.summary(record) for record in records))
+    records = on_main(run.accelerator, lambda: write_predictions(run.task.decode(predictions, data), output))
+    print_lines("The first predictions", [described(run.task.describe(record)) for record in records])
     say(f"\n{len(data.rows)} predictions are in {output}")

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.data.columns import is_needed, require_columns, used_columns
@@ -45,7 +46,7 @@ class Table:
     """A source after its check.
 
     Args:
-        rows: the usable rows in file order, with the columns of `Task.features` and `_number`.
+        rows: the usable rows in file order, with the columns of `Task.schema` and `_number`.
         bad: the others, in file order.
         fingerprint: sha256 of the file, or the hub data set's id, revision and content.
         source: the file or hub split, for messages.
@@ -195,7 +196,7 @@ def _build(
 
     features = datasets.Features(
         {
-            **task.features(),
+            **task.schema(),
             NUMBER: datasets.Value("int64"),
             _REASON: datasets.Value("string"),
             _PREVIEW: datasets.Value("string"),
@@ -229,8 +230,18 @@ def _cache_key(
 ) -> str:
     # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
-    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
-             type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
+    parts = [
+        code_fingerprint(task),
+        source.fingerprint,
+        source.kind,
+        folder,
+        dict(columns),
+        labelled,
+        type(task).__qualname__,
+        repr(getattr(task, "options", None)),
+        state_of(task),
+        features.to_dict(),
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -242,7 +253,7 @@ def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: boo
     present = list(dict.fromkeys(name for row in first if not row.reason for name in row.values or {}))
     if present:
         require_columns(source.name, present, task, columns, labelled)
-    names = list(task.features())
+    names = list(task.schema())
     for row in chain(first, raw):
         try:
             checked = _check(row, task, columns, labelled, source.folder)

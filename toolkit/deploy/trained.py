@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
+from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Processor, Task
 from toolkit.base.console import say
 from toolkit.base.errors import InputError
@@ -61,7 +62,7 @@ def read_settings(folder: Path, recipe: str | None) -> tuple[Config, Task]:
     # The run's own data need not be there any more, and its launcher's settings are not today's.
     cfg = load_settings(task_type, folder / "config.yaml", [], environ={}, check_files=False)
     task = task_type(cfg.config)
-    task.state.update(state)
+    state_of(task).update(state)
     return cfg.config, task
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import load_file, save_file
 
 from toolkit.api.run import TrainState
+from toolkit.api.supports import state_of
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError
 from toolkit.checkpoint import store as checkpoint
@@ -33,7 +34,7 @@ def write_checkpoint(session: Session) -> None:
     run, root = session.run, session.run.output_dir / "checkpoints"
     state: dict[str, Any] = {
         "train": asdict(session.state),
-        "task": run.task.state,
+        "task": state_of(run.task),
         "identity": dict(run.identity),
         **session.engine_state(),
     }

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from toolkit.api.run import Evaluation, FitResult, Run, TrainState, best_metric
+from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.errors import Interrupted
 from toolkit.distributed.collectives import all_sum, on_main, sum_dtype
@@ -97,7 +98,7 @@ class Session:
         """
         # Dropout of a step depends on (seed, step, rank) only: nothing random has to be stored to resume exactly.
         seed_all(self.run.cfg.seed, self.state.step, self.run.accelerator.process_index)
-        own_items = sum(float(self.run.task.count_items(batch)) for batch in batches)
+        own_items = sum(float(count_items(self.run.task, batch)) for batch in batches)
         flags = float(self.stop.requested), float(self.strategy.failed)
         items, stop, failed = all_sum(self.run.accelerator, own_items, *flags)
         self.stop.beat()

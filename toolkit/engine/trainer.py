@@ -137,7 +137,7 @@ class WindowTrainer(Trainer):
             self.loss_sum.zero_()
         return self.window, None
 
-    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Adds a micro-batch's part of the window's gradient, and returns that of its loss."""
         loss_sum = self.session.add_gradient(inputs, self.scale)
         self.loss_sum += loss_sum
@@ -173,7 +173,7 @@ class WindowTrainer(Trainer):
         self.state.best_global_step = self.session.state.best_step
         return metrics
 
-    def floating_point_ops(self, inputs: Batch) -> int:
+    def floating_point_ops(self, inputs: Any) -> int:
         """Estimates the operations of a micro-batch as the library does, without counting the parameters each time."""
         if self.num_weights is None:
             self.num_weights = self.run.model.num_parameters(exclude_embeddings=True)

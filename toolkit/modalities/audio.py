@@ -230,5 +230,9 @@ def collate(
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns what stands for a recording in messages and predictions: its name."""
+    """Returns what stands for a clip in messages and predictions: its name."""
     return str(file["name"])
+
+
+def thumbnail(file: Mapping[str, Any], options: Any) -> None:
+    """Returns None: there is nothing to see of a sound."""

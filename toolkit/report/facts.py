@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.run import best_metric
+from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import _git, hardware, versions
 from toolkit.base.files import write_json, write_text
@@ -27,6 +29,7 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved) and `run.json`."""
     write_text(output_dir / "config.yaml", dump_config(cfg))
+    metric, greater = best_metric(cfg, task)
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -39,6 +42,8 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
-        "task_state": task.state,
+        "task_state": state_of(task),
+        "metric_for_best_model": metric,
+        "greater_is_better": greater,
     }
     write_json(output_dir / "run.json", facts)

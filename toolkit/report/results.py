@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import Judges, Predictions, Reports, Samples, Task
+from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
+from toolkit.api.task import Record
 from toolkit.base.console import print_lines, print_table, say, shorten
 from toolkit.base.files import write_json
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.charts import sheet
 from toolkit.footprint.predict import predicted_parts
+from toolkit.metrics.score import without_classes
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.sections import CURVES, Outcome, lead, predictions_file, sections
-from toolkit.report.worst import Worst, Wrong
+from toolkit.report.worst import Worst
 from toolkit.tracking.jsonl import read_metrics
 
 SHOWN_EXAMPLES = 3
@@ -38,9 +41,11 @@ def write_results(run: Run, result: FitResult) -> None:
     history = read_metrics(output_dir / "metrics.jsonl")
     own, samples = _sections(run, result), _samples(run)
     write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))
-    print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(figures))
+    overall = without_classes(figures, run.task.scores)
+    print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(overall))
     if examples:
-        print_lines("Predictions on rows it was not trained on", map(run.task.summary, examples))
+        lines = [text.described(run.task.describe(record)) for record in examples]
+        print_lines("Predictions on rows it was not trained on", lines)
     if samples:
         print_lines("Samples", map(shorten, samples))
     push(run.cfg, output_dir / "model")
@@ -83,13 +88,11 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     }
 
 
-def write_predictions(
-    task: Task, predictions: Predictions, data: Any, path: Path, worst: Worst | None = None
-) -> list[dict[str, Any]]:
-    """Writes one JSON line per example, in row order, and returns the first few records; `worst` sees them all."""
-    first: list[dict[str, Any]] = []
+def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None = None) -> list[Record]:
+    """Writes one JSON line per record, in order, and returns the first few; `worst` sees them all."""
+    first: list[Record] = []
     with path.open("w", encoding="utf-8") as file:
-        for line, record in enumerate(task.records(predictions, data), start=1):
+        for line, record in enumerate(records, start=1):
             if len(first) < SHOWN_EXAMPLES:
                 first.append(record)
             if worst is not None:
@@ -98,27 +101,26 @@ def write_predictions(
     return first
 
 
-def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[dict[str, Any]], list[Wrong]]:
+def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[Record], Worst | None]:
     """Writes the predictions of every evaluation set; returns the first and the worst records of the first one."""
-    shown: list[dict[str, Any]] | None = None
-    worst = Worst(run.task) if isinstance(run.task, Judges) else None
+    shown: list[Record] | None = None
+    worst = Worst(run.task) if isinstance(run.task, SupportsErrorRanking) else None
     for name, evaluation in result.evaluations.items():
         file = run.output_dir / predictions_file(name)
-        judge = worst if shown is None else None
-        first = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, judge)
+        first = write_predictions(evaluation.records, file, worst if shown is None else None)
         shown = first if shown is None else shown
-    return shown or [], worst.found() if worst else []
+    return shown or [], worst
 
 
 def _samples(run: Run) -> list[str]:
-    if not isinstance(run.task, Samples):
+    if not isinstance(run.task, SupportsSamples):
         return []
     run.model.eval()
     return run.task.samples(run.model, run.processor)
 
 
 def _sections(run: Run, result: FitResult) -> list[Section]:
-    if not isinstance(run.task, Reports):
+    if not isinstance(run.task, SupportsReport):
         return []
     return [
         part

@@ -21,6 +21,7 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import Batch
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError, RunError
+from toolkit.data.batches import collate
 from toolkit.distributed.collectives import all_sum, sum_dtype
 from toolkit.distributed.random import seed_all
 from toolkit.engine.callbacks.extensions import Extension
@@ -94,7 +95,7 @@ class AutoBatchSize(Extension):
         random = RowRandom(run.cfg.seed, self.session.state.step // self.session.plan.steps_per_epoch)
         for start in range(0, len(ids), self.rows):
             rows = run.data.train.__getitems__(ids[start : start + self.rows])
-            yield run.task.collate(rows, run.processor, random)
+            yield collate(rows, run.task, run.processor, random)
 
     def _begin_again(self, error: str | None) -> None:
         """Goes back to the beginning of the step, with smaller parts; every process does, whichever has failed."""

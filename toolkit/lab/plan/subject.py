@@ -41,7 +41,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     from toolkit import modalities
     from toolkit.data.prepare import load_rows, tokenise
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.modalities.processor import build_processor
+    from toolkit.modalities.processor import build_processor, configure_model
     from toolkit.models.load import check_head, load_model_config
 
     accelerator = build_accelerator(cfg)
@@ -53,8 +53,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     with TemporaryDirectory(prefix="plan-") as folder:
         rows = load_rows(cfg, task, accelerator, None, sample=MOST_ROWS)
         processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
-    modality.configure(config, processor, new=cfg.model.from_config is not None)
-    task.configure(config)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)
     cut = len(rows.splits["train"]) + rows.bad_rows.get("train", 0) >= MOST_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
         config.vocab_size = asked  # more text than was read fills it

@@ -26,7 +26,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float]] = []
-        self.largest: Batch = {}
+        self.largest: Batch | None = None
         self._most = -1
 
     def gradient(self, step: int, model: nn.Module) -> None:
