@@ -59,6 +59,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), watch) as run:
         result = ENGINES[cfg.engine]()(run)
+        assert watch.largest is not None  # there was a step
         subject = Subject(cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
         return {
             "memory": asdict(result.memory),
