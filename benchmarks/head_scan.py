@@ -12,7 +12,6 @@ import copy
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
 from toolkit.api.supports import count_items
-from toolkit.engine.step import accumulate, micro_batch
+from toolkit.distributed.window import accumulate
 from toolkit.models.load import batch_dependence
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/heads.md"
@@ -143,8 +142,7 @@ def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulatio
     accelerator = Accelerator(cpu=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     prepared = accelerator.prepare(model)
-    add_gradient = partial(micro_batch, accelerator, task, prepared)
-    accumulate(accelerator, prepared, window, 1 / items, add_gradient, beat=lambda: None)
+    accumulate(accelerator, task, prepared, window, 1 / items, beat=lambda: None)
     optimizer.step()
 
 

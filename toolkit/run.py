@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
-from toolkit.api.run import FitResult, Observer, Run
+from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError
@@ -22,8 +22,10 @@ from toolkit.config.sections import Config
 from toolkit.data.prepare import load_rows, prepare
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
-from toolkit.engine import ENGINES
+from toolkit.distributed.strategies import build_strategy
+from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
 from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.models.activations import spare_activations
@@ -61,7 +63,7 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
         ToolkitError: with a message for people, and the exit code to end with.
     """
     with prepared_run(cfg, task, recipe, observer) as job:
-        result = ENGINES[cfg.engine]()(job)
+        result = fit(job)
         on_main(job.accelerator, write_results, job, result)
     return result
 
@@ -102,7 +104,26 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
             say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
         spare_activations(model, cfg.train)
         compile_training(model, cfg.train)
-        yield Run(cfg, task, accelerator, model, processor, data, output_dir, resume, facts, memory, observer)
+        mesh = mesh_of(accelerator)
+        strategy = build_strategy(cfg, accelerator, mesh)
+        model = strategy.prepare(model)
+        best = best_metric(cfg, task)
+        yield Run(
+            cfg,
+            task,
+            accelerator,
+            model,
+            processor,
+            data,
+            output_dir,
+            resume,
+            facts,
+            memory,
+            mesh,
+            strategy,
+            best,
+            observer,
+        )
 
 
 @contextmanager

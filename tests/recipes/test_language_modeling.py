@@ -13,6 +13,7 @@ import torch
 from commands import run_command
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import IGNORE_INDEX
 from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.data.batches import evaluation_loader, training_loader
@@ -158,9 +159,9 @@ def masked_batches(workers, batch_size=4, epoch=0):
         eval=EvalConfig(per_device_eval_batch_size=batch_size),
         seed=3,
     )
-    loader, sampler = training_loader(features, task, tokenizer, settings, rank=0, world_size=1)
+    loader, sampler = training_loader(features, task, tokenizer, settings, Mesh())
     sampler.seek(epoch)
-    fixed = evaluation_loader(features, task, tokenizer, settings, rank=0, world_size=1)
+    fixed = evaluation_loader(features, task, tokenizer, settings, Mesh())
 
     def by_row(batches):
         """Each row's input ids and labels, without its padding."""

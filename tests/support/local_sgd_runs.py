@@ -79,7 +79,7 @@ def checked_averages(file: Path) -> Iterator[None]:
         others = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(others, own)
         assert all(torch.equal(own, other) for other in others)
-        steps.append(self.session.state.step)
+        steps.append(self.replica.state.step)
 
     with patch.object(LocalSGD, "_average", checked):
         yield

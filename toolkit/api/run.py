@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import Strategy
 from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
 from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
+from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -53,6 +56,9 @@ class Run:
         resume: the checkpoint to go on from, or None.
         identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
         memory: measures, from before the model was built.
+        mesh: how the processes are arranged.
+        strategy: how they share the training.
+        best: the metric that names the best model, with its prefix.
         observer: looks on, or None.
     """
 
@@ -66,6 +72,9 @@ class Run:
     resume: Checkpoint | None
     identity: Mapping[str, Any]
     memory: MemoryWatch
+    mesh: Mesh
+    strategy: Strategy
+    best: Score
     observer: Observer | None = None
 
 
@@ -82,7 +91,7 @@ class FitResult:
         train_seconds: time spent in training steps in this session, without evaluating and saving.
         items_per_second: items trained on per second of that.
         memory: what it took of the main process's.
-        further: what extensions have to report.
+        further: what the strategy and callbacks have to report.
     """
 
     steps: int
@@ -96,41 +105,19 @@ class FitResult:
     further: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass
-class TrainState:
-    """What a run has done; together with parameters and optimizer all that a resume needs.
-
-    Position, order, augmentation and random numbers follow from `step`, so none of them is stored.
-    """
-
-    step: int = 0
-    best_metric: float | None = None
-    best_step: int | None = None
-    evaluations_since_best: int = 0
-    loss_sum: float = 0.0
-    """Summed loss since the last training line, over all ranks."""
-    num_items: float = 0.0
-    """Items since the last training line, over all ranks."""
-    evaluated_step: int = -1
-    """Last step that was evaluated on the validation rows."""
-    ended: bool = False
-    """Whether something has ended training before the last planned step."""
-    skipped_steps: int = 0
-    """Steps whose update the scaler of fp16 left out; the schedule did not count them."""
-
-
-def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
-    """Returns the name of the metric that names the best model, with its prefix, and whether greater is better.
+def best_metric(cfg: Config, task: Task) -> Score:
+    """Returns the metric that names the best model; its name has the prefix `eval_`.
 
     Raises:
         ConfigError: if the task has no metric of the name that the YAML gives.
     """
     name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
-    known = {"loss": False} | {score.name: score.greater_is_better for score in task.scores if not score.per_class}
+    scores = [Score("loss", greater_is_better=False), *task.scores]
+    known = {score.name: score for score in scores if not score.per_class}
     if name not in known:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
-    return f"eval_{name}", known[name]
+    return replace(known[name], name=f"eval_{name}")
 
 
 @dataclass(frozen=True)
@@ -148,8 +135,8 @@ class Evaluation:
     records: Iterable[Record] = ()
 
 
-class Job(Protocol):
-    """What predictions are made with: a run that is trained, or a finished one."""
+class Predictor(Protocol):
+    """What predictions are made with: a run that is being trained, or a finished one."""
 
     @property
     def cfg(self) -> Config:
@@ -162,6 +149,10 @@ class Job(Protocol):
     @property
     def accelerator(self) -> Accelerator:
         """The processes."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """How the processes are arranged."""
 
     @property
     def processor(self) -> Processor:

@@ -13,7 +13,7 @@ from toolkit.commands import _recipe_config
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
-    from toolkit.engine.milestones import Plan
+    from toolkit.api.milestones import Milestones
 
 MOST_POINTS = 2000
 
@@ -59,13 +59,14 @@ def work(arguments: argparse.Namespace) -> None:
     print(f"written to {path}")
 
 
-def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
+def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
+    from toolkit.api.mesh import Mesh
+    from toolkit.api.milestones import Milestones
     from toolkit.base.console import quiet_libraries
     from toolkit.data.batches import training_loader
     from toolkit.data.prepare import load_rows, prepare
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.engine.milestones import Plan
     from toolkit.modalities.processor import build_processor, configure_model
     from toolkit.models.load import load_model_config
 
@@ -77,5 +78,5 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Plan:
         processor = build_processor(cfg, task, config, rows, accelerator, Path(folder), None)
         configure_model(config, task, processor, new=cfg.model.from_config is not None)
         features = prepare(rows, task, processor, cfg, accelerator).train
-        _, sampler = training_loader(features, task, processor, cfg, rank=0, world_size=num_processes)
-    return Plan.of(cfg, sampler.order.windows_per_epoch)
+        _, sampler = training_loader(features, task, processor, cfg, Mesh(replicas=num_processes))
+    return Milestones.of(cfg, sampler.order.windows_per_epoch)

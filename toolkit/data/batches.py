@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
 from toolkit.api.task import IGNORE_INDEX, Batch, Processor, Task
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
@@ -44,6 +45,29 @@ def collate_or_mask(
     batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
     batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
     return batch
+
+
+def split_batch(
+    features: datasets.Dataset, task: Task, processor: Processor, seed: int, epoch: int, batch: Batch, size: int
+) -> Iterator[Batch]:
+    """Collates the rows of a training micro-batch again, at most `size` at a time; each part has its own padding.
+
+    Args:
+        features: the training features.
+        task: collates them.
+        processor: for the collator.
+        seed: the run's.
+        epoch: the micro-batch's.
+        batch: the micro-batch, with `row_ids` `[B]`.
+        size: most rows of a part.
+    """
+    ids = batch["row_ids"].tolist()
+    if len(ids) <= size:
+        yield batch
+        return
+    random = RowRandom(seed, epoch)
+    for start in range(0, len(ids), size):
+        yield collate(features.__getitems__(ids[start : start + size]), task, processor, random)
 
 
 def _loader(
@@ -87,7 +111,7 @@ def ended_workers(loader: DataLoader) -> Iterator[None]:
 
 
 def training_loader(
-    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
 ) -> tuple[DataLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches and the sampler that says where it starts."""
     train = cfg.train
@@ -95,13 +119,13 @@ def training_loader(
         num_rows=len(features),
         batch_size=train.per_device_train_batch_size,
         accumulation=train.gradient_accumulation_steps or 1,
-        world_size=world_size,
+        data_size=mesh.data_size,
         seed=cfg.seed,
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
     )
-    sampler = WindowSampler(order, rank)
+    sampler = WindowSampler(order, mesh.data_rank)
     if train.dataloader_persistent_workers:
         sampler.random.share()
     loader = _loader(
@@ -111,9 +135,9 @@ def training_loader(
 
 
 def evaluation_loader(
-    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, *, rank: int, world_size: int
+    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set."""
     lengths = np.asarray(features["length"][:])
-    batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, rank, world_size)
+    batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size)
     return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

@@ -29,7 +29,7 @@ class Order:
         num_rows: training rows.
         batch_size: rows per process and micro-batch.
         accumulation: micro-batches per window.
-        world_size: number of processes.
+        data_size: number of data ranks (see `toolkit.api.mesh`).
         seed: seed of the shuffle.
         strategy: `random`, `sequential`, `group_by_length` or `balanced`.
         lengths: `[num_rows]` length of every row; needed for `group_by_length`.
@@ -39,7 +39,7 @@ class Order:
     num_rows: int
     batch_size: int
     accumulation: int
-    world_size: int
+    data_size: int
     seed: int
     strategy: str = "random"
     lengths: np.ndarray | None = field(default=None, repr=False)
@@ -48,7 +48,7 @@ class Order:
     @property
     def window_size(self) -> int:
         """Rows of a full window, over all ranks."""
-        return self.batch_size * self.accumulation * self.world_size
+        return self.batch_size * self.accumulation * self.data_size
 
     @property
     def windows_per_epoch(self) -> int:
@@ -62,7 +62,7 @@ class Order:
     def micro_batches(self, epoch: int, index: int, rank: int) -> list[list[int]]:
         """Returns this rank's `accumulation` micro-batches of a window; those of a short window may be empty."""
         rows = self.window(epoch, index)
-        starts = [(step * self.world_size + rank) * self.batch_size for step in range(self.accumulation)]
+        starts = [(step * self.data_size + rank) * self.batch_size for step in range(self.accumulation)]
         return [rows[start : start + self.batch_size].tolist() for start in starts]
 
 
@@ -126,18 +126,18 @@ class WindowSampler(Sampler[list[int]]):
         return self.order.windows_per_epoch * self.order.accumulation
 
 
-def evaluation_batches(lengths: np.ndarray, batch_size: int, rank: int, world_size: int) -> list[list[int]]:
+def evaluation_batches(lengths: np.ndarray, batch_size: int, data_rank: int, data_size: int) -> list[list[int]]:
     """Deals evaluation rows to ranks, each row exactly once, rows of similar length together.
 
     Args:
         lengths: `[rows]` length of every row. Predictions are put back by row id, so the order is free and the one
             with the least padding is taken.
         batch_size: rows per batch.
-        rank: this process.
-        world_size: number of processes.
+        data_rank: which of them.
+        data_size: number of data ranks.
 
     Returns:
         This rank's batches of row numbers.
     """
-    mine = np.argsort(-lengths, kind="stable")[rank::world_size].tolist()
+    mine = np.argsort(-lengths, kind="stable")[data_rank::data_size].tolist()
     return [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]

@@ -52,6 +52,7 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
 
     from accelerate.utils import send_to_device
 
+    from toolkit.api.mesh import Mesh
     from toolkit.data.batches import evaluation_loader
     from toolkit.data.prepare import tokenise
     from toolkit.data.rows import apply_policy, load_table
@@ -61,7 +62,7 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     rows = tables["input"].rows
     features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)
     cfg = replace(run.cfg, eval=replace(run.cfg.eval, per_device_eval_batch_size=ROWS))
-    loader = evaluation_loader(features, run.task, run.processor, cfg, rank=0, world_size=1)
+    loader = evaluation_loader(features, run.task, run.processor, cfg, Mesh())
     return send_to_device(next(iter(loader)), run.accelerator.device)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
+from toolkit.api.mesh import Mesh
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Processor, Task
 from toolkit.base.console import say
@@ -15,6 +16,7 @@ from toolkit.base.errors import InputError
 from toolkit.config.sections import Config
 from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
+from toolkit.distributed.mesh import mesh_of
 from toolkit.models.adapter_checks import check_adapters
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
@@ -32,6 +34,7 @@ class TrainedRun:
     cfg: Config
     task: Task
     accelerator: Accelerator
+    mesh: Mesh
     processor: Processor
     model: PreTrainedModel
 
@@ -79,7 +82,7 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
-    return TrainedRun(cfg, task, accelerator, processor, prepared)
+    return TrainedRun(cfg, task, accelerator, mesh_of(accelerator), processor, prepared)
 
 
 def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
 
 if TYPE_CHECKING:
@@ -50,8 +51,17 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 
 
 def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
-    """Sums each value over all processes."""
+    """Sums each value over all processes; returns the same sums on each."""
     if accelerator.num_processes == 1:
         return list(values)
     tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
     return accelerator.reduce(tensor, reduction="sum").tolist()
+
+
+def data_sum(accelerator: Accelerator, mesh: Mesh, *values: float) -> list[float]:
+    """Sums each value over data ranks; returns the same sums on every process.
+
+    Processes that hold parts of the same replica know the same values, or one of them knows the right one: each data
+    rank counts once.
+    """
+    return all_sum(accelerator, *(values if mesh.counts else [0.0] * len(values)))

@@ -11,6 +11,8 @@ from torch import distributed as dist
 
 from toolkit.distributed.collectives import sum_dtype
 
+EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
+"""Metrics of a run on several processes: its collectives, and the bytes that one process gave to them."""
 PIECES = 3
 """A list of tensors of one type travels in at most one piece more than this; more only cost time to start."""
 SMALL_PIECE = 2**22
@@ -56,10 +58,34 @@ class Wire:
             for tensor, value in _parts(piece, flat):
                 tensor.detach().copy_(value)
 
+    def exchanged(self) -> dict[str, float]:
+        """Returns what was sent so far, for the report."""
+        return {EXCHANGES: float(self.collectives), EXCHANGED_BYTES: float(self.bytes_sent)}
+
     def _send(self, collective: Callable[..., Any], flat: Tensor, **arguments: Any) -> None:
         collective(flat, **arguments)
         self.bytes_sent += flat.numel() * flat.element_size()
         self.collectives += 1
+
+
+@torch.no_grad()
+def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -> None:
+    """Puts the weighted mean over processes in place of each parameter's gradient.
+
+    A parameter that has no gradient here counts as zero; one that has none on any process keeps none.
+
+    Args:
+        wire: does the exchange.
+        parameters: the same on every process.
+        weight: this process's; those of all add up to 1.
+    """
+    if not parameters:
+        return
+    used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    wire.mean([*gradients, used], weight)
+    for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
+        parameter.grad = gradient if share > 0 else None
 
 
 def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -11,7 +11,7 @@ import torch
 
 from toolkit.base.errors import RunError
 from toolkit.config.sections import Config
-from toolkit.distributed.strategies import STRATEGIES
+from toolkit.distributed.strategies import strategy_type
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,7 +36,7 @@ def build_accelerator(cfg: Config) -> Accelerator:
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
     # would be a run of its own.
-    kind = Accelerator if STRATEGIES[train.strategy]().wraps_model else _unwrapped_kind()
+    kind = Accelerator if strategy_type(cfg).wraps_model else _unwrapped_kind()
     accelerator = kind(
         cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
         mixed_precision=train.mixed_precision,

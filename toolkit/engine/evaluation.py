@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from toolkit.api.run import Evaluation, Job
+from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.data.batches import evaluation_loader
-from toolkit.distributed.collectives import all_sum, on_main
+from toolkit.distributed.collectives import data_sum, on_main
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -54,12 +54,12 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
 
 
 def predict(
-    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
 ) -> tuple[Predictions, float]:
     """Predicts every row of an evaluation set.
 
     Args:
-        job: task, processor, settings and processes.
+        predictor: task, processor, settings and processes.
         model: the model, not wrapped for gradient exchange (a wrapper would wait for ranks that have fewer batches).
         data: rows and features.
         title: shown beside the progress bar.
@@ -70,9 +70,8 @@ def predict(
     """
     from accelerate.utils import send_to_device
 
-    accelerator, task = job.accelerator, job.task
-    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
-    loader = evaluation_loader(data.features, task, job.processor, job.cfg, **place)
+    accelerator, task = predictor.accelerator, predictor.task
+    loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
     parts: list[Part] = []
     loss_sum = num_items = 0.0
     was_training = model.training
@@ -89,25 +88,25 @@ def predict(
             if beat is not None:
                 beat()
     model.train(was_training)
-    loss_sum, num_items = all_sum(accelerator, loss_sum, num_items)
-    gathered = _gather(accelerator, parts)
+    loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
+    gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum / num_items if num_items else float("nan")
 
 
 def evaluate(
-    job: Job, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
 ) -> Evaluation:
     """Predicts and scores an evaluation set; arguments as for `predict`."""
-    predictions, loss = predict(job, model, data, title, beat)
+    predictions, loss = predict(predictor, model, data, title, beat)
     records: Iterable[Record] = ()
 
     def score() -> dict[str, float]:
         nonlocal records
-        records = job.task.decode(predictions, data)
-        return job.task.metrics(records, predictions, data)
+        records = predictor.task.decode(predictions, data)
+        return predictor.task.metrics(records, predictions, data)
 
-    metrics = on_main(job.accelerator, score)
+    metrics = on_main(predictor.accelerator, score)
     return Evaluation({"loss": loss, **metrics}, predictions, records)
 
 

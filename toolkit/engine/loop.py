@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
 from toolkit.api.run import FitResult, Run
+from toolkit.api.task import Batch
 from toolkit.base.console import progress
-from toolkit.data.batches import ended_workers, training_loader
-from toolkit.distributed.signals import StopSignal
-from toolkit.engine.milestones import Plan, tracker_of
 from toolkit.engine.session import Session
-from toolkit.engine.step import accumulate, clip, windows
+from toolkit.engine.setup import opened
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
 
 
 def fit(run: Run) -> FitResult:
-    """Trains a run to its end.
-
-    Raises:
-        RunError: before a non-finite update.
-        Interrupted: after SIGTERM, once a checkpoint is written.
-    """
-    accelerator, train = run.accelerator, run.cfg.train
-    place = {"rank": accelerator.process_index, "world_size": accelerator.num_processes}
-    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
-    plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
-    optimizer = build_optimizer(run.model, train)
-    schedule = build_schedule(optimizer, train, plan.total_steps)
-    model, optimizer = accelerator.prepare(run.model, optimizer)
-    accumulation = train.gradient_accumulation_steps or 1
-
-    with ended_workers(loader), StopSignal(accelerator.num_processes) as stop, tracker_of(run) as tracker:
-        session = Session(run, model, optimizer, schedule, plan, tracker, stop)
+    """Trains a run to its end; errors are those of `toolkit.engine.fit`."""
+    accelerator, strategy, train = run.accelerator, run.strategy, run.cfg.train
+    with opened(run) as setup:
+        milestones = setup.milestones
+        optimizer = build_optimizer(run.model, train)
+        schedule = build_schedule(optimizer, train, milestones.total_steps)
+        model, optimizer = accelerator.prepare(run.model, optimizer)
+        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)
         session.restore()
         model.train()
-        with progress(plan.total_steps, "train", initial=session.state.step) as bar:
-            while not session.over:
-                sampler.seek(*divmod(session.state.step, plan.steps_per_epoch))
-                for window in windows(loader, accumulation):
+        with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
+            while not session.context.over:
+                setup.sampler.seek(*divmod(session.state.step, milestones.steps_per_epoch))
+                for window in windows(setup.loader, train.gradient_accumulation_steps or 1):
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
-                    loss_sum = accumulate(accelerator, model, window, scale, session.add_gradient, stop.beat)
-                    session.strategy.exchange()
-                    grad_norm = clip(accelerator, model, train.max_grad_norm)
+                    loss_sum = strategy.window_gradient(window, scale)
+                    grad_norm = strategy.clip(train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     optimizer.step()
                     if not accelerator.optimizer_step_was_skipped:
                         schedule.step()
                     optimizer.zero_grad()
                     session.count_step(loss_sum, grad_norm, learning_rate)
-                    session.after_step(plan.after(session.state.step))
-                    bar.set_postfix(tracker.shown, refresh=False)
+                    session.after_step(milestones.after(session.state.step))
+                    bar.set_postfix(setup.tracker.shown, refresh=False)
                     bar.update()
-                    if session.over:
+                    if session.context.over:
                         break
         return session.finish()
+
+
+def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Groups micro-batches into the windows of one step each; a whole window is fetched before it is trained on."""
+    iterator = iter(batches)
+    while window := list(islice(iterator, size)):
+        yield window

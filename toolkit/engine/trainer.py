@@ -1,9 +1,9 @@
-"""The Trainer path: the same windows and beats inside `transformers.Trainer`, with its callbacks around them.
+"""The Trainer path: the same windows and hooks inside `transformers.Trainer`, with its callbacks around them.
 
-The Trainer keeps what it does well: its loop over epochs and micro-batches, gradient exchange, clipping, callbacks.
-Order, loss, optimizer, schedule, evaluation and checkpoints are the toolkit's, handed to it through its hooks, so a
-run ends with the same parameters, bit for bit, as under `engine: loop`, and either goes on from the other's
-checkpoints.
+The Trainer keeps what it does well: its loop over epochs and steps, its callbacks, the preparation of the model.
+Order, loss, gradients, optimizer, schedule, evaluation and checkpoints are the toolkit's, handed to it through its
+hooks, so a run ends with the same parameters, bit for bit, as under `engine: loop`, and either resumes from the
+other's checkpoints.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from transformers.trainer_callback import ExportableState
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
-from toolkit.data.batches import ended_workers, training_loader
-from toolkit.data.order import WindowSampler
-from toolkit.distributed.collectives import sum_dtype
-from toolkit.distributed.signals import StopSignal
-from toolkit.engine.milestones import Plan, tracker_of
 from toolkit.engine.session import Session
+from toolkit.engine.setup import Setup, opened
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
-from toolkit.tracking.tracker import Tracker
 
 CALLBACK_STATES = "trainer_callbacks"
 """Name of the callbacks' states in a checkpoint: by the callback's name in the YAML."""
+PRIVATE = ("_init_training_state", "_clip_grad_norm", "_get_grad_norm", "_maybe_log_save_evaluate")
+"""Methods of the Trainer that are overridden below though they are private to transformers; a test looks for them."""
 
 
 def fit(run: Run) -> FitResult:
@@ -46,15 +43,13 @@ def fit(run: Run) -> FitResult:
         RunError: before a non-finite update.
         Interrupted: after SIGTERM, once a checkpoint is written.
     """
-    place = {"rank": run.accelerator.process_index, "world_size": run.accelerator.num_processes}
-    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, **place)
-    plan = Plan.of(run.cfg, sampler.order.windows_per_epoch)
-    with ended_workers(loader), StopSignal(run.accelerator.num_processes) as stop, tracker_of(run) as tracker:
-        trainer = WindowTrainer(run, plan, loader, sampler, tracker, stop)
-        with progress(plan.total_steps, "train", initial=run.resume.step if run.resume else 0) as trainer.bar:
+    with opened(run) as setup:
+        trainer = WindowTrainer(run, setup)
+        start = run.resume.step if run.resume else 0
+        with progress(setup.milestones.total_steps, "train", initial=start) as trainer.bar:
             trainer.train()
-        if not trainer.session.over:
-            trainer.session.end()
+        if not trainer.session.context.over:
+            trainer.session.context.end()
         return trainer.session.finish()
 
 
@@ -63,34 +58,26 @@ class WindowTrainer(Trainer):
 
     Args:
         run: what is trained.
-        plan: when things happen.
-        loader: this rank's micro-batches.
-        sampler: says where the loader starts.
-        tracker: where numbers are written.
-        stop: the flag that SIGTERM sets.
+        setup: what was opened for it.
     """
 
-    def __init__(
-        self, run: Run, plan: Plan, loader: DataLoader, sampler: WindowSampler, tracker: Tracker, stop: StopSignal
-    ) -> None:
-        self.run, self.plan, self.loader, self.sampler, self.tracker, self.stop = (
-            run, plan, loader, sampler, tracker, stop,
-        )  # fmt: skip
+    def __init__(self, run: Run, setup: Setup) -> None:
+        self.run, self.setup = run, setup
         self.session: Session
         self.bar: Any
         self.schedule: LambdaLR
         self.window: list[Batch] = []
         self.scale = self.grad_norm = 0.0
+        self.loss_sum: torch.Tensor
         self.num_weights: int | None = None
-        self.loss_sum = torch.zeros((), dtype=sum_dtype(run.accelerator.device), device=run.accelerator.device)
         validation = run.data.evals.get("validation")
         own = callbacks(run.cfg.trainer)
         self.exportable = {name: callback for name, callback in own.items() if isinstance(callback, ExportableState)}
         super().__init__(
             model=run.model,
-            args=training_arguments(run, plan),
+            args=training_arguments(run, setup.milestones),
             eval_dataset=validation.features if validation else None,
-            callbacks=[_Beats(self), *own.values()],
+            callbacks=[_Steps(self), *own.values()],
         )
         self.remove_callback(PrinterCallback)
         self.callback_handler.processing_class = run.processor  # given above, the Trainer would change its tokens
@@ -102,12 +89,12 @@ class WindowTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """Returns the toolkit's loader, which accelerate must not deal to the ranks once more."""
-        return self.loader
+        return self.setup.loader
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Builds the YAML's optimizer, and its schedule, which needs it as it is before it is prepared."""
         optimizer = build_optimizer(self.run.model, self.run.cfg.train)
-        self.schedule = build_schedule(optimizer, self.run.cfg.train, self.plan.total_steps)
+        self.schedule = build_schedule(optimizer, self.run.cfg.train, self.setup.milestones.total_steps)
         self.optimizer = optimizer
         return optimizer
 
@@ -125,53 +112,62 @@ class WindowTrainer(Trainer):
         for name, state in self.run.resume.state.get(CALLBACK_STATES, {}).items():
             for attribute, value in state.items() if name in self.exportable else ():
                 setattr(self.exportable[name], attribute, value)
-        return self.run.resume.step // self.plan.steps_per_epoch, 0
+        return self.run.resume.step // self.setup.milestones.steps_per_epoch, 0
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], None]:
         """Fetches a window and counts its items; none is left when the run, or its epoch, is over."""
-        self.window = [] if self.session.over else list(islice(epoch_iterator, num_batches))
+        self.window = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
         if self.window:
             self.scale = self.session.begin_window(self.window)
-            self.loss_sum.zero_()
         return self.window, None
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Adds a micro-batch's part of the window's gradient, and returns that of its loss."""
-        loss_sum = self.session.add_gradient(inputs, self.scale)
-        self.loss_sum += loss_sum
-        self.stop.beat()
-        if self.accelerator.sync_gradients:  # it was the window's last
-            self.session.strategy.exchange()
-        return loss_sum * self.scale
+        """Computes the gradient of the whole window at its last micro-batch, and returns its loss; zero before."""
+        if not self.accelerator.sync_gradients:
+            return torch.zeros((), device=self.accelerator.device)
+        self.loss_sum = self.run.strategy.window_gradient(self.window, self.scale)
+        return self.loss_sum * self.scale
+
+    def _clip_grad_norm(self, model: nn.Module) -> float:
+        """Clips the gradient, and returns its norm before that."""
+        return self.run.strategy.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         """Returns the norm before clipping, and stops the run before an update that is not finite."""
-        self.grad_norm = float(super()._get_grad_norm(model, grad_norm))
+        self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
         self.session.check_update(self.grad_norm, self.window)
         return self.grad_norm
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> None:
-        """Does what the plan, or a callback, has asked for."""
+        """Does what a milestone, or a callback, has asked for."""
         if self.control.should_log and self.session.state.num_items:
             self.log(self.session.log())
         if self.control.should_evaluate:
             self.evaluate()
         if self.control.should_save:
             self.session.save()
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        self.control.should_training_stop |= self.session.over
-        self.session.start_clock()
+            self.control.should_save = False
+        self.control.should_training_stop |= self.session.context.over
+        self.session.meter.start()
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
         """Evaluates on the validation rows as every engine does, and tells the callbacks."""
         metrics = self.session.evaluate()
         self.log(dict(metrics))
+        self._tell_best()
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def on_save(self) -> None:
+        """Tells the callbacks of a checkpoint, whoever asked for it: a milestone, the best metric or the run's end."""
+        self._tell_best()
+        self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _tell_best(self) -> None:
         self.state.best_metric = self.session.state.best_metric
         self.state.best_global_step = self.session.state.best_step
-        return metrics
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimates the operations of a micro-batch as the library does, without counting the parameters each time."""
@@ -185,22 +181,27 @@ class WindowTrainer(Trainer):
         return {CALLBACK_STATES: {name: callback.state()["attributes"] for name, callback in self.exportable.items()}}
 
 
-class _Beats(TrainerCallback):
-    """What surrounds a step, at the Trainer's own events."""
+class _Steps(TrainerCallback):
+    """Calls the session's hooks around a step, at the Trainer's own events."""
 
     def __init__(self, trainer: WindowTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         t, optimizer = self.trainer, cast(Optimizer, self.trainer.optimizer)
+        setup = t.setup
         # Everything is prepared and nothing was fetched: what a checkpoint holds goes in here.
-        t.session = Session(t.run, t.model_wrapped, optimizer, t.schedule, t.plan, t.tracker, t.stop, t.callback_states)
+        t.session = Session(
+            t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
+            engine_state=t.callback_states, on_save=t.on_save,
+        )  # fmt: skip
         t.session.restore()
         t.model_wrapped.train()
-        state.best_metric, state.best_global_step = t.session.state.best_metric, t.session.state.best_step
+        t._tell_best()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self.trainer.sampler.seek(*divmod(self.trainer.session.state.step, self.trainer.plan.steps_per_epoch))
+        setup, step = self.trainer.setup, self.trainer.session.state.step
+        setup.sampler.seek(*divmod(step, setup.milestones.steps_per_epoch))
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.learning_rate = float(self.trainer.schedule.get_last_lr()[0])
@@ -208,10 +209,10 @@ class _Beats(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         t = self.trainer
         t.session.count_step(t.loss_sum, t.grad_norm, self.learning_rate)
-        state.epoch = t.session.epoch
-        due = t.plan.after(t.session.state.step)
+        state.epoch = t.session.context.epoch
+        due = t.setup.milestones.after(t.session.state.step)
         control.should_log |= due.log
         control.should_evaluate |= due.evaluate
         control.should_save |= due.save
-        t.bar.set_postfix(t.tracker.shown, refresh=False)
+        t.bar.set_postfix(t.setup.tracker.shown, refresh=False)
         t.bar.update()

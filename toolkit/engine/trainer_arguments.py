@@ -12,11 +12,11 @@ from toolkit.config.sections import TrainerConfig
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
 
+    from toolkit.api.milestones import Milestones
     from toolkit.api.run import Run
-    from toolkit.engine.milestones import Plan
 
 
-def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
+def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
     """Returns the Trainer's arguments: what callbacks want to read of the run, and the YAML's own.
 
     Raises:
@@ -24,11 +24,8 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
     """
     from transformers import TrainingArguments
 
-    from toolkit.api.run import best_metric
-
     cfg, train = run.cfg, run.cfg.train
-    metric, greater = best_metric(cfg, run.task)
-    evaluates = plan.eval_every is not None and "validation" in run.data.evals
+    evaluates = milestones.eval_every is not None and "validation" in run.data.evals
     precision = run.accelerator.mixed_precision
     try:
         return TrainingArguments(
@@ -40,15 +37,15 @@ def training_arguments(run: Run, plan: Plan) -> TrainingArguments:
             per_device_train_batch_size=train.per_device_train_batch_size,
             per_device_eval_batch_size=cfg.eval.per_device_eval_batch_size,
             gradient_accumulation_steps=train.gradient_accumulation_steps or 1,
-            max_steps=plan.total_steps,
+            max_steps=milestones.total_steps,
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,
             max_grad_norm=train.max_grad_norm,
-            logging_steps=plan.log_every,
+            logging_steps=milestones.log_every,
             eval_strategy="steps" if evaluates else "no",
-            eval_steps=plan.eval_every if evaluates else None,
-            metric_for_best_model=metric,
-            greater_is_better=greater,
+            eval_steps=milestones.eval_every if evaluates else None,
+            metric_for_best_model=run.best.name,
+            greater_is_better=run.best.greater_is_better,
             save_strategy="no",
             report_to=[],
             disable_tqdm=True,

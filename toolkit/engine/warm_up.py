@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
 from toolkit.engine import ENGINES
 from toolkit.models.load import load_code
@@ -24,7 +25,7 @@ def import_all(cfg: Config, config: PreTrainedConfig, auto_model: str) -> None:
         config: the model's configuration.
         auto_model: name of the auto class that will build the model.
     """
-    ENGINES[cfg.engine]()
+    import_object(ENGINES[cfg.engine])
     constructor(cfg.train.optim)
     load_code(config, auto_model)
     if cfg.model.peft.method != "none":

@@ -30,15 +30,13 @@ def predicted(run: Run) -> Footprint:
 
 def predicted_parts(run: Run) -> dict[str, int] | None:
     """Returns the predicted bytes by the parts that are measured, None if it cannot be predicted."""
-    from toolkit.distributed.strategies import STRATEGIES
-
     try:
         found = predicted(run)
     except Exception:  # a run that has trained well must not fail by a table of its report
         return None
-    train, several = run.cfg.train, run.accelerator.num_processes > 1
+    train, several = run.cfg.train, run.mesh.data_size > 1
     # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.
-    wrapped = several and STRATEGIES[train.strategy]().wraps_model
+    wrapped = several and run.strategy.wraps_model
     outer = several and not wrapped and train.local_sgd_outer_lr is not None
     besides = (wrapped + 2 * outer) * found.gradients
     parts = {"parameters": found.parameters + found.buffers, "gradients": found.gradients,

@@ -182,7 +182,7 @@ def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
 
 
 def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
-    """Does forward and backward pass as `toolkit.engine.step` does; says what lies between the two."""
+    """Does forward and backward pass as `toolkit.distributed.window` does; says what lies between the two."""
     from accelerate.utils import convert_outputs_to_fp32
 
     dtype = DTYPES.get(subject.cfg.train.mixed_precision or "no")

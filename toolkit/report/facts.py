@@ -29,7 +29,7 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved) and `run.json`."""
     write_text(output_dir / "config.yaml", dump_config(cfg))
-    metric, greater = best_metric(cfg, task)
+    best = best_metric(cfg, task)
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -43,7 +43,7 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
         "task_state": state_of(task),
-        "metric_for_best_model": metric,
-        "greater_is_better": greater,
+        "metric_for_best_model": best.name,
+        "greater_is_better": best.greater_is_better,
     }
     write_json(output_dir / "run.json", facts)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.api.run import FitResult, Run, best_metric
+from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsThumbnails
 from toolkit.api.task import Record
 from toolkit.base.console import format_bytes, shorten
@@ -80,7 +80,7 @@ def lead(run: Run, facts: Mapping[str, Any]) -> str:
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
     """Returns all parts of a run's report, in order."""
-    metric = best_metric(run.cfg, run.task)[0]
+    metric = run.best.name
     # Scores per class are shown in the task's own sections.
     history = [without_classes(line, run.task.scores) for line in outcome.history]
     figures = curves(history, metric)

@@ -14,7 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from toolkit.base.errors import InputError
-from toolkit.engine import ENGINES
+from toolkit.engine import fit
 from toolkit.footprint.ledger import without_memory
 from toolkit.footprint.predict import predicted
 from toolkit.footprint.simulate import simulate
@@ -149,7 +149,7 @@ def test_parts_are_those_of_a_real_run(tmp_path) -> None:
     file = ROOT / "recipes/configs/reviews/smoke.yaml"
     cfg = load_settings(task_type, file, settings).config
     with prepared_run(cfg, task_type(cfg), recipe) as run:
-        memory = ENGINES[cfg.engine]()(run).memory
+        memory = fit(run).memory
         found = predicted(run)
         assert predicted(run) is found
     assert found.parameters + found.buffers == memory.parameters

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from runs import ROOT, SIZES, TINY
 
-from toolkit.api.run import best_metric
-from toolkit.engine import ENGINES
+from toolkit.engine import fit
 from toolkit.lab.compare import bootstrap
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.run import prepared_run
@@ -28,8 +27,8 @@ def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch)
     settings = [*SIZES.get(name, TINY), "train.max_steps=2", f"output_dir={tmp_path / 'run'}"]
     cfg = load_settings(task_type, config, settings).config
     with prepared_run(cfg, task_type(cfg), recipe) as job:
-        evaluation = ENGINES["loop"]()(job).evaluations["validation"]
-    metric = best_metric(cfg, job.task)[0].removeprefix("eval_")
+        evaluation = fit(job).evaluations["validation"]
+    metric = job.best.name.removeprefix("eval_")
 
     def draw(count: int) -> list[float]:
         return bootstrap.resampled(job.task, evaluation.predictions, job.data.evals["validation"], metric, count)

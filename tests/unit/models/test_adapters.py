@@ -16,6 +16,7 @@ from runs import assert_close, assert_same_weights, lines, predictions, train, w
 from stopping import StoppedError, stopper
 
 import toolkit.run
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import AdapterConfig
 from toolkit.data.batches import evaluation_loader
@@ -56,7 +57,7 @@ def job(monkeypatch):
 
 def logits(model, job) -> dict[str, torch.Tensor]:
     features = job.data.evals["validation"].features
-    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, rank=0, world_size=1)))
+    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, Mesh())))
     model.eval()
     with torch.no_grad():
         outputs = model(**batch["inputs"])

@@ -1,37 +1,39 @@
-"""How processes that train copies of one model stay one model, by the name in the YAML."""
+"""How the processes of a run share its training, by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import Strategy
 from toolkit.base.console import say
+from toolkit.base.importing import import_object
+from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
-    from toolkit.distributed.strategies.sync import Sync
-    from toolkit.engine.session import Session
+    from accelerate import Accelerator
+
+STRATEGIES = {
+    "sync": "toolkit.distributed.strategies.ddp.DataParallel",
+    "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
+    "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
+}
+"""Those of `train.strategy`, and the synchronous one of `train.auto_batch_size`."""
 
 
-def _sync() -> type[Sync]:
-    from toolkit.distributed.strategies.sync import Sync
-
-    return Sync
-
-
-def _local_sgd() -> type[Sync]:
-    from toolkit.distributed.strategies.local_sgd import LocalSGD
-
-    return LocalSGD
+def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
+    """Returns the strategy of a launch; a single process has no other to share with and trains as with `sync`."""
+    several = int(environ.get("WORLD_SIZE", "1")) > 1
+    name = "auto_batch_size" if cfg.train.auto_batch_size else cfg.train.strategy if several else "sync"
+    kind: type[Strategy] = import_object(STRATEGIES[name])
+    return kind
 
 
-STRATEGIES: dict[str, Callable[[], type[Sync]]] = {"sync": _sync, "local_sgd": _local_sgd}
-"""Each is imported when it is asked for."""
-
-
-def build_strategy(session: Session) -> Sync:
-    """Builds the run's strategy; one process has nobody to agree with and trains plainly, whatever the strategy."""
-    name = session.run.cfg.train.strategy
-    if session.run.accelerator.num_processes == 1 and name != "sync":
-        say(f"warning: train.strategy {name} needs several processes; this one trains as with sync.")
-        name = "sync"
-    return STRATEGIES[name]()(session)
+def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strategy:
+    """Builds the run's strategy."""
+    kind = strategy_type(cfg)
+    if kind.name != cfg.train.strategy and not cfg.train.auto_batch_size:
+        say(f"warning: train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
+    return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]

@@ -8,94 +8,99 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
 
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import LostGradient, Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
-from toolkit.distributed.collectives import all_sum
-from toolkit.distributed.flat import Wire
-from toolkit.distributed.strategies.sync import EXCHANGED_BYTES, EXCHANGES, Sync
-from toolkit.engine.guard import is_lost, non_finite_error, row_numbers
+from toolkit.distributed.collectives import all_sum, data_sum
+from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.guard import refuse
+from toolkit.distributed.window import accumulate, averaging_scale, clip
+from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
-    from toolkit.engine.session import Session
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from toolkit.config.sections import Config
 
 
-class LocalSGD(Sync):
-    """Averages every `train.local_sgd_steps` steps, and before the parameters are evaluated, saved or handed out.
+class LocalSGD(Strategy):
+    """Averages every `train.local_sgd_steps` steps, and before parameters are evaluated, saved or handed out.
 
     When it averages follows from the step alone. The mean is weighted by the items that each process has trained on
     since the last one, so a process whose windows were empty counts for nothing.
     """
 
-    wraps_model: ClassVar[bool] = False
+    name = "local_sgd"
+    wraps_model = False
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.train, self.model = session.run.cfg.train, session.bare_model
+    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
+        self.accelerator, self.mesh, self.train = accelerator, mesh, cfg.train
         self.wire = Wire()
         self.drift = 0.0
+        self.lost: LostGradient | None = None
         self._own_items = self._items_since = 0.0
         self._weight = 0.0
         self._parameters_differ = self._moments_differ = False
-        self._failure: tuple[int, float, list[int]] | None = None
         self._anchors: dict[str, Tensor] = {}
         self._velocities: dict[str, Tensor] = {}
 
     @property
-    def synchronous(self) -> bool:
+    def gradient_is_shared(self) -> bool:
         """Whether the step under way is one of the warm-up, in which gradients are exchanged."""
-        return self.session.state.step < self.train.local_sgd_warmup_steps
+        return self.replica.state.step < self.train.local_sgd_warmup_steps
+
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns the model: each process has a whole one."""
+        return model
+
+    def attach(self, replica: Replica) -> None:
+        """Takes the model."""
+        self.replica, self.model = replica, replica.bare_model
 
     def begin_step(self, own_items: float, items: float) -> float:
-        """Returns what this rank multiplies its summed losses by: in its own steps only its own items count."""
+        """Returns the factor of this rank's summed losses: in steps of its own only its own items count."""
         self._own_items = own_items
-        if self.synchronous:
+        if self.gradient_is_shared:
             self._weight = self._share(own_items, items)
-            return self.session.run.accelerator.num_processes / items if items else 0.0
+            return averaging_scale(self.mesh, items)
         for name, parameter in self._trainable().items() if self.train.local_sgd_outer_lr is not None else ():
             if name not in self._anchors:  # also one that is trained from this step on only
                 self._anchors[name] = parameter.detach().clone()
                 self._velocities[name] = torch.zeros_like(parameter.detach())
         return 1 / own_items if own_items else 0.0
 
-    def exchange(self) -> None:
-        """Averages gradients, and with them the buffers, in a step of the warm-up."""
-        if not self.synchronous:
-            return
-        parameters = list(self._trainable().values())
-        # A layer that was left out on one rank has no gradient there; one that was left out on all keeps none.
-        used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        self.wire.mean([*gradients, used], 1 / self.session.run.accelerator.num_processes)
-        for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
-            parameter.grad = gradient if share > 0 else None
-        self.wire.mean(self._buffers(), self._weight)
+    def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
+        """Computes the gradient of a window, and averages it, with the buffers, in a step of the warm-up."""
+        r = self.replica
+        loss_sum = accumulate(self.accelerator, r.task, r.model, window, scale, r.beat)
+        if self.gradient_is_shared:
+            average_gradients(self.wire, list(self._trainable().values()), 1 / self.mesh.data_size)
+            self.wire.mean(self._buffers(), self._weight)
+        return loss_sum
 
-    def check_gradient(self, step: int, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses an update that is not finite; in a step of its own, this rank leaves it out until all can stop."""
-        if self.synchronous:
-            super().check_gradient(step, grad_norm, batches)
-        elif is_lost(self.session.run, grad_norm):
-            self.failed = True
-            self._failure = (step, grad_norm, row_numbers(self.session.run, batches))
-            for parameter in self.model.parameters():  # the optimizer passes over what has no gradient
-                parameter.grad = None
+    def clip(self, max_norm: float) -> float:
+        """Clips the gradient to a norm and returns its norm before that."""
+        return clip(self.accelerator, self.replica.model, max_norm)
 
-    def refuse(self) -> None:
-        """Stops all ranks because of one, or some; raises RunError, naming the step and their rows."""
-        failures = [failure for failure in gather_object([self._failure]) if failure is not None]
-        step, grad_norm, _ = failures[0]
-        raise non_finite_error(step, grad_norm, [row for *_, rows in failures for row in rows])
+    def skip_update(self, lost: LostGradient) -> None:
+        """Leaves this rank's update out until all ranks can stop."""
+        self.lost = lost
+        for parameter in self.model.parameters():  # the optimizer passes over what has no gradient
+            parameter.grad = None
 
     def after_update(self) -> None:
         """Averages when a period is over."""
-        local_steps = self.session.state.step - self.train.local_sgd_warmup_steps
+        local_steps = self.replica.state.step - self.train.local_sgd_warmup_steps
         if local_steps <= 0:
             return
         self._items_since += self._own_items
@@ -104,24 +109,37 @@ class LocalSGD(Sync):
             self._average()
             self._outer_step()
 
-    def before_pause(self) -> None:
-        """Averages what was trained since the last time. The outer optimizer waits for the end of its period."""
+    def settle(self, for_checkpoint: bool = False) -> None:
+        """Averages what was trained since the last time; the outer optimizer waits for the end of its period.
+
+        A checkpoint holds one optimizer, so where moments are not averaged, all ranks take the main process's.
+        """
         if self._parameters_differ:
             self._average()
-
-    def before_save(self) -> None:
-        """Makes the moments equal, since a checkpoint holds one optimizer: where they are not averaged, the main's."""
-        if self._moments_differ:
+        if for_checkpoint and self._moments_differ:
             moments = self._moments()
-            self._same_layout(moments)
+            self._require_same_layout(moments)
             self.wire.copy_main(list(moments.values()))
             self._moments_differ = False
 
-    def finish(self) -> None:
-        """Averages the last steps, if nothing has done so yet."""
-        self.before_pause()
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        """Yields the model, which `settle` has made the same on every rank."""
+        yield self.model
 
-    def figures(self) -> dict[str, float]:
+    def full_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the model's own tensors."""
+        return self.model.state_dict()
+
+    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the optimizer's own state."""
+        return optimizer_state(self.replica.optimizer, self.model)
+
+    def exchanged(self) -> dict[str, float]:
+        """Returns what this process gave to the averages, in the whole run."""
+        return self.wire.exchanged()
+
+    def log_metrics(self) -> dict[str, float]:
         """Returns what was sent so far, and how far ranks were from their mean when it was last taken."""
         return {
             "local_sgd_bytes_sent": self.wire.bytes_sent,
@@ -129,18 +147,14 @@ class LocalSGD(Sync):
             "local_sgd_drift": self.drift,
         }
 
-    def result(self) -> dict[str, float]:
-        """Returns what this process gave to the averages, in the whole run."""
-        return {EXCHANGES: float(self.wire.collectives), EXCHANGED_BYTES: float(self.wire.bytes_sent)}
-
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the outer optimizer's parameters and momentum, and the counters."""
         tensors = {f"anchor.{name}": value for name, value in self._anchors.items()}
         tensors |= {f"velocity.{name}": value for name, value in self._velocities.items()}
-        return tensors, self.figures()
+        return tensors, self.log_metrics()
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Goes on from there."""
+        """Takes back what `state` returned."""
         parameters = self._trainable()
         for prefix, target in (("anchor.", self._anchors), ("velocity.", self._velocities)):
             for name, parameter in parameters.items():
@@ -151,23 +165,23 @@ class LocalSGD(Sync):
 
     def _average(self) -> None:
         """Puts the mean over ranks, weighted by items, in place of parameters, buffers and, if asked for, moments."""
-        accelerator = self.session.run.accelerator
-        items, failed = all_sum(accelerator, self._items_since, float(self.failed))
-        if failed:
-            self.refuse()
+        (lost,) = all_sum(self.accelerator, float(self.lost is not None))
+        if lost:
+            refuse(self.lost)
+        (items,) = data_sum(self.accelerator, self.mesh, self._items_since)
         weight = self._share(self._items_since, items)
         parameters = list(self._trainable().values())
         distance = self.wire.mean(parameters, weight)
         others = self._buffers()
         if self.train.local_sgd_average_moments:
             moments = self._moments()
-            self._same_layout(moments)
+            self._require_same_layout(moments)
             others += moments.values()
             self._moments_differ = False
         self.wire.mean(others, weight)
-        (distance,) = all_sum(accelerator, distance)
+        (distance,) = data_sum(self.accelerator, self.mesh, distance)
         size = math.sqrt(sum(float(torch.linalg.vector_norm(p.detach())) ** 2 for p in parameters))
-        self.drift = math.sqrt(distance / accelerator.num_processes) / size if size else 0.0
+        self.drift = math.sqrt(distance / self.mesh.data_size) / size if size else 0.0
         self._items_since = 0.0
         self._parameters_differ = False
 
@@ -185,7 +199,7 @@ class LocalSGD(Sync):
             parameter.copy_(anchor)
 
     def _share(self, own_items: float, items: float) -> float:
-        return own_items / items if items else 1 / self.session.run.accelerator.num_processes
+        return own_items / items if items else 1 / self.mesh.data_size
 
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
@@ -197,7 +211,7 @@ class LocalSGD(Sync):
 
     def _moments(self) -> dict[str, Tensor]:
         """Returns the optimizer's tensors by parameter and name, but for counts of steps, which are equal anyway."""
-        state = self.session.optimizer.state
+        state = self.replica.optimizer.state
         return {
             f"{name}.{key}": value
             for name, parameter in self._trainable().items()
@@ -205,7 +219,7 @@ class LocalSGD(Sync):
             if isinstance(value, Tensor) and value.dim() > 0
         }
 
-    def _same_layout(self, moments: Mapping[str, Tensor]) -> None:
+    def _require_same_layout(self, moments: Mapping[str, Tensor]) -> None:
         """Raises RunError on every rank when ranks hold moments of other parameters: they would wait forever."""
         layout = [(name, tuple(value.shape), str(value.dtype)) for name, value in moments.items()]
         if len(set(gather_object([zlib.crc32(repr(layout).encode())]))) > 1:

@@ -1,0 +1,39 @@
+"""The toolkit's own callbacks: each in a file of its own, and one line in a dict here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolkit.api.callback import Callback, TrainingContext
+from toolkit.base.importing import import_object
+from toolkit.config.sections import Config
+from toolkit.optim.presets import PRESETS
+
+CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    "early_stopping": (
+        lambda cfg: cfg.train.early_stopping_patience is not None,
+        "toolkit.engine.callbacks.early_stopping.EarlyStopping",
+    ),
+    "plateau": (
+        lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau",
+        "toolkit.engine.callbacks.plateau.Plateau",
+    ),
+    "schedule_free": (
+        lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree",
+        "toolkit.engine.callbacks.schedule_free.ScheduleFree",
+    ),
+    "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "toolkit.engine.callbacks.snapshots.Snapshots"),
+    "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), "toolkit.engine.callbacks.unfreezing.Unfreezing"),
+    "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.max_time.MaxTime"),
+    "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.ema.AveragedWeights"),
+}
+"""By the name in checkpoints: whether a configuration asks for it, and its class."""
+
+
+def build_callbacks(context: TrainingContext) -> dict[str, Callback]:
+    """Builds what the run's configuration asks for."""
+    return {
+        name: import_object(place)(context)
+        for name, (is_asked, place) in CALLBACKS.items()
+        if is_asked(context.run.cfg)
+    }

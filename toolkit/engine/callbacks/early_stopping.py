@@ -1,40 +1,42 @@
-"""Early stopping: training ends when evaluations have not become better for a while."""
+"""Early stopping: training ends when evaluations have not improved for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.api.run import best_metric
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.console import say
-from toolkit.engine.callbacks.extensions import Extension
 
 
-class EarlyStopping(Extension):
+class EarlyStopping(Callback):
     """Counts evaluations that were not better than the best before by more than the threshold."""
 
-    reference: float | None = None
-    waited = 0
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.reference: float | None = None
+        self.waited = 0
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Counts, and ends training when the patience is used up."""
-        cfg = self.session.run.cfg
-        name, greater = best_metric(cfg, self.session.run.task)
-        value, threshold = metrics[name], cfg.train.early_stopping_threshold
-        gain = 0.0 if self.reference is None else (value - self.reference if greater else self.reference - value)
-        if self.reference is None or gain > threshold:
+        run, train = self.context.run, self.context.run.cfg.train
+        value = metrics[run.best.name]
+        if self.reference is None or self._gain(value, self.reference) > train.early_stopping_threshold:
             self.reference, self.waited = value, 0
             return
         self.waited += 1
-        if self.waited >= (cfg.train.early_stopping_patience or 0) and not self.session.over:
-            since = f"has not become better than {self.reference:.4g} in {self.waited} evaluations"
-            say(f"stopping after step {self.session.state.step}: {name} {since}")
-            self.session.end()
+        if self.waited >= (train.early_stopping_patience or 0) and not self.context.over:
+            since = f"has not improved on {self.reference:.4g} for {self.waited} evaluations"
+            say(f"stopping after step {self.context.state.step}: {run.best.name} {since}")
+            self.context.end()
+
+    def _gain(self, value: float, reference: float) -> float:
+        return value - reference if self.context.run.best.greater_is_better else reference - value
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the value to beat and the evaluations since."""
         return {}, {"reference": self.reference, "waited": self.waited}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Goes on counting."""
+        """Continues counting."""
         self.reference, self.waited = values["reference"], values["waited"]

@@ -9,26 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
-from toolkit.engine.callbacks.extensions import Extension
-from toolkit.engine.session import Session
 
 
-class AveragedWeights(Extension):
+class AveragedWeights(Callback):
     """Keeps an average of every trainable parameter; others, and buffers, are the model's own."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.weight = 1.0 - (session.run.cfg.train.ema_decay or 0.0)
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.weight = 1.0 - (context.run.cfg.train.ema_decay or 0.0)
         self.averages = {name: parameter.detach().clone() for name, parameter in self._trainable()}
 
     def _trainable(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        return (pair for pair in self.session.bare_model.named_parameters() if pair[1].requires_grad)
+        return (pair for pair in self.context.bare_model.named_parameters() if pair[1].requires_grad)
 
     @torch.no_grad()
     def after_update(self) -> None:
         """Moves the averages towards the parameters, unless the scaler of fp16 has left this update out."""
-        if self.session.run.accelerator.optimizer_step_was_skipped:
+        if self.context.run.accelerator.optimizer_step_was_skipped:
             return
         pairs = [
             (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
@@ -47,17 +46,17 @@ class AveragedWeights(Extension):
             self._exchange()
 
     def _exchange(self) -> None:
-        parameters = dict(self.session.bare_model.named_parameters())
+        parameters = dict(self.context.bare_model.named_parameters())
         for name, average in self.averages.items():
             parameters[name].data, self.averages[name] = average, parameters[name].data
 
-    def take_best(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Takes the best step's averages."""
         self.restore(tensors, values)
 
     def finish(self) -> None:
         """Makes the averages the parameters."""
-        parameters = dict(self.session.bare_model.named_parameters())
+        parameters = dict(self.context.bare_model.named_parameters())
         with torch.no_grad():
             for name, average in self.averages.items():
                 parameters[name].copy_(average)
@@ -68,5 +67,5 @@ class AveragedWeights(Extension):
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Takes the averages of a checkpoint."""
-        parameters = dict(self.session.bare_model.named_parameters())
+        parameters = dict(self.context.bare_model.named_parameters())
         self.averages = {name: torch.empty_like(parameters[name]).copy_(value) for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""The schedule `reduce_lr_on_plateau`: the rate falls when evaluations have not become better for a while."""
+"""The schedule `reduce_lr_on_plateau`: the rate falls when evaluations have not improved for a while."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from toolkit.api.run import best_metric
-from toolkit.engine.callbacks.extensions import Extension
-from toolkit.engine.session import Session
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.optim import schedules
 
 _KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
-class Plateau(Extension):
+class Plateau(Callback):
     """Gives each evaluation's metric to torch's schedule, and takes what it takes off the rate as the factor's scale.
 
     Rates in `min_lr` and `eps` are those of `train.learning_rate`; other groups fall by the same factor.
     """
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        train = session.run.cfg.train
-        self.name, greater = best_metric(session.run.cfg, session.run.task)
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        train = context.run.cfg.train
+        best = context.run.best
+        self.name = best.name
         self.peak = train.learning_rate
         stand_in = torch.optim.SGD([torch.zeros(1)], lr=self.peak)
         self.group = stand_in.param_groups[0]
-        self.rule = ReduceLROnPlateau(stand_in, "max" if greater else "min", **train.lr_scheduler_kwargs)
+        self.rule = ReduceLROnPlateau(stand_in, "max" if best.greater_is_better else "min", **train.lr_scheduler_kwargs)
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Takes the evaluation in; the next step has the new rate."""
+        """Gives the metric to torch's schedule; the next step has the new rate."""
         self.rule.step(metrics[self.name])
         self._apply()
 
     def _apply(self) -> None:
-        schedule = self.session.schedule
+        schedule = self.context.schedule
         for factor in schedule.lr_lambdas:
             assert isinstance(factor, schedules.Factor)
             factor.scale = self.group["lr"] / self.peak if self.peak else 1.0
@@ -48,7 +47,7 @@ class Plateau(Extension):
         return {}, {"lr": self.group["lr"], **{name: getattr(self.rule, name) for name in _KEPT}}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Goes on counting, at the rate that was reached."""
+        """Continues counting, at the rate that was reached."""
         self.group["lr"] = values["lr"]
         for name in _KEPT:
             setattr(self.rule, name, values[name])

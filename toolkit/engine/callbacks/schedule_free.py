@@ -9,17 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.checkpoint import store as checkpoint
-from toolkit.engine.callbacks.extensions import Extension
-from toolkit.engine.session import Session
 
 
-class ScheduleFree(Extension):
+class ScheduleFree(Callback):
     """Shows the average wherever parameters are a result; checkpoints hold those that are trained on."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.optimizer: Any = getattr(session.optimizer, "optimizer", session.optimizer)
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.optimizer: Any = getattr(context.optimizer, "optimizer", context.optimizer)
         self.optimizer.train()
 
     @contextmanager
@@ -40,9 +39,11 @@ class ScheduleFree(Extension):
             for group in groups:
                 group["train_mode"] = True
 
-    def take_best(self, best: checkpoint.Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+    def on_best_loaded(
+        self, best: checkpoint.Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> None:
         """Brings the optimizer's part of that step's average."""
-        checkpoint.load_optimizer_into(best, self.session.optimizer, self.session.bare_model)
+        checkpoint.load_optimizer_into(best, self.context.optimizer, self.context.bare_model)
 
     def finish(self) -> None:
         """Makes the average the model."""

@@ -8,33 +8,32 @@ from typing import Any
 
 from safetensors.torch import load_model, save_model
 
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.supports import SupportsEnsembling
 from toolkit.api.task import Predictions
 from toolkit.base.console import say
 from toolkit.distributed.collectives import on_main
-from toolkit.engine.callbacks.extensions import Extension, as_result
 from toolkit.engine.evaluation import predict
-from toolkit.engine.session import Session
 from toolkit.optim.schedules import cycle_ends
 
 FOLDER = "snapshots"
 
 
-class Snapshots(Extension):
+class Snapshots(Callback):
     """Writes `snapshots/step-<N>.safetensors` after each cycle, and scores the mean of their predictions at the end."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self.folder = session.run.output_dir / FOLDER
-        self.ends = frozenset(cycle_ends(session.run.cfg.train, session.plan.total_steps))
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.folder = context.run.output_dir / FOLDER
+        self.ends = frozenset(cycle_ends(context.run.cfg.train, context.milestones.total_steps))
         self.steps: list[int] = []
 
     def after_update(self) -> None:
         """Keeps the model if a cycle is over."""
-        step = self.session.state.step
+        step = self.context.state.step
         if step in self.ends:
-            with as_result(list(self.session.extensions.values())):
-                on_main(self.session.run.accelerator, self._write, step)
+            with self.context.as_result():
+                on_main(self.context.run.accelerator, self._write, step)
             self.steps.append(step)
 
     def _file(self, step: int) -> Path:
@@ -43,23 +42,23 @@ class Snapshots(Extension):
     def _write(self, step: int) -> None:
         self.folder.mkdir(exist_ok=True)
         temporary = self.folder / f".{self._file(step).name}.tmp"
-        save_model(self.session.bare_model, str(temporary))
+        save_model(self.context.bare_model, str(temporary))
         temporary.replace(self._file(step))
 
-    def result(self) -> dict[str, float]:
+    def final_metrics(self) -> dict[str, float]:
         """Returns the metrics of the mean of the cycles' predictions on the validation rows."""
-        session, run = self.session, self.session.run
+        context, run = self.context, self.context.run
         there = on_main(run.accelerator, lambda: [step for step in self.steps if self._file(step).is_file()])
         if there != self.steps:
             say(f"warning: snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
         if not there:
             return {}
-        data, model, parts = run.data.evals["validation"], session.bare_model, list[Predictions]()
+        data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()
         final = {name: value.clone() for name, value in model.state_dict().items()}
         try:
             for step in there:
                 load_model(model, self._file(step))
-                parts.append(predict(run, model, data, f"snapshot {step}", session.stop.beat)[0])
+                parts.append(predict(run, model, data, f"snapshot {step}", context.beat)[0])
         finally:
             model.load_state_dict(final)
         assert isinstance(run.task, SupportsEnsembling)
@@ -77,5 +76,5 @@ class Snapshots(Extension):
         return {}, {"steps": self.steps}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Goes on with those that were taken."""
+        """Continues with those that were taken."""
         self.steps = list(values["steps"])

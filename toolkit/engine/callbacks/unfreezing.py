@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
+from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.base.errors import ConfigError
-from toolkit.engine.callbacks.extensions import Extension
-from toolkit.engine.session import Session
 from toolkit.models.freezing import later_parameters
 
 
-class Unfreezing(Extension):
+class Unfreezing(Callback):
     """Keeps parameters as they are until their step has been trained; which they are follows from the step alone.
 
     One process switches their gradients off, which also saves the work of computing them. Several exchange the
@@ -25,18 +24,18 @@ class Unfreezing(Extension):
         ConfigError: if the run ends before something would be unfrozen.
     """
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        run, self.parameters = session.run, dict(session.bare_model.named_parameters())
-        self.several = run.accelerator.num_processes > 1
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        run, self.parameters = context.run, dict(context.bare_model.named_parameters())
+        self.several = run.mesh.data_size > 1
         self.since: dict[str, int] = {}
         self.hooks: dict[str, Any] = {}
         problems = []
         for moment, names in later_parameters(run.model, run.cfg.model).items():
             unit, _, number = moment.partition("_")
-            step = int(number) * (session.plan.steps_per_epoch if unit == "epoch" else 1)
-            if step >= session.plan.total_steps:
-                what = f"that is after step {step}, and this run ends with step {session.plan.total_steps}"
+            step = int(number) * (context.milestones.steps_per_epoch if unit == "epoch" else 1)
+            if step >= context.milestones.total_steps:
+                what = f"that is after step {step}, and this run ends with step {context.milestones.total_steps}"
                 problems.append(f"model.unfreeze.{moment}: {what}; give an earlier moment, or train longer")
             self.since |= {name: min(step, self.since.get(name, step)) for name in names}
         if problems:
@@ -50,7 +49,7 @@ class Unfreezing(Extension):
 
     def after_update(self) -> None:
         """Unfreezes what is due after this step."""
-        step = self.session.state.step
+        step = self.context.state.step
         if due := [name for name, since in self.since.items() if since == step]:
             count = sum(self.parameters[name].numel() for name in due)
             say(f"after step {step}: {count:,} more parameters are trained")
@@ -70,7 +69,7 @@ class Unfreezing(Extension):
 
     def _apply(self, everything: bool = False) -> None:
         for name, since in self.since.items():
-            frozen = self.session.state.step < since and not everything
+            frozen = self.context.state.step < since and not everything
             if not self.several:
                 self.parameters[name].requires_grad_(not frozen)
             elif frozen and name not in self.hooks:

@@ -36,7 +36,7 @@ def main(job: str) -> None:
 
 def _measure(work: dict[str, Any]) -> None:
     from toolkit.distributed.collectives import all_sum, on_main
-    from toolkit.engine import ENGINES
+    from toolkit.engine import fit
     from toolkit.lab.compare.meter import Meter
     from toolkit.run import prepared_run
 
@@ -44,7 +44,7 @@ def _measure(work: dict[str, Any]) -> None:
     cfg = load_settings(task_type, work["config"], work["overrides"]).config
     meter = Meter()
     with prepared_run(cfg, task_type(cfg), Path(work["recipe"]), meter) as job:
-        result = ENGINES[cfg.engine]()(job)
+        result = fit(job)
         real, positions = (all_sum(job.accelerator, *map(float, counts)) for counts in (meter.real, meter.positions))
         on_main(job.accelerator, _write, work, job, result, meter, real, positions)
     leave_group()
@@ -54,14 +54,13 @@ def _write(work: dict[str, Any], job: Any, result: Any, meter: Any, real: list[f
     """Writes what was measured, last of all: a folder that has it is finished."""
     from dataclasses import asdict
 
-    from toolkit.api.run import best_metric
     from toolkit.base.files import write_json
-    from toolkit.distributed.strategies.sync import EXCHANGED_BYTES, EXCHANGES
+    from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
     from toolkit.lab.compare.bootstrap import resampled
     from toolkit.report.results import summary_figures
     from toolkit.tracking.jsonl import read_metrics
 
-    name, greater = best_metric(job.cfg, job.task)
+    name, greater = job.best.name, job.best.greater_is_better
     values: list[float] = []
     evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
     if evaluation is not None and metric != "loss":

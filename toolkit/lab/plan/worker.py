@@ -52,13 +52,13 @@ class _Watch:
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains as the job says; returns `memory`, `footprint`, `seconds` of a step (or None) and the device's kind."""
-    from toolkit.engine import ENGINES
+    from toolkit.engine import fit
     from toolkit.run import prepared_run
 
     task_type, watch = load_task_type(job["recipe"]), _Watch()
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), watch) as run:
-        result = ENGINES[cfg.engine]()(run)
+        result = fit(run)
         assert watch.largest is not None  # there was a step
         subject = Subject(cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
         return {

@@ -12,7 +12,7 @@ from stopping import StoppedError, stopper
 
 import toolkit.run
 from toolkit.base.errors import RunError
-from toolkit.engine.callbacks.auto_batch_size import is_out_of_memory
+from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 
 
 def assert_same_training(one: Path, other: Path) -> None:
@@ -32,8 +32,8 @@ def test_training_is_what_it_would_be_with_enough_memory(engine, when, tmp_path,
     assert max(passes[3:]) == 2
     told = [line for line in capsys.readouterr().out.splitlines() if "out of memory" in line]
     assert [line.split("(")[0] for line in told] == [
-        "step 1: out of memory with 6 rows; from here on micro-batches of 6 rows are trained as 2 of 3 ",
-        "step 1: out of memory with 3 rows; from here on micro-batches of 6 rows are trained as 3 of 2 ",
+        "step 1: out of memory with 6 rows; splitting each micro-batch of 6 into 2 of 3 from now on ",
+        "step 1: out of memory with 3 rows; splitting each micro-batch of 6 into 3 of 2 from now on ",
     ]
 
 

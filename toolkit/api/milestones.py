@@ -1,4 +1,4 @@
-"""When a run logs, evaluates and saves, and where its numbers go."""
+"""When a run logs, evaluates, saves and ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from toolkit.api.run import Run, best_metric
 from toolkit.config.sections import Config
-from toolkit.tracking.tracker import Tracker
 
 
 class Due(NamedTuple):
@@ -20,7 +18,7 @@ class Due(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class Milestones:
     """When a run evaluates, saves and ends, in steps; None is never."""
 
     total_steps: int
@@ -30,12 +28,12 @@ class Plan:
     log_every: int
 
     @staticmethod
-    def of(cfg: Config, steps_per_epoch: int) -> Plan:
+    def of(cfg: Config, steps_per_epoch: int) -> Milestones:
         """Resolves epochs, fractions and limits into steps."""
         total = cfg.train.max_steps
         if total <= 0:
             total = math.ceil(cfg.train.num_train_epochs * steps_per_epoch)
-        return Plan(
+        return Milestones(
             total_steps=total,
             steps_per_epoch=steps_per_epoch,
             eval_every=_every(cfg.eval.eval_steps, total, steps_per_epoch),
@@ -55,10 +53,3 @@ def _every(setting: float | str | None, total: int, steps_per_epoch: int) -> int
     if setting == "epoch":
         return steps_per_epoch
     return int(setting) if float(setting) >= 1 else math.ceil(float(setting) * total)
-
-
-def tracker_of(run: Run) -> Tracker:
-    """Returns the tracker of a run's numbers."""
-    start = run.resume.step if run.resume else 0
-    shown = (best_metric(run.cfg, run.task)[0],)
-    return Tracker(run.accelerator, run.cfg, run.output_dir / "metrics.jsonl", start, shown)

@@ -1,0 +1,57 @@
+"""Gradients that are not finite: recognised before the update, and refused on every rank at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from toolkit.api.strategy import LostGradient
+from toolkit.api.task import Batch
+from toolkit.base.errors import RunError
+
+if TYPE_CHECKING:
+    import datasets
+    from accelerate import Accelerator
+
+SHOWN_ROWS = 20
+"""Rows named in the message."""
+
+
+def is_lost(accelerator: Accelerator, grad_norm: float) -> bool:
+    """Whether a gradient of this norm must not become an update."""
+    scaler = accelerator.scaler
+    # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot.
+    return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)
+
+
+def row_numbers(rows: datasets.Dataset, batches: Sequence[Batch]) -> list[int]:
+    """Returns the numbers in the training file of the rows of micro-batches.
+
+    Args:
+        rows: training features, with the column `number`.
+        batches: micro-batches with `row_ids`, `[B]` each.
+    """
+    return [rows[int(row)]["number"] for batch in batches for row in batch["row_ids"] if row >= 0]
+
+
+def refuse(lost: LostGradient | None) -> NoReturn:
+    """Stops all ranks because at least one of them has lost a gradient; every rank must call it.
+
+    Args:
+        lost: this rank's gradient, None if it is fine here.
+
+    Raises:
+        RunError: naming the step and its rows.
+    """
+    from accelerate.utils import gather_object
+
+    found = [each for each in gather_object([lost]) if each is not None]
+    numbers = sorted({row for each in found for row in each.rows})
+    shown = ", ".join(map(str, numbers[:SHOWN_ROWS])) + (" …" if len(numbers) > SHOWN_ROWS else "")
+    raise RunError(
+        f"step {found[0].step}: the gradient's norm is {found[0].norm}; training stopped before this update.\n"
+        f"  Rows of this step in the training file: {shown}\n"
+        "  A smaller train.learning_rate, more train.warmup_steps or train.mixed_precision=no usually help, in a "
+        "new run with another output_dir."
+    )

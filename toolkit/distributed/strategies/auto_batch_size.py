@@ -1,0 +1,155 @@
+"""Smaller passes when memory does not suffice, agreed by all processes; the window stays the same.
+
+Which rows a step has depends on the size of its window alone, and the gradient is a sum over its items, so a
+micro-batch may be trained in parts. Once a pass has run out of memory on any process, all of them zero their
+gradients and begin the window again with parts of the next smaller divisor of the batch size.
+
+No process may wait in an exchange of gradients that another, out of memory, never reaches. So gradients are exchanged
+once a window is complete on every process, not during the backward pass.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import LostGradient, Replica, Strategy
+from toolkit.api.task import Batch
+from toolkit.base.console import say
+from toolkit.base.errors import RunError
+from toolkit.distributed.collectives import all_sum
+from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.random import seed_all
+from toolkit.distributed.window import accumulate, averaging_scale, clip
+from toolkit.optim.state import optimizer_state
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
+
+    from toolkit.config.sections import Config
+
+
+class AutoBatchSize(Strategy):
+    """Synchronous training that computes a window again in smaller parts after an out-of-memory error."""
+
+    name = "auto_batch_size"
+    wraps_model = False
+    gradient_is_shared = True
+    lost: LostGradient | None = None
+
+    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
+        self.accelerator, self.mesh, self.seed = accelerator, mesh, cfg.seed
+        self.batch_size = self.rows = cfg.train.per_device_train_batch_size
+        self.wire = Wire()
+
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Returns the model: each process has a whole one."""
+        return model
+
+    def attach(self, replica: Replica) -> None:
+        """Takes the model."""
+        self.replica, self.model = replica, replica.bare_model
+
+    def begin_step(self, own_items: float, items: float) -> float:
+        """Returns the factor of summed losses whose gradients are averaged."""
+        return averaging_scale(self.mesh, items)
+
+    def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
+        """Computes and exchanges the gradient of a window; returns this rank's summed loss, a scalar.
+
+        Raises:
+            RunError: if memory does not suffice for a single row.
+        """
+        while True:
+            loss_sum, error = self._try(window, scale)
+            (failures,) = all_sum(self.accelerator, float(loss_sum is None))
+            if not failures and loss_sum is not None:
+                break
+            self._use_smaller_parts(error)
+        if self.mesh.data_size > 1:
+            average_gradients(
+                self.wire, [p for p in self.model.parameters() if p.requires_grad], 1 / self.mesh.data_size
+            )
+            self.wire.copy_main([buffer for buffer in self.model.buffers() if buffer.is_floating_point()])
+        return loss_sum
+
+    def _try(self, window: Sequence[Batch], scale: float) -> tuple[Tensor | None, str | None]:
+        """Computes the gradient in parts; returns the loss, or None and what the device said if memory ran out."""
+        r = self.replica
+        try:
+            parts = [part for batch in window for part in r.split(batch, self.rows)]
+            return accumulate(self.accelerator, r.task, self.model, parts, scale, r.beat), None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return None, str(error).strip().split("\n")[0]
+
+    def _use_smaller_parts(self, error: str | None) -> None:
+        """Goes back to the beginning of the step; every process does, whichever has failed."""
+        step, where = self.replica.state.step, error or "on another process"
+        smaller = [size for size in range(1, self.rows) if self.batch_size % size == 0]
+        if not smaller:
+            raise RunError(
+                f"step {step + 1}: memory does not suffice for a single row ({where}).\n"
+                "  Shorter rows, train.activation_checkpointing=full, train.mixed_precision=bf16 or an optimizer with "
+                "less state need less."
+            )
+        say(
+            f"step {step + 1}: out of memory with {self.rows} rows; splitting each micro-batch of {self.batch_size} "
+            f"into {self.batch_size // smaller[-1]} of {smaller[-1]} from now on ({where})"
+        )
+        self.rows = smaller[-1]
+        self.model.zero_grad()
+        gc.collect()  # what the failed pass has left
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        seed_all(self.seed, step, self.mesh.data_rank)
+
+    def clip(self, max_norm: float) -> float:
+        """Clips the gradient to a norm and returns its norm before that."""
+        return clip(self.accelerator, self.model, max_norm)
+
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        """Yields the model, which is whole on every rank."""
+        yield self.model
+
+    def full_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the model's own tensors."""
+        return self.model.state_dict()
+
+    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the optimizer's own state."""
+        return optimizer_state(self.replica.optimizer, self.model)
+
+    def exchanged(self) -> dict[str, float]:
+        """Returns what this process gave to the exchange; nothing for a single process."""
+        return self.wire.exchanged() if self.mesh.data_size > 1 else {}
+
+    def log_metrics(self) -> dict[str, float]:
+        """Returns nothing: what is sent follows from the steps."""
+        return {}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the rows of a part, and what was sent."""
+        return {}, {"rows": self.rows, "bytes_sent": self.wire.bytes_sent, "collectives": self.wire.collectives}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Continues with the size that was found."""
+        self.rows = values["rows"]
+        self.wire.bytes_sent, self.wire.collectives = values.get("bytes_sent", 0), values.get("collectives", 0)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice, on any device."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    known = (torch.OutOfMemoryError, MemoryError)
+    return isinstance(error, known) or (isinstance(error, Exception) and should_reduce_batch_size(error))

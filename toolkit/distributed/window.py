@@ -1,0 +1,85 @@
+"""The gradient of one window: forward and backward passes over its micro-batches, exchanged in the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import nn
+
+from toolkit.api.mesh import Mesh
+from toolkit.api.task import Batch, Task
+from toolkit.distributed.collectives import sum_dtype
+
+
+def accumulate(
+    accelerator: Accelerator,
+    task: Task,
+    model: nn.Module,
+    window: Sequence[Batch],
+    scale: float,
+    beat: Callable[[], None],
+) -> torch.Tensor:
+    """Adds up the gradient of this rank's part of a window, from summed losses.
+
+    Args:
+        accelerator: the run's Accelerator.
+        task: gives the summed loss.
+        model: the prepared model; if accelerate has wrapped it, the last backward pass exchanges gradients.
+        window: this rank's micro-batches, on the CPU.
+        scale: factor of the summed losses.
+        beat: called after each micro-batch.
+
+    Returns:
+        This rank's summed loss, a detached scalar.
+    """
+    total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
+    for number, batch in enumerate(window, start=1):
+        exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
+        with exchange:
+            total += micro_batch(accelerator, task, model, batch, scale)
+        beat()
+    return total
+
+
+def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
+    """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
+
+    Args:
+        accelerator: the run's Accelerator.
+        task: gives the summed loss.
+        model: the prepared model.
+        batch: the micro-batch, on the CPU.
+        scale: factor of the summed loss.
+    """
+    empty = bool((batch["row_ids"] < 0).all())
+    batch = send_to_device(batch, accelerator.device, non_blocking=True)
+    with kept_buffers(model) if empty else nullcontext():
+        loss = task.loss_sum(model(**batch["inputs"]), batch)
+        accelerator.backward(loss * scale)
+    return loss.detach()
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Puts buffers back after a pass over a stand-in row, which must not enter running statistics."""
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            if not torch.equal(buffer, value):
+                buffer.copy_(value)
+
+
+def averaging_scale(mesh: Mesh, items: float) -> float:
+    """Returns the factor of summed losses where gradients are averaged over data ranks: their size over all items."""
+    return mesh.data_size / items if items else 0.0
+
+
+def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:
+    """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
+    return float(accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf")))

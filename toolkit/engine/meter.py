@@ -1,0 +1,99 @@
+"""Losses, items and seconds of training steps."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from toolkit.api.run import Run
+from toolkit.api.state import TrainState
+from toolkit.distributed.collectives import data_sum, sum_dtype
+
+
+class ProgressMeter:
+    """Sums losses, items and seconds, for the next training line and for this session.
+
+    Args:
+        run: what is trained.
+        state: gets the sums since the last line, which checkpoints hold.
+    """
+
+    def __init__(self, run: Run, state: TrainState) -> None:
+        self._run, self._state = run, state
+        device = run.accelerator.device
+        self._pending_loss = torch.zeros((), dtype=sum_dtype(device), device=device)
+        self._last: dict[str, float] = {}
+        self._started_at = 0.0
+        self.loss_sum = self.num_items = self.seconds = 0.0
+        """Of this session."""
+
+    def start(self) -> None:
+        """Says that what comes next, fetching rows included, is the next step's time, and its memory."""
+        self._run.memory.train()
+        self._started_at = time.perf_counter()
+
+    def add(self, loss_sum: torch.Tensor, num_items: float, grad_norm: float, learning_rate: float) -> None:
+        """Adds a step.
+
+        Args:
+            loss_sum: this rank's summed loss, a scalar tensor; it is not read yet, so a GPU need not finish.
+            num_items: items of all ranks.
+            grad_norm: norm of the gradient before clipping.
+            learning_rate: the rate that this step used.
+        """
+        self._state.num_items += num_items
+        self.num_items += num_items
+        self._pending_loss += loss_sum.detach()
+        self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
+
+    def stop(self) -> float:
+        """Ends the time of a step and returns it, in seconds."""
+        seconds = time.perf_counter() - self._started_at
+        self.seconds += seconds
+        return seconds
+
+    def reduce(self) -> None:
+        """Adds the losses of all ranks up; every rank must call it."""
+        (loss,) = data_sum(self._run.accelerator, self._run.mesh, float(self._pending_loss))
+        self._state.loss_sum += loss
+        self.loss_sum += loss
+        self._pending_loss.zero_()
+
+    @property
+    def last_step(self) -> dict[str, float]:
+        """Gradient norm and learning rate of the last step; empty before the first one of this session."""
+        return self._last
+
+    @property
+    def items_per_second(self) -> float:
+        """Items of this session per second of its steps."""
+        return self.num_items / self.seconds if self.seconds else 0.0
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean loss over this session's items, None if there were none."""
+        return self.loss_sum / self.num_items if self.num_items else None
+
+    def line(self, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
+        """Returns a line about the steps since the last one, and begins to sum for the next; every rank must call it.
+
+        Args:
+            epoch: passes over the training rows so far.
+            metrics: further values of the line.
+        """
+        self.reduce()
+        state = self._state
+        line = {
+            "step": state.step,
+            "epoch": epoch,
+            "loss": state.loss_sum / state.num_items if state.num_items else float("nan"),
+            **self._last,
+            **metrics,
+            "num_items": state.num_items,
+            "train_items_per_second": self.items_per_second,
+            "peak_memory_bytes": self._run.memory.peak,
+        }
+        state.loss_sum = state.num_items = 0.0
+        return line
