@@ -59,7 +59,7 @@ class TranslationOptions:
     max_source_length: Positive = 128
     """Most tokens of a source; longer ones are cut, and counted."""
     max_target_length: Positive = 128
-    """Most tokens of a target; longer ones are cut, and counted. Scores are against the whole text."""
+    """Most tokens of a target; longer ones are cut, and counted. Scores compare with the uncut text."""
     val_max_target_length: Positive | None = None
     """Most tokens of a generated translation; null means `max_target_length`."""
     num_beams: Positive = 4
@@ -67,7 +67,7 @@ class TranslationOptions:
     length_penalty: float = 1.0
     """Exponent of the length that a beam's score is divided by; above 0, more favours longer translations."""
     label_smoothing_factor: Fraction = 0.0
-    """Part of each token's probability that is spread over the whole vocabulary (Szegedy et al. 2016,
+    """Part of each token's probability that is spread over the vocabulary (Szegedy et al. 2016,
     arXiv 1512.00567), in training and in the evaluation's loss alike."""
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
     """sacrebleu's tokenizer for BLEU: `zh` for Chinese, `char` for Japanese and other scripts without blanks."""

@@ -234,8 +234,23 @@ def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
-    """Tokenises single texts, cut to the limit of `input`; adds `length` and which were cut, `truncated_input`."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=_longest_input(options))
+    """Tokenises single texts; see `encode`."""
+    return encode(tokenizer, options, texts)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Tokenises texts, or pairs of them, cut to the task's limit of `input`.
+
+    Args:
+        tokenizer: a fast one.
+        options: the task's, with the limit (see `limits_of`).
+        *texts: the texts or, for pairs, the first and then the second ones.
+
+    Returns:
+        What the model takes of `input_ids`, `attention_mask` and `token_type_ids`, `length` (tokens), and which were
+        cut, `truncated_input`.
+    """
+    encoded = tokenizer(*map(list, texts), truncation=True, max_length=_longest_input(options))
     forget_truncation(tokenizer)
     columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
     return columns | {
