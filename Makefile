@@ -5,6 +5,9 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml
 SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
+# A file goes to one worker, which builds its fixtures once, and files in the order of their names: contracts, the longest,
+# are early. Slow tests are few and long, and go one by one.
+WORKERS := --numprocesses auto --maxprocesses 4
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
@@ -40,12 +43,12 @@ smoke: setup ## run every smoke configuration through accelerate launch
 	done
 
 test: setup ## run the tests, without the slow ones and those on real data
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-distributed: setup ## run the tests on several processes and the slow ones
-	$(BIN)/python -m pytest -m "(distributed or slow) and not real"
+	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(distributed or slow) and not real"
 
-test-real: setup ## run the tests on the real data in ../shared/data (skipped where it is absent)
+test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)
 	$(BIN)/python -m pytest -m real
 
 quality: setup ## check style, format and types
@@ -60,5 +63,5 @@ bench: setup ## run every benchmark and print its table
 	    $(BIN)/python "$$file" || exit 1; \
 	done
 
-worked-example: setup ## measure docs/worked_example.md anew, on the real pictures in ../shared/data (some ten minutes)
+worked-example: setup ## measure docs/worked_example.md again (about ten minutes; needs `toolkit data get fashion`)
 	$(BIN)/python docs/worked_example.py

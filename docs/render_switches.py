@@ -1,4 +1,4 @@
-"""Writes the table of settings that cannot go together into docs/switches.md, from toolkit/checks/rules.
+"""Writes the tables of docs/switches.md that come from the code: optimizers, and settings that cannot go together.
 
 python docs/render_switches.py
 """
@@ -8,24 +8,47 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.checks.rules import RULES
+from toolkit.document.markdown import table
+from toolkit.optim.presets import PRESETS
 
 PAGE = Path(__file__).with_name("switches.md")
-BEGIN, END = "<!-- compatibility: written by docs/render_switches.py -->", "<!-- end of the compatibility table -->"
 
 
-def table() -> str:
-    """Returns the table in Markdown, one row for each rule."""
+def optimizers() -> str:
+    """Returns the table of optimizers, in the order of their presets."""
     rows = [
-        f"| {', '.join(f'`{key}`' for key in rule.keys)} | {rule.why} | {rule.instead} |"
+        [
+            f"`{name}`",
+            preset.summary + (" (extra `optimizers`)" if preset.library else ""),
+            f"{preset.state_bytes:.3g}",
+            preset.source,
+        ]
+        for name, preset in PRESETS.items()
+    ]
+    return table(["`train.optim`", "what it does", "bytes of state per weight", "source"], rows)
+
+
+def combinations() -> str:
+    """Returns the table of settings that cannot go together, one row for each rule."""
+    rows = [
+        [", ".join(f"`{key}`" for key in rule.keys), rule.why, rule.instead]
         for rule in sorted(RULES, key=lambda rule: rule.keys)
     ]
-    return "\n".join(["| settings | why it cannot be | what to do instead |", "|---|---|---|", *rows])
+    return table(["settings", "why it cannot be", "what to do instead"], rows)
+
+
+TABLES = {"optimizers": optimizers, "combinations": combinations}
+"""By the name in the comments that stand around a table in the page."""
 
 
 def rendered() -> str:
-    """Returns the page with the table as it must be."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}\n{table()}\n{END}{rest.split(END)[1]}"
+    """Returns the page with its tables as they must be."""
+    page = PAGE.read_text(encoding="utf-8")
+    for name, table_of in TABLES.items():
+        begin, end = f"<!-- {name}: written by docs/render_switches.py -->\n", f"\n<!-- end of {name} -->"
+        before, rest = page.split(begin)
+        page = before + begin + table_of() + end + rest.split(end)[1]
+    return page
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 from toolkit.config.dump import to_yaml
 from toolkit.document import markdown
-from toolkit.document.charts import sheet
+from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.summary import overlap
 from toolkit.lab.compare.table import interval, shown

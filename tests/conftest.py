@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -17,14 +18,22 @@ os.environ.update(
     MPLCONFIGDIR=str(Path(CACHE.name) / "matplotlib"),
     MPLBACKEND="agg",
     TOKENIZERS_PARALLELISM="false",
+    CUDA_VISIBLE_DEVICES="",  # what is compared bit for bit is promised on the CPU
     OMP_NUM_THREADS="1",  # several processes share the machine, and the number of threads changes the last bits
 )
-# More specific than HF_HOME, or a launcher's setting: a developer's own must not reach the tests.
+# More specific than HF_HOME, a launcher's setting, what a terminal is like: a developer's own must not reach the tests.
+OWN = {
+    *("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"),
+}
 for name in list(os.environ):
-    if name.startswith("ACCELERATE_") or name in {"HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"}:
+    if name.startswith("ACCELERATE_") or name in OWN:
         del os.environ[name]
 
-REAL_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+ROOT = Path(__file__).resolve().parents[1]
+REAL_DATA = (ROOT / "data", ROOT.parent / "shared" / "data")
+"""Where public datasets may be, as `toolkit data get` makes them."""
 
 
 def pytest_unconfigure() -> None:
@@ -33,21 +42,31 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests."""
+    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests and workers."""
     import many_processes
     from launching import launch
 
-    folder = tmp_path_factory.mktemp("runs")
-    launch([Path(many_processes.__file__), folder], 2)
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # what pytest-xdist's workers share
+    folder = root / "many_runs"
+    with (root / "many_runs.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            launch([Path(many_processes.__file__), root / "unfinished"], 2)
+            (root / "unfinished").rename(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of real data sets beside the repository."""
-    if not REAL_DATA.is_dir():
-        pytest.skip("no real data: there is no folder ../shared/data beside the repository")
-    return REAL_DATA
+    """A folder with all public datasets of the catalog."""
+    from toolkit.catalog.entries import CATALOG
+
+    for folder in REAL_DATA:
+        if all((folder / name).is_dir() for name in CATALOG):
+            return folder
+    pytest.skip("no public datasets: `toolkit data get` has not made all of them in data/")
 
 
 @pytest.fixture

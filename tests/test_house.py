@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from accelerate.commands.config.config_args import load_config_from_file
+from import_rules import circles, read_imports, upward
 from launching import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -64,6 +65,51 @@ def test_functions_stay_short() -> None:
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > MAX_FUNCTION_LINES
     ]
     assert long == []
+
+
+LAYERS = (
+    *(
+        "base",
+        "catalog",
+        "metrics",
+        "config",
+        "document",
+        "api",
+        "optim",
+        "tracking",
+        "data",
+        "distributed",
+        "checkpoint",
+    ),
+    *("models", "modalities", "tasks", "footprint", "engine", "checks", "report", "recipe", "run", "deploy"),
+    *("main", "lab", "commands", "__init__", "__main__"),
+)
+"""The folders and loose files of toolkit/, from the ground up: an import goes down or stays where it is."""
+
+MOST_LOOSE_FILES = 5
+
+
+def test_imports_go_down_and_never_in_a_circle() -> None:
+    found = read_imports(ROOT / "toolkit")
+    assert {each.source.split(".")[1] for each in found if "." in each.source} >= {"run", "engine", "commands"}
+    assert upward(found, LAYERS) == []
+    assert circles(found) == []
+
+
+def test_few_files_are_loose_and_every_layer_exists() -> None:
+    loose = {path.stem for path in (ROOT / "toolkit").glob("*.py")}
+    folders = {path.parent.name for path in (ROOT / "toolkit").glob("*/*.py")}
+    assert len(loose) <= MOST_LOOSE_FILES
+    assert loose | folders == set(LAYERS)
+
+
+def test_tests_are_named_as_tests_and_helpers_live_in_support() -> None:
+    files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
+    helpers = {path for path in files if not path.name.startswith("test_")}
+    assert {path.parts[0] for path in helpers} == {"conftest.py", "support"}
+    assert {path.parts[0] for path in set(files) - helpers} >= {"contracts", "recipes", "unit", "docs"}
+    assert "support" not in {path.parts[0] for path in set(files) - helpers}
+    assert {path.parts[1] for path in files if path.parts[0] == "unit"} <= set(LAYERS)
 
 
 def test_toolkit_never_imports_recipes() -> None:
@@ -146,11 +192,21 @@ def code_blocks() -> str:
     )
 
 
+MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+
+
+def test_ci_runs_everything_and_ends_with_the_tests_of_the_readme() -> None:
+    commands = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
+    assert set(commands) == {"quality", "smoke", "test-distributed", "test"}
+    assert commands[-1] == "test"
+    assert re.search(r"^make test( |$)", code_blocks(), re.M)
+    assert set(commands) <= MAKE_TARGETS
+
+
 def test_the_make_targets_of_the_readme_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
     used = {word for line in re.findall(r"^\s*(?:\$ )?make ([a-z -]+)", code_blocks(), re.M) for word in line.split()}
     assert used >= {"demo", "test"}
-    assert used <= targets
+    assert used <= MAKE_TARGETS
 
 
 def test_the_commands_of_the_readme_exist() -> None:

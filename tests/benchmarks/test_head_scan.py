@@ -36,6 +36,7 @@ def test_the_page_has_a_line_for_each_case() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("head_scan")  # one scan for all
 @pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's attention
 class TestScan:
     def test_the_toolkits_update_does_not_depend_on_its_micro_batches(self, results) -> None:

@@ -12,9 +12,7 @@ import torch
 from launching import launch
 from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
 from small_memory import RUN as SMALL_MEMORY
-
-DOUBLE = 1e-9
-"""What equal mathematics agrees to in float64."""
+from tolerances import FLOAT64, float32_tolerance
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,7 @@ def test_every_split_of_a_window_gives_the_same_training(runs, task):
     assert len(steps) >= 10
     assert steps[-1]["num_items"] < steps[0]["num_items"]
     for split in splits:
-        assert_same_run(reference, split, DOUBLE)
+        assert_same_run(reference, split, FLOAT64)
 
 
 @pytest.mark.parametrize("task", many_processes.TASKS)
@@ -54,13 +52,13 @@ def test_a_process_without_rows_changes_nothing(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "data.max_train_samples=5", "train.per_device_train_batch_size=8",
              "train.gradient_accumulation_steps=1")  # fmt: skip
     train("reviews", tmp_path / "one", *alone, double=True)
-    assert_same_run(tmp_path / "one", runs / "c1-empty-2", DOUBLE)
+    assert_same_run(tmp_path / "one", runs / "c1-empty-2", FLOAT64)
 
 
 def test_class_weights_keep_the_equality_and_matter(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("reviews", tmp_path / "balanced", *alone, "task.class_weights=balanced", double=True)
-    assert_same_run(tmp_path / "balanced", runs / "weights-2", DOUBLE)
+    assert_same_run(tmp_path / "balanced", runs / "weights-2", FLOAT64)
     plain = lines(runs / "c1-reviews-1x8x1", "loss")
     assert abs(lines(tmp_path / "balanced", "loss")[0]["loss"] - plain[0]["loss"]) > 1e-4
 
@@ -80,7 +78,7 @@ def test_two_optimizers_in_one_and_a_plateau_are_the_same_under_both_engines(run
 def test_masks_are_the_same_on_every_process(runs, tmp_path):
     alone = (*many_processes.C1_RUN, "train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("language_modeling/smoke_masked", tmp_path / "one", *alone, double=True)
-    assert_same_run(tmp_path / "one", runs / "masked-2", DOUBLE)
+    assert_same_run(tmp_path / "one", runs / "masked-2", FLOAT64)
 
 
 @pytest.mark.parametrize("name", many_processes.TRANSFER)
@@ -89,7 +87,8 @@ def test_adapters_and_freezing_are_the_same_on_every_process(name, runs, tmp_pat
     alone = ("train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train(task, tmp_path / "one", *many_processes.C1_RUN, *alone, *settings, double=True)
     # Virtual tokens stay float32 whatever the model is in.
-    assert_same_run(tmp_path / "one", runs / f"{name}-loop-2", 1e-6 if name == "prompt" else DOUBLE)
+    tolerance = float32_tolerance(steps=10) if name == "prompt" else FLOAT64
+    assert_same_run(tmp_path / "one", runs / f"{name}-loop-2", tolerance)
     assert_same_weights(runs / f"{name}-loop-2", runs / f"{name}-trainer-2")
     assert lines(runs / f"{name}-loop-2") == lines(runs / f"{name}-trainer-2")
 
@@ -98,7 +97,7 @@ def test_adapters_and_freezing_are_the_same_on_every_process(name, runs, tmp_pat
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_memory_that_gives_out_on_one_process_changes_nothing(runs, when, engine, tmp_path):
     train("reviews", tmp_path / "enough", *SMALL_MEMORY, double=True)
-    assert_same_run(tmp_path / "enough", runs / f"memory-{when}-{engine}-2", DOUBLE)
+    assert_same_run(tmp_path / "enough", runs / f"memory-{when}-{engine}-2", FLOAT64)
 
 
 def test_trackers_get_the_numbers_of_several_processes_once(runs):
@@ -110,12 +109,13 @@ def test_float32_agrees_to_its_own_precision(tmp_path):
     for batch, accumulation in ((8, 1), (2, 4)):
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
         for task in many_processes.TASKS:
-            train(task, tmp_path / f"{task}{batch}", *many_processes.C1_RUN, *split)
+            train(task, tmp_path / f"{task}{batch}", *many_processes.C1_RUN, *split, "train.num_train_epochs=1")
     for task in many_processes.TASKS:
         one, other = tmp_path / f"{task}8", tmp_path / f"{task}2"
         for left, right in zip(lines(one, "loss"), lines(other, "loss"), strict=True):
-            assert left["loss"] == pytest.approx(right["loss"], rel=1e-6)
-            assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-5)
+            tolerance = float32_tolerance(left["step"])
+            assert left["loss"] == pytest.approx(right["loss"], rel=tolerance)
+            assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=10 * tolerance)  # of small differences
 
 
 @pytest.mark.parametrize("task", many_processes.TASKS)
@@ -125,8 +125,8 @@ def test_metrics_and_predictions_do_not_depend_on_processes_or_batch_size(runs, 
     reference = folders[0]
     assert len(predictions(reference)) == 41
     for other in folders[1:]:
-        assert_close(lines(reference, "eval_loss"), lines(other, "eval_loss"), 1e-5)
-        assert_close(predictions(reference), predictions(other), 1e-5)
+        assert_close(lines(reference, "eval_loss"), lines(other, "eval_loss"), float32_tolerance())
+        assert_close(predictions(reference), predictions(other), float32_tolerance())
 
 
 def test_the_first_step_is_the_textbook_update(tmp_path):
@@ -159,4 +159,4 @@ def test_the_first_step_is_the_textbook_update(tmp_path):
             parameter -= 0.5 * parameter.grad
     expected = fresh.state_dict()
     for name, value in weights(tmp_path / "run").items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-9)
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=FLOAT64)

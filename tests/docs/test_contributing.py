@@ -76,7 +76,7 @@ def apply(block: Block, root: Path) -> None:
 def copy(tmp_path_factory) -> Path:
     """A copy of the repository to which all steps have been applied."""
     root = tmp_path_factory.mktemp("contributing")
-    for name in ("toolkit", "recipes", "tests"):
+    for name in ("toolkit", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", root)
     for blocks in SECTIONS.values():
@@ -103,7 +103,7 @@ def run_all(title: str, root: Path) -> list[tuple[int, CompletedProcess[str]]]:
     done = []
     for command, code in commands(title):
         environ = {**os.environ, "PYTHONPATH": str(root)}
-        result = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=200)
+        result = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, timeout=600)
         done.append((code, result))
         if result.returncode != code:
             break

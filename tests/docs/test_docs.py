@@ -86,7 +86,7 @@ def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]
         return [
             problem
             for problem in error.problems
-            if not ("there is no such file" in problem and "'../shared/data/" in problem)
+            if not ("there is no such file" in problem and "`toolkit data get " in problem)
         ]
     return []
 
@@ -114,7 +114,7 @@ def check_trained_run_command(arguments: list[str]) -> None:
     parser.parse_args(arguments[1:])
 
 
-@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce)"))
+@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce|data)"))
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
 
@@ -142,7 +142,8 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 
 def test_every_kind_of_command_was_found() -> None:
-    kinds = ("validate", "explain", "schema", "predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    about_runs = ("predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    kinds = ("validate", "explain", "schema", *about_runs, "data")
     for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
         assert commands(program), program
 
@@ -263,10 +264,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-def test_the_table_of_combinations_is_that_of_the_code(monkeypatch) -> None:
+@pytest.mark.parametrize("script", ["render_commands", "render_switches"])
+def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    page = import_module("render_switches")
-    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), "run `python docs/render_switches.py`"
+    page = import_module(script)
+    assert page.rendered() == page.PAGE.read_text(encoding="utf-8"), f"run `python docs/{script}.py`"
 
 
 def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:

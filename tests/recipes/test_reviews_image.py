@@ -16,6 +16,7 @@ from image_files import encoded, noise
 from PIL import Image
 from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, lines, predictions, train, weights
 from safetensors.torch import load_file
+from tolerances import float32_tolerance
 
 from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow
@@ -269,7 +270,7 @@ def test_a_pipeline_answers_as_the_run_did(finished):
     for record in predictions(finished)[:5]:
         (answer, *_) = classify(str(ROOT / "recipes/data/images/validation" / record["image"]))
         assert answer["label"] == record["prediction"]
-        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=1e-5)
+        assert answer["score"] == pytest.approx(record["scores"][record["prediction"]], abs=float32_tolerance())
 
 
 def test_new_pictures_are_predicted_from_a_list_of_paths_or_a_folder(finished, tmp_path):
@@ -281,7 +282,7 @@ def test_new_pictures_are_predicted_from_a_list_of_paths_or_a_folder(finished, t
         writer.writerows([images / record["image"]] for record in records)
     for source in (tmp_path / "new.csv", images):
         with pytest.raises(SystemExit) as ended:
-            toolkit_command(["predict", str(finished), "--input", str(source), "--output", str(tmp_path / "out.jsonl")])
+            toolkit_command(["predict", str(finished), "--data", str(source), "--output", str(tmp_path / "out.jsonl")])
         assert not ended.value.code
         found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         assert [record["prediction"] for record in found[: len(records)]] == [r["prediction"] for r in records]

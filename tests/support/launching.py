@@ -31,7 +31,7 @@ def launch(
     num_processes: int = 1,
     *,
     env: Mapping[str, str] | None = None,
-    timeout: float = 240,
+    timeout: float = 600,
     check: bool = True,
 ) -> CompletedProcess[str]:
     """Runs `args` under the launcher, in the repository's root.

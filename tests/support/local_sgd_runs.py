@@ -35,7 +35,7 @@ EVERY_STEP = (LOCAL, "train.local_sgd_steps=1", "train.local_sgd_average_moments
 EMPTY = ("data.max_train_samples=3", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
 """Three rows in windows of 8 leave the second process without any in each of them."""
 SHORT = ("train.max_steps=6",)
-"""As many steps of float32 as agree to 1e-6 whatever the order of additions."""
+"""Few steps in float32, where rounding errors grow with them."""
 DROPOUT = ("model.config_overrides.hidden_dropout_prob=0.1", "model.config_overrides.attention_probs_dropout_prob=0.1")
 RESUMED = (*ROWS, *DROPOUT, LOCAL, "train.local_sgd_steps=3", "train.local_sgd_warmup_steps=2", "eval.eval_steps=7",
            "checkpoint.save_steps=4", "train.local_sgd_outer_lr=0.7", "tracking.logging_steps=3")  # fmt: skip

@@ -17,6 +17,7 @@ C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
 C1_RUN = (
     *SGD,
     "data.max_train_samples=37",
+    "data.max_eval_samples=5",
     "train.num_train_epochs=2",
     "eval.eval_steps=null",
     "checkpoint.save_steps=null",

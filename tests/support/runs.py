@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file
+from tolerances import FLOAT64
 
 import toolkit.run
 from toolkit.api.run import FitResult
+from toolkit.base.errors import InputError
 from toolkit.recipe import load_settings, load_task_type
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +38,12 @@ SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=co
 
 
 def train(
-    config: str, output_dir: Path, *overrides: str, double: bool = False, sizes: tuple[str, ...] | None = None
+    config: str,
+    output_dir: Path,
+    *overrides: str,
+    double: bool = False,
+    sizes: tuple[str, ...] | None = None,
+    predict_memory: bool = False,
 ) -> FitResult:
     """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
 
@@ -42,8 +51,9 @@ def train(
         config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` of another one.
         output_dir: where it writes.
         *overrides: `section.key=value` each.
-        double: whether weights and arithmetic are float64, in which equal mathematics is equal to 1e-9.
+        double: whether weights and arithmetic are float64, in which equal mathematics agrees to `FLOAT64`.
         sizes: overrides instead of these.
+        predict_memory: whether its report predicts memory, which takes longer than such a small training.
     """
     name, _, yaml = config.partition("/")
     recipe = ROOT / "recipes" / f"{name}.py"
@@ -55,12 +65,14 @@ def train(
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_settings(task_type, file, settings).config
     build = toolkit.run.build_model
-    if double:
-        toolkit.run.build_model = lambda *arguments: _double(build(*arguments))
-    try:
+    widened = patch("toolkit.run.build_model", lambda *arguments: _double(build(*arguments)))
+    with widened if double else nullcontext(), nullcontext() if predict_memory else _no_prediction():
         return toolkit.run.run(cfg, task_type(cfg), recipe)
-    finally:
-        toolkit.run.build_model = build
+
+
+def _no_prediction() -> AbstractContextManager[Any]:
+    refused = InputError("memory is not predicted in this test")
+    return patch("toolkit.footprint.predict.predicted_footprint", side_effect=refused)
 
 
 def _double(model: torch.nn.Module) -> torch.nn.Module:
@@ -123,6 +135,6 @@ def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
         batch, accumulation = run.name.split("x")
         split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
         train(config, run, *overrides, *split, double=True)
-    assert_close(lines(one, "loss"), lines(other, "loss"), 1e-9)
+    assert_close(lines(one, "loss"), lines(other, "loss"), FLOAT64)
     left, right = weights(one), weights(other)
-    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, FLOAT64)

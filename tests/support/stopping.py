@@ -66,7 +66,7 @@ def start(output_dir: Path, log: Path, *overrides: str, processes: int = 0) -> s
 
 def wait_for_step(process: subprocess.Popen, output_dir: Path, step: int, log: Path) -> None:
     metrics = output_dir / "metrics.jsonl"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (metrics.exists() and metrics.read_bytes().count(b'"loss"') >= step):
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

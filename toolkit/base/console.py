@@ -53,7 +53,10 @@ def format_value(value: Any) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Formats an amount of memory in the binary unit that gives a number below 1000, with three digits."""
+    """Formats an amount of memory in the binary unit that gives a number below 1000, with three digits.
+
+    pydantic's `ByteSize.human_readable` writes one decimal of whatever it is: `1.0 MiB`, `1000.0 MiB`.
+    """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1000 or unit == "TiB":
             break

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 
 from toolkit.api.task import Task
+from toolkit.commands import _options
 from toolkit.config import Loaded
 from toolkit.recipe import load_settings, load_task_type
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML and overrides."""
-    parser.add_argument("recipe", help="recipe file, for instance recipes/qa.py")
-    parser.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings to change")
-    parser.add_argument("--config", required=True, metavar="FILE", help="the run's YAML")
+    _options.add(parser, "recipe")
+    _options.add(parser, "overrides")
+    _options.add(parser, "--config", required=True)
 
 
 def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from toolkit.commands import _options
 
 if TYPE_CHECKING:
     from toolkit.deploy.trained import TrainedRun
@@ -14,13 +15,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run and how its rows are read."""
-    parser.add_argument("run", metavar="RUN", help="output folder of a finished run")
-    parser.add_argument("--recipe", metavar="FILE", help="the recipe, if it was moved since the run")
-    parser.add_argument(
-        "--bad-rows", choices=("error", "skip"), help="what to do with unusable rows (default: as the run)"
-    )
-    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that lies beside the model")
-    parser.add_argument("--batch-size", type=int, metavar="N", help="rows per process and batch (default: as the run)")
+    _options.add(parser, "run")
+    _options.add(parser, "--recipe")
+    _options.add(parser, "--bad-rows", default_text="as the run")
+    _options.add(parser, "--trust-remote-code")
+    _options.add(parser, "--per-device-eval-batch-size", default_text="as the run")
 
 
 def open_trained(arguments: argparse.Namespace) -> TrainedRun:
@@ -28,13 +27,10 @@ def open_trained(arguments: argparse.Namespace) -> TrainedRun:
     from torch.cuda import is_available as cuda_available
 
     from toolkit.base.console import quiet_libraries
-    from toolkit.base.errors import InputError
     from toolkit.base.processes import die_with_launcher
     from toolkit.deploy.trained import open_run, read_settings
     from toolkit.distributed.launch import build_accelerator
 
-    if arguments.batch_size is not None and arguments.batch_size < 1:
-        raise InputError(f"--batch-size: received {arguments.batch_size}, must be at least 1")
     die_with_launcher()
     cfg, task = read_settings(Path(arguments.run), arguments.recipe)
     precision = cfg.train.mixed_precision
@@ -44,28 +40,13 @@ def open_trained(arguments: argparse.Namespace) -> TrainedRun:
             model=replace(cfg.model, attn_implementation=None),
             train=replace(cfg.train, mixed_precision=precision if precision == "bf16" else "no", tf32=None),
         )
+    rows = arguments.per_device_eval_batch_size
     cfg = replace(
         cfg,
         model=replace(cfg.model, trust_remote_code=arguments.trust_remote_code),
-        eval=replace(cfg.eval, per_device_eval_batch_size=arguments.batch_size or cfg.eval.per_device_eval_batch_size),
+        eval=replace(cfg.eval, per_device_eval_batch_size=rows or cfg.eval.per_device_eval_batch_size),
         data=replace(cfg.data, bad_rows=arguments.bad_rows or cfg.data.bad_rows),
         tracking=replace(cfg.tracking, report_to=[]),
     )
     quiet_libraries()
     return open_run(Path(arguments.run), cfg, task, build_accelerator(cfg))
-
-
-def output_file(path: str | Path) -> Path:
-    """Returns the file to write, once its folder is known to be there and writable.
-
-    Raises:
-        InputError: if it is not.
-    """
-    from toolkit.base.errors import InputError
-
-    file = Path(path).expanduser()
-    if not file.parent.is_dir():
-        raise InputError(f"--output: there is no folder {file.parent.absolute()}; make it first")
-    if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InputError(f"--output: cannot write {file.absolute()}; give another place")
-    return file

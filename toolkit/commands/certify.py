@@ -13,40 +13,44 @@ import tempfile
 import time
 from pathlib import Path
 
-from toolkit.base.errors import InputError
-from toolkit.commands import _recipe_config
+from toolkit.commands import _options, _recipe_config
+from toolkit.commands._options import at_least
 from toolkit.report.certificate import folder_of
 
 NAMES = ("loss-scale", "engines", "resume", "ranks")
-ROWS = 37
-"""Of these make windows of 8 five steps an epoch, the last one short."""
+ROWS, LEAST_ROWS = 37, 9
+"""37 rows make five steps an epoch of windows of 8, the last one short."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, which certificates, and on what."""
     _recipe_config.add_arguments(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="all certificates (what happens without --only, too)")
+    which.add_argument("--all", action="store_true", help="all certificates (the default)")
     which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"some of {', '.join(NAMES)}")
-    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"training rows to use ({ROWS})")
-    parser.add_argument("--kill-at", type=int, metavar="STEP", help="resume: kill at this step, not at a random one")
-    parser.add_argument("--output-dir", metavar="DIR", help="where certificate.json and .md go")
+    parser.add_argument(
+        "--rows",
+        type=at_least(LEAST_ROWS),
+        default=ROWS,
+        metavar="N",
+        help=f"training rows to use, at least {LEAST_ROWS}, which are more than one window of 8 (default: {ROWS})",
+    )
+    parser.add_argument(
+        "--kill-at", type=at_least(1), metavar="STEP", help="resume: kill at this step (default: a random one)"
+    )
+    _options.add(parser, "--output-dir", default_text="certificates/ and a hash of the configuration")
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
 
 def work(arguments: argparse.Namespace) -> None:
     """Runs what the certificates need, judges it, and ends with exit code 1 if a promise is broken."""
-    if arguments.rows < 9:
-        raise InputError(f"--rows: received {arguments.rows}; at least 9 are needed for more than one window of 8")
-    if arguments.kill_at is not None and arguments.kill_at < 1:
-        raise InputError(f"--kill-at: received {arguments.kill_at}; steps count from 1")
     _, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import say
     from toolkit.lab.certify import promises, text
     from toolkit.lab.certify.certificate import FAILED
-    from toolkit.lab.certify.jobs import Cut, run_jobs
+    from toolkit.lab.certify.trainings import Experiment, run_trainings
 
-    cut = Cut(
+    experiment = Experiment(
         recipe=str(Path(arguments.recipe).absolute()),
         config=str(Path(arguments.config).absolute()),
         overrides=arguments.overrides,
@@ -63,8 +67,9 @@ def work(arguments: argparse.Namespace) -> None:
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
     try:
-        run_jobs([job for promise in chosen.values() for job in promise.jobs(cut)], cut, runs)
-        found = [promise.judge(runs, cut) for promise in chosen.values()]
+        trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
+        run_trainings(trainings, experiment, runs)
+        found = [promise.judge(runs, experiment) for promise in chosen.values()]
     finally:
         if not arguments.keep:
             shutil.rmtree(runs, ignore_errors=True)

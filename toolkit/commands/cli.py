@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from toolkit.base.importing import import_object
 from toolkit.base.version import __version__
+from toolkit.commands import _options
 
 COMMANDS = {
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
@@ -33,6 +34,7 @@ COMMANDS = {
         "repeat a run and check that the results are bit-identical",
     ),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
+    "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
 }
 """Sub-commands: the module of each, with `add_arguments` and `work`, and its summary."""
 
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )
     module.add_arguments(command)
-    parsed = command.parse_intermixed_args(arguments[1:])
+    parsed = command.parse_intermixed_args(_options.with_current_names(name, arguments[1:]))
 
     from toolkit.base.exits import guarded
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.exits import EXIT_INTERRUPT
-from toolkit.commands import _recipe_config
+from toolkit.commands import _options, _recipe_config
+from toolkit.commands._options import at_least
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 
@@ -32,14 +33,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting and its values, the baseline's first; A+other.key=C changes another setting with it",
     )  # fmt: skip
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
-    parser.add_argument("--mode", choices=MODES, default="product", help="how several switches are combined (product)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs of each variant, in turn (3)")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of each run (as configured)")
+    parser.add_argument(
+        "--mode", choices=MODES, default="product", help="how several switches are combined (default: product)"
+    )
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
+    )
+    parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
     parser.add_argument("--launch", metavar="FILE", help="configuration of accelerate launch, for several processes")
-    parser.add_argument("--processes", type=int, metavar="N", help="processes of each run (as FILE says, or one)")
-    parser.add_argument("--draws", type=int, default=200, metavar="N", help="draws for the metric's interval (200)")
+    _options.add(parser, "--processes", default_text="as the file of --launch says, or 1")
+    parser.add_argument(
+        "--draws", type=at_least(0), default=200, metavar="N", help="draws for the metric's interval (default: 200)"
+    )
     parser.add_argument("--skip-refused", action="store_true", help="leave out variants that cannot run")
-    parser.add_argument("--output-dir", metavar="DIR", help="where the comparison goes (OUTPUT_DIR-compare)")
+    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -47,16 +54,16 @@ def work(arguments: argparse.Namespace) -> None:
     comparison = _comparison(arguments)
     from toolkit.checkpoint.lock import OutputLock
     from toolkit.lab.compare import progress, results
-    from toolkit.lab.compare.running import jobs_of
+    from toolkit.lab.compare.running import repeats_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         with OutputLock(comparison.folder):
-            jobs = jobs_of(comparison)
-            progress.run_and_show(comparison, jobs)
+            repeats = repeats_of(comparison)
+            progress.run_and_show(comparison, repeats)
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; the same command goes on with what is not finished yet", file=sys.stderr)
+        print("\nstopped by Ctrl-C; the same command continues with the runs that are not finished", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
     facts = {
         "command": ["toolkit", *sys.argv[1:]],
@@ -64,20 +71,16 @@ def work(arguments: argparse.Namespace) -> None:
         "mode": None if arguments.preset else arguments.mode,
         "seconds": round(time.monotonic() - began, 1),
     }
-    found = results.build(comparison, jobs, facts)
+    found = results.build(comparison, repeats, facts)
     write(found, comparison.folder)
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
-        raise RunError("no variant came to its end; the reasons stand above")
+        raise RunError("every variant failed; the reasons are listed above")
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
     """Checks everything that is asked for, and says what is to be run."""
-    for name, least in (("seeds", 1), ("draws", 0), ("steps", 1), ("processes", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            raise InputError(f"--{name}: received {value}, must be at least {least}")
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     variants = of_question(question) if question else _switched(arguments, task_type, loaded)

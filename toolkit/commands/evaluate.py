@@ -8,16 +8,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from toolkit.commands import _trained_run
+from toolkit.commands import _options, _trained_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the rows and where results go."""
     _trained_run.add_arguments(parser)
-    parser.add_argument(
-        "--data", required=True, metavar="FILE", help="labelled rows, with the columns of the run's own"
-    )
-    parser.add_argument("--output", metavar="FILE", help="also write the metrics there, as JSON")
+    _options.add(parser, "--data", required=True)
+    _options.add(parser, "--output", default_text="none; the metrics as JSON")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -29,7 +27,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.engine.evaluation import evaluate
     from toolkit.metrics.score import without_classes
 
-    output = _trained_run.output_file(arguments.output) if arguments.output else None
+    output = _options.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)
     bad = output.with_suffix(".bad_rows.jsonl") if output else Path(arguments.run) / "bad_rows_evaluate.jsonl"
     data = read_rows(run, arguments.data, labelled=True, report=bad)

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError, RunError
-from toolkit.commands import _recipe_config
+from toolkit.base.errors import RunError
+from toolkit.commands import _options, _recipe_config
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -21,16 +21,13 @@ MOST_POINTS = 2000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the picture and the number of processes."""
     _recipe_config.add_arguments(parser)
-    parser.add_argument("--output", default="lr.png", metavar="FILE", help="the picture to write (default: lr.png)")
-    parser.add_argument(
-        "--num_processes", type=int, default=1, metavar="N", help="processes that the run will have (default: 1)"
-    )
+    _options.add(parser, "--output", default_text="lr.png", default="lr.png")
+    _options.add(parser, "--processes", default_text="1", default=1)
 
 
 def work(arguments: argparse.Namespace) -> None:
     """Writes the picture, and prints the peak, the warm-up and the number of steps."""
-    if arguments.num_processes < 1:
-        raise ConfigError([f"--num_processes: received {arguments.num_processes}, expected at least 1"])
+    path = _options.output_file(arguments.output)
     task_type, loaded = _recipe_config.load(arguments)
     cfg = loaded.config
     from toolkit.document.plots import learning_rate
@@ -41,11 +38,10 @@ def work(arguments: argparse.Namespace) -> None:
     check_schedule(cfg.train)
     total = cfg.train.max_steps
     if total <= 0:
-        total = plan(cfg, task_type(cfg), arguments.num_processes).total_steps
+        total = plan(cfg, task_type(cfg), arguments.processes).total_steps
     factor, peak = factor_of(cfg.train, total), peak_rate(cfg.train)
     steps = sorted({round(i * (total - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
     rates = [peak * factor(step) for step in steps]
-    path = Path(arguments.output)
     try:
         learning_rate([step + 1 for step in steps], rates, cfg.train.lr_scheduler_type, path)
     except (OSError, ValueError) as error:

@@ -1,24 +1,21 @@
-"""Merge a run's adapters into its model: `toolkit merge RUN [--output DIR] [--data FILE]`."""
+"""Merge a run's adapters into its model: `toolkit merge RUN [--output-dir DIR] [--data FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from toolkit.commands import _options
 from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable, _reload, _rows_file
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, where the model goes, and the rows that prove it."""
-    parser.add_argument("run", metavar="RUN", help="output folder of a finished run with adapters")
-    parser.add_argument("--output", metavar="DIR", help="where the merged model goes (default: RUN/merged)")
-    parser.add_argument("--data", metavar="FILE", help="rows to compare on (default: a few of the run's own)")
-    parser.add_argument("--recipe", metavar="FILE", help="the recipe, if it was moved since the run")
-    parser.add_argument("--trust-remote-code", action="store_true", help="run Python code that lies beside the model")
+    _options.add(parser, "run")
+    _options.add(parser, "--output-dir", default_text="RUN/merged")
+    _options.add(parser, "--data", default_text="a few of the run's own, to check the merged model on")
+    _options.add(parser, "--recipe")
+    _options.add(parser, "--trust-remote-code")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -33,7 +30,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
-    output = _output_folder(Path(arguments.output) if arguments.output else folder / "merged")
+    output = _output_folder(Path(arguments.output_dir) if arguments.output_dir else folder / "merged")
     _refuse_unmergeable(cfg)
     file = _rows_file(cfg, arguments.data)
     cfg = replace(
@@ -61,9 +58,9 @@ def _output_folder(output: Path) -> Path:
     from toolkit.base.errors import InputError
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise InputError(f"--output: {output.absolute()} is not an empty folder; give another, or delete it")
+        raise InputError(f"--output-dir: {output.absolute()} is not an empty folder; give another, or delete it")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--output: cannot make the folder {output.absolute()}: {error.strerror}") from error
+        raise InputError(f"--output-dir: cannot make the folder {output.absolute()}: {error.strerror}") from error
     return output

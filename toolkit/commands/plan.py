@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError
-from toolkit.commands import _recipe_config
+from toolkit.commands import _options, _recipe_config
+from toolkit.commands._options import at_least
 from toolkit.config.sections import Config
 from toolkit.recipe import load_settings
 
@@ -31,22 +30,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and what is to be planned of it."""
     _recipe_config.add_arguments(parser)
     parser.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU of this size, for instance 16GiB")
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="devices to compare strategies for (1)")
-    parser.add_argument("--length", type=int, metavar="N", help="length of inputs (the most that the options allow)")
+    _options.add(parser, "--processes", default_text="1; of several, parallel strategies are compared", default=1)
+    parser.add_argument(
+        "--length", type=at_least(1), metavar="N", help="length of inputs (default: the most that the options allow)"
+    )
     parser.add_argument("--calibrate", action="store_true", help="train a few steps here, and correct the plan")
-    parser.add_argument("--bandwidth", metavar="RATE", help="of an all-reduce, for instance 25GB/s (else measured)")
-    parser.add_argument("--json", metavar="FILE", help="write the plan as JSON, too")
+    parser.add_argument(
+        "--bandwidth", metavar="RATE", help="of an all-reduce, for instance 25GB/s (default: measured here)"
+    )
+    _options.add(parser, "--output", default_text="none; the plan as JSON")
 
 
 def work(arguments: argparse.Namespace) -> None:
     """Plans, prints tables, and writes the JSON."""
     from toolkit.lab.plan.units import parse_bytes
 
-    _check(arguments)
+    if arguments.bandwidth and not arguments.calibrate:
+        raise InputError("--bandwidth: has no effect without --calibrate, which measures the computing beside it")
+    output = _options.output_file(arguments.output) if arguments.output else None
     capacity = parse_bytes(arguments.gpu_memory, "--gpu-memory") if arguments.gpu_memory else None
     bandwidth = parse_bytes(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
+    from toolkit.base.files import write_json
     from toolkit.footprint.simulate import simulate
     from toolkit.lab.plan import render
     from toolkit.lab.plan.strategies import strategies
@@ -78,19 +84,9 @@ def work(arguments: argparse.Namespace) -> None:
         correction = _calibrate(arguments, cfg, footprint, bandwidth, found, on_gpu=capacity is not None)
     if capacity is not None:
         _fit(arguments, subject, capacity, correction, found)
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        say("written to the file of --json")
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    for name, value in (("--processes", arguments.processes), ("--length", arguments.length)):
-        if value is not None and value < 1:
-            raise InputError(f"{name}: received {value}, must be at least 1")
-    if arguments.bandwidth and not arguments.calibrate:
-        raise InputError("--bandwidth: has no effect without --calibrate, which measures the computing beside it")
-    if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
-        raise InputError(f"--json: there is no folder {Path(arguments.json).absolute().parent}; make it first")
+    if output is not None:
+        write_json(output, found)
+        say(f"written to {output}")
 
 
 def _heading(subject: Subject, footprint: Footprint) -> list[str]:
@@ -132,7 +128,7 @@ def _calibrate(
         "peak": correction.peak(footprint),
     }  # fmt: skip
     say(f"Measured here ({large.device}), steps of {' and '.join(str(run.footprint.rows) for run in runs)} rows: "
-        f"{format_bytes(large.peak)} at the most, {format_bytes(large.footprint.peak)} foreseen.")  # fmt: skip
+        f"peak {format_bytes(large.peak)}, predicted {format_bytes(large.footprint.peak)}.")  # fmt: skip
     applies = large.device == ("cuda" if on_gpu else "cpu") or not on_gpu
     if applies:
         say(f"Corrected: what comes and goes within a step times {correction.factor:.2f}, plus "

@@ -1,22 +1,18 @@
-"""Predict new rows with a finished run: `toolkit predict RUN --input FILE [--output FILE]`."""
+"""Predict new rows with a finished run: `toolkit predict RUN --data FILE [--output FILE]`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from toolkit.commands import _trained_run
+from toolkit.commands import _options, _trained_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the rows and where predictions go."""
     _trained_run.add_arguments(parser)
-    parser.add_argument(
-        "--input", required=True, metavar="FILE", help="new rows, with the columns of the run's own files"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", help="where predictions go (default: FILE's name + .predictions.jsonl)"
-    )
+    _options.add(parser, "--data", required=True)
+    _options.add(parser, "--output", default_text="the name of the --data file + .predictions.jsonl")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -28,11 +24,11 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.report.results import write_predictions
     from toolkit.report.text import described
 
-    source = Path(arguments.input)
-    output = _trained_run.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
+    source = Path(arguments.data)
+    output = _options.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
     run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
-    data = read_rows(run, arguments.input, labelled=False, report=bad)
+    data = read_rows(run, arguments.data, labelled=False, report=bad)
     predictions, _ = predict(run, run.model, data, "predict")
     records = on_main(run.accelerator, lambda: write_predictions(run.task.decode(predictions, data), output))
     print_lines("The first predictions", [described(run.task.describe(record)) for record in records])

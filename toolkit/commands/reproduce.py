@@ -3,35 +3,48 @@
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
+from toolkit.commands import _options
+
+if TYPE_CHECKING:
+    from toolkit.report.runs import Record
+
+ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null")
+"""Settings that keep the new run from changing anything but its folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, and where the new one goes."""
-    parser.add_argument("run", metavar="RUN", help="output folder of a finished run")
-    parser.add_argument("--output-dir", metavar="DIR", help="output folder of the new run (RUN-reproduced)")
-    parser.add_argument("--recipe", metavar="FILE", help="the recipe, if it was moved since the run")
+    _options.add(parser, "run")
+    _options.add(parser, "--output-dir", default_text="RUN-reproduced")
+    _options.add(parser, "--recipe")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Trains anew with the same settings, processes and threads; ends with exit code 1 if other bits came out."""
+    """Trains again with the same settings, processes and threads.
+
+    Raises:
+        InputError: if the run is not finished, or its recipe is missing.
+        RunError: if training fails, or ends with other bits.
+    """
     from toolkit.commands.diff import show
     from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 
-    record = read_record(Path(arguments.run))
+    record = read_record(Path(arguments.run).absolute())
     if not record.finished:
-        raise InputError(f"{arguments.run}: this run is not finished; go on with it with checkpoint.resume=auto")
-    recipe = Path(arguments.recipe or record.facts["recipe"])
+        raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
+    recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
     if not recipe.is_file():
-        raise InputError(f"{arguments.run}: its recipe {recipe} is not there any more; name it with --recipe")
-    folder = Path(arguments.output_dir or f"{str(arguments.run).rstrip('/')}-reproduced")
-    _train(recipe, record.folder, folder, record.facts["num_processes"], record.facts["hardware"]["threads"])
+        raise InputError(f"{arguments.run}: its recipe {recipe} does not exist any more; name it with --recipe")
+    folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
+    if difference := _code_difference(record, recipe):
+        print(f"warning: {difference}", flush=True)
+    _train(recipe, record, folder)
 
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
@@ -42,20 +55,57 @@ def work(arguments: argparse.Namespace) -> None:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of numbers are the same to the last bit ({folder})")
         return
     reason = wrong[0] if wrong else "the parameters are the same, but metrics.jsonl is not"
-    raise RunError(f"not reproduced: {reason}. What differs besides is listed above; the new run is in {folder}.")
+    raise RunError(
+        f"not reproduced: {reason}. Other differences are listed above; the new run is in {folder}."
+        + (f"\nA likely cause: {difference}" if difference else "")
+    )
 
 
-def _train(recipe: Path, run: Path, folder: Path, processes: int, threads: int) -> None:
-    """Runs the recipe in processes of its own."""
-    script = [str(recipe), "--config", str(run / "config.yaml"), f"output_dir={folder}", "checkpoint.resume=none",
-              "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"]  # fmt: skip
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    # What the run was given by its launcher stands in its configuration by now.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    environ["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, *(several if processes > 1 else []), *script]
-    if code := subprocess.run(command, env=environ, check=False).returncode:
-        raise RunError(f"the new run ended with exit code {code}; its own message stands above")
+def _train(recipe: Path, record: Record, folder: Path) -> None:
+    """Runs the recipe in the working directory of the run, which its paths are relative to."""
+    from toolkit.lab.jobs import run_processes
+
+    working_directory = Path(record.facts.get("working_directory") or Path.cwd())
+    if not working_directory.is_dir():
+        gone = f"{working_directory}, where the run was started, does not exist any more"
+        print(f"warning: {gone}; relative paths are looked for in {Path.cwd()}", flush=True)
+        working_directory = Path.cwd()
+    # The settings that the run's launcher made are in its configuration.
+    code = run_processes(
+        [str(recipe), "--config", str(record.folder / "config.yaml"), f"output_dir={folder}", *ALONE],
+        processes=record.facts["num_processes"],
+        environ={"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])},
+        folder=working_directory,
+    )
+    if code:
+        raise RunError(f"the new run ended with exit code {code}; its own message is above")
+
+
+def _code_difference(record: Record, recipe: Path) -> str | None:
+    """Says how the code of a run differs from that of today, and how to get it back; None where it does not."""
+    from toolkit.base.environment import checkout, git
+
+    noted, today = record.facts["git"], checkout(recipe.parent)
+    if noted is None:
+        return None
+    if today is None:
+        return f"the run's code was commit {noted['commit']}; {recipe.parent} is not in a git checkout"
+    same_changes = "diff_sha256" not in noted or noted["diff_sha256"] == today.diff_sha256
+    if noted["commit"] == today.commit and same_changes:
+        return None
+    root = git(recipe.parent, "rev-parse", "--show-toplevel").decode().strip()
+    steps, changes = [["git", "-C", root, "checkout", noted["commit"]]], "without uncommitted changes"
+    if noted.get("diff"):
+        file = record.folder / noted["diff"]
+        steps.append(["git", "-C", root, "apply", str(file)])
+        changes = f"with the uncommitted changes in {file}"
+    elif noted["changed_files"]:
+        changes = f"with {noted['changed_files']} uncommitted files that were not kept"
+    commands = " && ".join(shlex.join(step) for step in steps)
+    return (
+        f"the code differs; the run's was commit {noted['commit']} {changes}. To restore it, commit or stash the "
+        f"changes of today, then: {commands}"
+    )
 
 
 def _numbers(file: Path) -> list[dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import reduce
 from operator import getitem
@@ -125,11 +125,16 @@ def nearest_key(key: Key, known: Sequence[Key]) -> Key | None:
     return None
 
 
-def did_you_mean(text: Any, names: Sequence[Any]) -> str:
-    """Returns ` (did you mean 'x'?)` for the name nearest to `text`, or nothing."""
+def nearest(text: Any, names: Iterable[Any], most: int = 1) -> list[str]:
+    """Returns up to `most` names that may have been meant by `text`, the nearest first."""
     texts = [name for name in names if isinstance(name, str)]
-    close = get_close_matches(text, texts, 1, cutoff=0.5) if isinstance(text, str) else []
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return get_close_matches(text, texts, most, cutoff=0.5) if isinstance(text, str) else []
+
+
+def did_you_mean(text: Any, names: Iterable[Any], most: int = 1) -> str:
+    """Returns ` (did you mean 'x'?)` for the names nearest to `text`, or nothing."""
+    found = [repr(name) for name in nearest(text, names, most)]
+    return f" (did you mean {join(found)}?)" if found else ""
 
 
 def describe_errors(

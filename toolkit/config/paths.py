@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 
@@ -68,7 +69,9 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
     kind = _kind(path)
     if not kind:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
-        yield f"{key}: received {show(value)}, {tried}"
+        command = command_for(path)
+        hint = f"; `{command}` downloads this public dataset" if command else ""
+        yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
         yield f"{key}: received {show(value)}, which is in no format that can be read; {expected}"

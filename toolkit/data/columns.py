@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
+from toolkit.config.messages import nearest
 
 
 def used_columns(task: Task) -> dict[str, Column]:
@@ -43,11 +43,11 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
             continue
         used = {columns.get(other, other) for other in known}
         free = [theirs for theirs in present if theirs not in used] or present
-        near = get_close_matches(wanted, free, n=1) or free[:1]
+        likely, *_ = *nearest(wanted, free), *free
         ours = f" (the task's {name!r})" if wanted != name else ""
         missing.append(
             f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
-            f"Say which one it is, for instance `data.columns.{name}: {near[0]}`."
+            f"Say which one it is, for instance `data.columns.{name}: {likely}`."
         )
     if missing:
         raise DataError("\n".join(missing))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import DataError
+from toolkit.catalog.entries import command_for
 from toolkit.config.paths import aligned_files
 from toolkit.data.aligned import read_aligned
 from toolkit.data.files import folder_digest, read_folder
@@ -121,8 +122,10 @@ def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
 def _existing(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if not file.exists():
+        command = command_for(path)
         raise DataError(
             f"{path} does not exist (tried {file.absolute()}). Relative paths start at the current directory."
+            + (f" `{command}` downloads this public dataset." if command else "")
         )
     try:
         list(file.iterdir()) if file.is_dir() else file.open("rb").close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -41,8 +40,6 @@ def build_accelerator(cfg: Config) -> Accelerator:
         cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
         mixed_precision=train.mixed_precision,
         gradient_accumulation_steps=1,
-        log_with=list(cfg.tracking.report_to) or None,
-        project_dir=str(Path(cfg.output_dir) / "tracking"),
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
             InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),

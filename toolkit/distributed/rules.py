@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.config.rule import Rule
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.optim.presets import PRESETS
 
 SHARDING = {
     "ACCELERATE_USE_FSDP": "FSDP",
@@ -77,7 +78,7 @@ RULES = (
         "set train.strategy to sync, or remove train.ema_decay",
     ),
     Rule(
-        lambda c: _is_local(c) and c.train.local_sgd_average_moments and "8bit" in c.train.optim,
+        lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
         ("train.local_sgd_average_moments", "train.optim"),
         "moments of 8 bits are codes, which have no mean",
         "set train.local_sgd_average_moments to false, or use an optimizer with moments of 32 bits",

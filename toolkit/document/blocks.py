@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from toolkit.base.console import format_value
+from toolkit.document.svg import Drawing
 
 MISSING = "-"
 """What a cell without a value shows."""
@@ -100,18 +101,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: an SVG of `charts`, or a PNG.
+    """A picture: a drawing or a PNG.
 
     Args:
-        title: what it shows, for those who do not see it too.
-        svg: the drawing, made by `charts` and trusted; nothing for another picture.
-        png: the bytes of a PNG; nothing for an SVG.
+        title: what it shows; also for screen readers.
+        drawing: an SVG; None for a PNG.
+        png: the bytes of a PNG; nothing for a drawing.
         file: name of the same picture beside the report, for Markdown; nothing leaves the figure out there.
     """
 
     kind: ClassVar[str] = "figure"
     title: str
-    svg: str = ""
+    drawing: Drawing | None = None
     png: bytes = b""
     file: str = ""
 

@@ -24,7 +24,7 @@ class Layers:
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) > 0]
         inner = {id(part) for parts in lists for part in parts.modules() if part is not parts}
         outer = {id(parts): _bytes(parts) for parts in lists if id(parts) not in inner}
-        # What hears or sees before the layers proper is a list of few weights.
+        # The convolutions of speech and vision models before their layers are a list with few weights.
         most = max(outer.values(), default=0)
         self.modules = [layer for parts in lists if outer.get(id(parts), -1) >= SHARE * most for layer in parts]
         self.parameters, self.boundary, self.crossing = max(map(_bytes, self.modules), default=0), 0, 0

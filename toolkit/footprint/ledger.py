@@ -1,4 +1,4 @@
-"""What a computation would need, found by doing it on tensors that have shapes but no memory."""
+"""The memory and operations of a computation, counted by running it on fake tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from toolkit.footprint.values import dynamic, follow, with_positions
 
 WORKING = "working"
-"""Kind of what nobody has named yet."""
+"""Kind of what has no other yet."""
 
 
 class Ledger(TorchDispatchMode):
@@ -27,6 +27,10 @@ class Ledger(TorchDispatchMode):
 
     A storage counts from the operation that makes it until nobody refers to it, as with an allocator that wastes
     nothing. What a kernel allocates inside itself is not seen.
+
+    `torch.distributed._tools.mem_tracker.MemTracker` was tried: the same weights and optimizer state, and peaks within
+    2 % for BERT, GPT-2, T5 and LLaMA. But it stops at models that look at values (wav2vec2 at its mask), and tells
+    apart neither logits nor copies of weights; nor does it count operations.
 
     Args:
         fake: the mode that makes tensors without memory; entered before this one.
@@ -85,7 +89,7 @@ class Ledger(TorchDispatchMode):
         self._add(kind, size)
 
     def _is_copy_of_weight(self, tensor: Tensor, args: Any) -> bool:
-        """Whether autocast, or who does as it does, has made a copy of a parameter in another type."""
+        """Whether this is a parameter in another type, as autocast makes."""
         source = args[0] if args and isinstance(args[0], Tensor) else None
         if source is None or source.dtype == tensor.dtype or source.numel() != tensor.numel():
             return False
@@ -126,7 +130,7 @@ class Ledger(TorchDispatchMode):
             self._enter(tensor, ())
 
     def name_rest(self, kind: str) -> None:
-        """Gives all that nobody has named a kind."""
+        """Gives everything that has no kind yet a kind."""
         for known in self._kinds.values():
             if known[0] == WORKING:
                 known[0] = kind
@@ -137,11 +141,13 @@ class Ledger(TorchDispatchMode):
         """What is made inside is of a kind; `guess` as in `toolkit.footprint.values.dynamic`."""
         before = self._naming, self._guess
         self._naming, self._guess = kind, guess
-        yield
-        self._naming, self._guess = before
+        try:
+            yield
+        finally:
+            self._naming, self._guess = before
 
     def forget_peak(self) -> None:
-        """Lets the peak begin anew at what is alive now."""
+        """Restarts the peak at what is alive now."""
         self.peak, self.at_peak = self.total, self.alive.copy()
 
 

@@ -207,13 +207,13 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
 
 def _as_here(train: TrainConfig) -> TrainConfig:
     """Settings under which an optimizer that moves its state out of a GPU's memory does the same in this memory."""
-    return replace(train, optim="adamw_bnb_8bit") if train.optim.startswith("paged_") else train
+    unpaged: Any = PRESETS[train.optim].unpaged
+    return train if unpaged is None else replace(train, optim=unpaged)
 
 
 def _at_once(subject: Subject) -> bool:
     """Whether the optimizer takes all weights at once, torch's default on a GPU, where here it takes one by one."""
-    preset = PRESETS[subject.cfg.train.optim]
-    return subject.fused_attention and preset.constructor.startswith("torch.optim.") and "foreach" not in preset.hidden
+    return subject.fused_attention and PRESETS[subject.cfg.train.optim].foreach
 
 
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from toolkit.api.task import IGNORE_INDEX, limits_of
 from toolkit.base.errors import InputError
+from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import text
 
@@ -81,10 +81,10 @@ def languages(tokenizer: PreTrainedTokenizerBase, source: str | None, target: st
     known = list(token_of) or [token for token in tokenizer.all_special_tokens if "_" in token]
     for key, code in (("task.source_lang", source), ("task.target_lang", target)):
         if code not in known:
-            near = get_close_matches(code or "", known, n=1, cutoff=0.4) or known[:1]
+            example, *_ = *nearest(code, known), *known
             raise InputError(
                 f"{key}: received {code!r}, but {type(tokenizer).__name__} wants a language code of its own, "
-                f"for instance {near[0]} (it has {len(known)})"
+                f"for instance {example} (it has {len(known)})"
             )
     before = tokenizer.src_lang, tokenizer.tgt_lang
     tokenizer.src_lang, tokenizer.tgt_lang = source, target

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
+from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
 
@@ -30,8 +30,7 @@ def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) ->
     problems = []
     for name, value in fields.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else f"; known: {', '.join(known)}"
+            hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
             problems.append(f"{key}.{name}: received {value!r}, but {type(config).__name__} has no such field{hint}")
     if problems:
         raise ConfigError(problems)
@@ -43,8 +42,7 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
 
     model_type = fields["model_type"]
     if model_type not in CONFIG_MAPPING_NAMES:
-        near = difflib.get_close_matches(model_type, CONFIG_MAPPING_NAMES, n=3)
-        hint = f" (did you mean {', '.join(near)}?)" if near else ""
+        hint = did_you_mean(model_type, CONFIG_MAPPING_NAMES, most=3)
         raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model of transformers{hint}"])
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
     _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")

@@ -9,6 +9,7 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
+from toolkit.optim.presets import PRESETS
 
 _LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
 """A parameter's layer: its name up to the first number, the place in the outermost list of modules."""
@@ -86,7 +87,7 @@ def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]
 
 
 def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[dict[str, Any]]:
-    """Splits trainable parameters by rate, by decay, and for `muon` by whether they are hidden matrices.
+    """Splits trainable parameters by rate, by decay, and where the optimizer asks by whether they are hidden matrices.
 
     The first group, whose rate is the one that is logged, is the one that is nearest to the peak.
     """
@@ -97,7 +98,7 @@ def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[
         if not parameter.requires_grad:
             continue
         settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in still else train.weight_decay}
-        if train.optim == "muon":
+        if PRESETS[train.optim].takes_matrices:
             settings["matrices"] = parameter.ndim == 2 and name not in still and id(parameter) not in apart
         kind = (abs(rate[name] - peak), name in still, *settings.values())
         groups.setdefault(kind, {"params": [], **settings})["params"].append(parameter)

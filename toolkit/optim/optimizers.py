@@ -83,13 +83,16 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
     # Fused ones leave an update that overflowed fp16 out by themselves, unseen: accelerate, and so the schedule, would
     # count it. Without this the scaler does not call them at all then.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
-    if preset.library == "bitsandbytes":
-        _settle_8bit(optimizer, model)
+    if preset.eight_bit:
+        _keep_embeddings_in_32_bits(optimizer, model)
+    if preset.unpaged is not None and not torch.accelerator.is_available():
+        # Said once: bitsandbytes would warn of the same.
+        say(f"warning: on a CPU nothing is paged: train.optim={train.optim} does what {preset.unpaged} does")
+        optimizer._cpu_paged_warned = True  # type: ignore[attr-defined]
     return optimizer
 
 
-def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
-    """Keeps the states of embeddings in 32 bits, and says where nothing can be paged."""
+def _keep_embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
     from bitsandbytes.optim import GlobalOptimManager
 
     # One for each optimizer: the library's own is one for the process, and would carry a former run's parameters over.
@@ -99,6 +102,3 @@ def _settle_8bit(optimizer: Any, model: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
     optimizer.mng = manager
-    if optimizer.is_paged and not torch.accelerator.is_available():
-        say("warning: on a CPU nothing is paged: train.optim=paged_adamw_8bit does what adamw_bnb_8bit does")
-        optimizer._cpu_paged_warned = True

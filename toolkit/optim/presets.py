@@ -1,4 +1,7 @@
-"""The optimizers by their names in the YAML, as data: nothing heavy is imported here."""
+"""The optimizers by their names in the YAML, as data: nothing heavy is imported here.
+
+Everything that depends on which optimizer is used asks for a field of its preset, never for its name.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,199 @@ from typing import Any
 
 BETAS = frozenset({"adam_beta1", "adam_beta2"})
 ADAM = BETAS | {"adam_epsilon"}
-BITS = frozenset({"amsgrad", "args", "is_paged", "optim_bits"})
-"""Arguments of bitsandbytes that do nothing, or that another name of `train.optim` stands for."""
+EIGHT_BIT_ARGUMENTS = frozenset({"amsgrad", "args", "is_paged", "optim_bits"})
+"""Arguments of bitsandbytes that have no effect, or that another name of `train.optim` stands for."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Preset:
     """One optimizer.
 
     Args:
-        constructor: `module.Class`, imported when it is asked for.
+        constructor: full name of its class, imported when it is asked for.
+        summary: what it does, for the table in docs/switches.md.
+        source: the paper or library that it comes from.
+        state_bytes: bytes of state per weight of a 384 x 384 matrix; a test measures it.
         takes: which of `train.adam_*` it has.
         fixed: arguments that make it what its name says, which the YAML cannot change.
         hidden: further arguments that the YAML cannot give.
-        library: what must be installed besides, in the extra `optimizers`.
-        relative_step: whether it sets its own rate.
+        library: optional library that it needs, a part of the extra `optimizers`.
+        relative_step: whether it computes its own learning rate.
+        averages: whether it trains one set of weights and returns their average; it then has `train()` and `eval()`.
+        takes_matrices: whether its parameter groups say which parameters are hidden matrices.
+        elementwise: whether each element is updated from its own gradient and state alone, so that any part of a
+            parameter can be updated on its own.
+        foreach: whether on a GPU it updates all parameters at once, with temporary memory of their size.
+        eight_bit: whether it keeps its state in 8 bits.
+        unpaged: for an optimizer whose state may move to CPU memory, the name of the same one whose state stays.
+        with_decay: for an optimizer without weight decay, the name of the one to use for it.
     """
 
     constructor: str
+    summary: str
+    source: str
+    state_bytes: float
     takes: frozenset[str] = frozenset()
     fixed: Mapping[str, Any] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
     library: str | None = None
     relative_step: bool = False
+    averages: bool = False
+    takes_matrices: bool = False
+    elementwise: bool = False
+    foreach: bool = False
+    eight_bit: bool = False
+    unpaged: str | None = None
+    with_decay: str | None = None
 
 
 PRESETS: dict[str, Preset] = {
-    "adamw_torch": Preset("torch.optim.AdamW", ADAM, hidden=frozenset({"fused"})),
-    "adamw_torch_fused": Preset("torch.optim.AdamW", ADAM, {"fused": True}, frozenset({"foreach"})),
+    "adamw_torch": Preset(
+        constructor="torch.optim.AdamW",
+        summary="Adam with decoupled weight decay",
+        source="arXiv 1711.05101",
+        state_bytes=8,
+        takes=ADAM,
+        hidden=frozenset({"fused"}),
+        elementwise=True,
+        foreach=True,
+    ),
+    "adamw_torch_fused": Preset(
+        constructor="torch.optim.AdamW",
+        summary="AdamW in one fused kernel",
+        source="arXiv 1711.05101",
+        state_bytes=8,
+        takes=ADAM,
+        fixed={"fused": True},
+        hidden=frozenset({"foreach"}),
+        elementwise=True,
+    ),
     "adafactor": Preset(
-        "transformers.optimization.Adafactor",
+        constructor="transformers.optimization.Adafactor",
+        summary="keeps the second moment as one row and one column per matrix; takes the schedule's rate",
+        source="arXiv 1804.04235",
+        state_bytes=0.0208,
         fixed={"scale_parameter": False, "relative_step": False},
         hidden=frozenset({"warmup_init"}),
     ),
-    "adamw_bnb_8bit": Preset("bitsandbytes.optim.AdamW8bit", ADAM, hidden=BITS, library="bitsandbytes"),
-    "paged_adamw_8bit": Preset("bitsandbytes.optim.PagedAdamW8bit", ADAM, hidden=BITS, library="bitsandbytes"),
-    "lion_8bit": Preset("bitsandbytes.optim.Lion8bit", BETAS, hidden=BITS, library="bitsandbytes"),
-    "sgd": Preset("torch.optim.SGD"),
-    "rmsprop": Preset("torch.optim.RMSprop"),
-    "adagrad": Preset("torch.optim.Adagrad"),
-    "schedule_free_adamw": Preset("schedulefree.AdamWScheduleFree", ADAM, library="schedulefree"),
-    # Below: names of ours.
+    "adamw_bnb_8bit": Preset(
+        constructor="bitsandbytes.optim.AdamW8bit",
+        summary="AdamW with moments in 8 bits; embeddings and tensors under 4096 elements keep 32 bits",
+        source="arXiv 2110.02861",
+        state_bytes=2.03,
+        takes=ADAM,
+        hidden=EIGHT_BIT_ARGUMENTS,
+        library="bitsandbytes",
+        eight_bit=True,
+    ),
+    "paged_adamw_8bit": Preset(
+        constructor="bitsandbytes.optim.PagedAdamW8bit",
+        summary="8-bit AdamW whose state may move to CPU memory; on a CPU it equals `adamw_bnb_8bit`",
+        source="arXiv 2305.14314",
+        state_bytes=2.03,
+        takes=ADAM,
+        hidden=EIGHT_BIT_ARGUMENTS,
+        library="bitsandbytes",
+        eight_bit=True,
+        unpaged="adamw_bnb_8bit",
+    ),
+    "lion_8bit": Preset(
+        constructor="bitsandbytes.optim.Lion8bit",
+        summary="follows the sign of a momentum, in 8 bits; needs a lower rate, and its own default is "
+        "`adam_beta2: 0.99`",
+        source="arXiv 2302.06675",
+        state_bytes=1.016,
+        takes=BETAS,
+        hidden=EIGHT_BIT_ARGUMENTS,
+        library="bitsandbytes",
+        eight_bit=True,
+    ),
+    "sgd": Preset(
+        constructor="torch.optim.SGD",
+        summary="SGD; momentum (4 bytes) and Nesterov through `optim_args`",
+        source="`torch.optim`",
+        state_bytes=0,
+        elementwise=True,
+        foreach=True,
+    ),
+    "rmsprop": Preset(
+        constructor="torch.optim.RMSprop",
+        summary="divides by the root of a moving average of squared gradients",
+        source="`torch.optim`",
+        state_bytes=4,
+        elementwise=True,
+        foreach=True,
+    ),
+    "adagrad": Preset(
+        constructor="torch.optim.Adagrad",
+        summary="divides by the root of the sum of squared gradients",
+        source="`torch.optim`",
+        state_bytes=4,
+        elementwise=True,
+        foreach=True,
+    ),
+    "schedule_free_adamw": Preset(
+        constructor="schedulefree.AdamWScheduleFree",
+        summary="AdamW that averages instead of following a schedule; needs a copy of the weights while evaluating",
+        source="arXiv 2405.15682",
+        state_bytes=8,
+        takes=ADAM,
+        library="schedulefree",
+        averages=True,
+        elementwise=True,
+    ),
+    # Hugging Face has no names for the following; these are the toolkit's.
     "adafactor_relative": Preset(
-        "transformers.optimization.Adafactor",
+        constructor="transformers.optimization.Adafactor",
+        summary="Adafactor with its own rate; only with `lr_scheduler_type: constant`",
+        source="arXiv 1804.04235",
+        state_bytes=0.0208,
         fixed={"scale_parameter": True, "relative_step": True},
         relative_step=True,
     ),
-    "adam": Preset("torch.optim.Adam", ADAM, hidden=frozenset({"decoupled_weight_decay"})),
-    "adam_bnb_8bit": Preset("bitsandbytes.optim.Adam8bit", ADAM, hidden=BITS, library="bitsandbytes"),
-    "sgdw": Preset("toolkit.optim.sgdw.SGDW"),
-    "lamb_bnb_8bit": Preset("toolkit.optim.lamb.Lamb8bit", ADAM, library="bitsandbytes"),
-    "muon": Preset("toolkit.optim.muon.MuonWithAdamW", ADAM),
+    "adam": Preset(
+        constructor="torch.optim.Adam",
+        summary="Adam with weight decay as a part of the gradient",
+        source="arXiv 1412.6980",
+        state_bytes=8,
+        takes=ADAM,
+        hidden=frozenset({"decoupled_weight_decay"}),
+        elementwise=True,
+        foreach=True,
+    ),
+    "adam_bnb_8bit": Preset(
+        constructor="bitsandbytes.optim.Adam8bit",
+        summary="Adam with moments in 8 bits, without weight decay",
+        source="arXiv 2110.02861",
+        state_bytes=2.03,
+        takes=ADAM,
+        hidden=EIGHT_BIT_ARGUMENTS,
+        library="bitsandbytes",
+        eight_bit=True,
+        with_decay="adamw_bnb_8bit",
+    ),
+    "sgdw": Preset(
+        constructor="toolkit.optim.sgdw.SGDW",
+        summary="SGD with decoupled weight decay; momentum (4 bytes) and Nesterov through `optim_args`",
+        source="arXiv 1711.05101",
+        state_bytes=0,
+        elementwise=True,
+    ),
+    "lamb_bnb_8bit": Preset(
+        constructor="toolkit.optim.lamb.Lamb8bit",
+        summary="8-bit Adam with a rate per tensor, for large batches; copies one tensor at a time",
+        source="arXiv 1904.00962",
+        state_bytes=2.03,
+        takes=ADAM,
+        library="bitsandbytes",
+        eight_bit=True,
+    ),
+    "muon": Preset(
+        constructor="toolkit.optim.muon.MuonWithAdamW",
+        summary="orthogonal updates of hidden matrices (5 Newton-Schulz steps each), AdamW (8 bytes) for the rest",
+        source="arXiv 2502.16982",
+        state_bytes=4,
+        takes=ADAM,
+        takes_matrices=True,
+    ),
 }

@@ -15,8 +15,8 @@ _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {
     "weight_decay": ("weight_decay", _ALWAYS),
     "betas": ("adam_beta1 and train.adam_beta2", lambda preset: "adam_beta1" in preset.takes),
     "eps": ("adam_epsilon", lambda preset: "adam_epsilon" in preset.takes),
-    "fused": ("optim", lambda preset: preset.constructor == "torch.optim.AdamW"),
-    "warmup_steps": ("warmup_steps", lambda preset: preset.library == "schedulefree"),
+    "fused": ("optim", lambda preset: "fused" in {*preset.fixed, *preset.hidden}),
+    "warmup_steps": ("warmup_steps", lambda preset: preset.averages),
 }
 
 
@@ -52,6 +52,15 @@ def _not_relative(name: str, instead: str) -> Rule:
     )
 
 
+def _no_decay(name: str, instead: str) -> Rule:
+    return Rule(
+        lambda c: c.train.optim == name and c.train.weight_decay > 0,
+        ("train.weight_decay", "train.optim"),
+        f"{name} has no weight decay",
+        f"set train.optim to {instead}, or train.weight_decay to 0",
+    )
+
+
 RULES = (
     *(_adam_only(name) for name in sorted(ADAM)),
     *(_own_key(name, own, where) for name, (own, where) in _OWN_KEYS.items()),
@@ -67,25 +76,19 @@ RULES = (
     ),
     Rule(
         lambda c: (
-            PRESETS[c.train.optim].library == "schedulefree"
-            and c.train.lr_scheduler_type not in ("constant", "constant_with_warmup")
+            PRESETS[c.train.optim].averages and c.train.lr_scheduler_type not in ("constant", "constant_with_warmup")
         ),
         ("train.lr_scheduler_type", "train.optim"),
         "averaging takes the place of a schedule",
         "set train.lr_scheduler_type to constant or constant_with_warmup",
     ),
     Rule(
-        lambda c: PRESETS[c.train.optim].library == "schedulefree" and c.train.ema_decay is not None,
+        lambda c: PRESETS[c.train.optim].averages and c.train.ema_decay is not None,
         ("train.ema_decay", "train.optim"),
         "this optimizer averages the weights itself",
         "remove train.ema_decay",
     ),
-    Rule(
-        lambda c: c.train.optim == "adam_bnb_8bit" and c.train.weight_decay > 0,
-        ("train.weight_decay", "train.optim"),
-        "bitsandbytes decays beside the gradient, which is AdamW",
-        "set train.optim to adamw_bnb_8bit, or train.weight_decay to 0",
-    ),
+    *(_no_decay(name, preset.with_decay) for name, preset in PRESETS.items() if preset.with_decay),
     Rule(
         lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
         ("train.lr_scheduler_type", "train.warmup_steps"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_type_hints
+from functools import partial
+from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.shapes import OWN_RISE, SHAPES, Span
+from toolkit.optim.shapes import SHAPES, Span, impossible, library_factor
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -44,16 +44,6 @@ def peak_rate(train: TrainConfig) -> float:
     return 1.0 if PRESETS[train.optim].relative_step else train.learning_rate
 
 
-def arguments(train: TrainConfig) -> dict[str, Any]:
-    """Returns the arguments that the shape can have, with their types."""
-    if train.lr_scheduler_type == "reduce_lr_on_plateau":
-        from toolkit.optim.shapes import ARGUMENTS
-
-        return ARGUMENTS
-    hints = get_type_hints(SHAPES[train.lr_scheduler_type], include_extras=True)
-    return {name: hint for name, hint in hints.items() if name not in ("step", "span", "return")}
-
-
 def check_schedule(train: TrainConfig) -> None:
     """Checks `train.lr_scheduler_kwargs` against the schedule, before anything is loaded.
 
@@ -62,7 +52,8 @@ def check_schedule(train: TrainConfig) -> None:
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-    known, given = arguments(train), train.lr_scheduler_kwargs
+    shape, given = SHAPES[train.lr_scheduler_type], train.lr_scheduler_kwargs
+    known = shape.arguments
     problems = []
     for name, value in given.items():
         key = f"train.lr_scheduler_kwargs.{name}"
@@ -76,17 +67,12 @@ def check_schedule(train: TrainConfig) -> None:
         except ValidationError as error:
             problems.append(f"{key}: received {show(value)}; {error.errors()[0]['msg']}")
     problems += [
-        f"train.lr_scheduler_kwargs.{parameter.name}: {train.lr_scheduler_type} needs it"
-        for parameter in inspect.signature(SHAPES[train.lr_scheduler_type]).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is parameter.empty
-        if parameter.name not in given
+        f"train.lr_scheduler_kwargs.{name}: {train.lr_scheduler_type} needs it"
+        for name in shape.required
+        if name not in given
     ]
-    if not problems:
-        try:
-            total = 100
-            SHAPES[train.lr_scheduler_type](total, Span(0, total, train.learning_rate), **_given(train))
-        except ValueError as error:
-            problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {error}")
+    if not problems and (problem := impossible(train.lr_scheduler_type, given, train.learning_rate)):
+        problems.append(f"train.lr_scheduler_kwargs: received {show(dict(given))}; {problem}")
     if problems:
         raise ConfigError(problems)
 
@@ -96,25 +82,21 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
     if PRESETS[train.optim].relative_step:
         rising = bool(train.optim_args.get("warmup_init", False))
         return Factor(lambda step: relative_step(step, rising))
-    name, warmup = train.lr_scheduler_type, warmup_steps(train, total_steps)
-    shape, span = SHAPES[name], Span(warmup, total_steps, train.learning_rate)
-    given = _given(train)
-
-    def factor(step: int) -> float:
-        if step < warmup and name not in OWN_RISE:
-            return step / warmup
-        return shape(step, span, **given)
-
-    return Factor(factor)
+    shape, warmup = SHAPES[train.lr_scheduler_type], warmup_steps(train, total_steps)
+    span, given = Span(warmup, total_steps, train.learning_rate), train.lr_scheduler_kwargs
+    if isinstance(shape.factor, str):
+        # The arguments of a plateau are its callback's; what it takes from transformers is the warm-up.
+        own = {} if train.lr_scheduler_type == "reduce_lr_on_plateau" else given
+        return Factor(library_factor(shape.factor, span, own))
+    factor = partial(shape.factor, span=span, **given)
+    if shape.warms_up:
+        return Factor(factor)
+    return Factor(lambda step: step / warmup if step < warmup else factor(step))
 
 
 def relative_step(step: int, rising: bool) -> float:
     """Returns the step size that `adafactor_relative` takes, before the parameter's scale (arXiv 1804.04235)."""
     return min(1e-6 * (step + 1) if rising else 1e-2, 1.0 / math.sqrt(step + 1))
-
-
-def _given(train: TrainConfig) -> dict[str, Any]:
-    return {} if train.lr_scheduler_type == "reduce_lr_on_plateau" else train.lr_scheduler_kwargs
 
 
 def cycle_ends(train: TrainConfig, total_steps: int) -> list[int]:

@@ -1,19 +1,22 @@
 """Shapes of the learning rate: each a factor of the peak rate as a function of the step, and of nothing before it.
 
-Names, arguments and numbers are those of `transformers.optimization` where it has the shape, of
-`torch.optim.lr_scheduler` otherwise. A shape that has no rise of its own follows a linear warm-up.
+Those of transformers are taken from there: they are `LambdaLR`s, whose functions depend on the step alone, so that a
+resumed run can seek to any step. Those of torch are computed from the rate of the step before; they are written here as
+functions. The arguments of both are declared here, because settings are checked before transformers is loaded, which
+takes longer (2 to 6 s) than all the checks.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import Field
 
 Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
 Cycles = Annotated[float, Field(gt=0)]
 Decay = Annotated[float, Field(gt=0, le=1)]
 Floor = Annotated[float, Field(ge=0)]
@@ -29,115 +32,63 @@ class Span(NamedTuple):
     peak: float
 
 
-def _progress(step: int, span: Span) -> float:
-    return (step - span.warmup) / max(1, span.total - span.warmup)
+class Shape(NamedTuple):
+    """A shape of the learning rate.
+
+    Args:
+        factor: its name in transformers, or a function of step (from 0), span and arguments.
+        arguments: what `train.lr_scheduler_kwargs` may hold, with types.
+        required: those that have no default.
+        warms_up: whether a function has a rise of its own, instead of following a linear warm-up.
+    """
+
+    factor: str | Callable[..., float]
+    arguments: Mapping[str, Any]
+    required: tuple[str, ...] = ()
+    warms_up: bool = False
 
 
-def _cosine_wave(progress: float, num_cycles: float, low: float) -> float:
-    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * num_cycles * 2.0 * progress)) * (1.0 - low) + low)
+def library_factor(name: str, span: Span, arguments: Mapping[str, Any]) -> Callable[[int], float]:
+    """Returns the factor of a schedule of transformers, warm-up included, as a function of the step (from 0).
+
+    Args:
+        name: its name there.
+        span: steps and peak rate.
+        arguments: the schedule's own.
+
+    Raises:
+        ValueError: if transformers refuses the arguments.
+    """
+    import torch
+    from transformers.optimization import get_scheduler
+
+    # The schedule reads the peak rate from its optimizer. A rate of 0 stays 0 whatever it is multiplied by.
+    stand_in = torch.optim.SGD([torch.zeros(1)], lr=span.peak or 1.0)
+    # `polynomial` divides by the steps after the warm-up; with none the run ends before the factor matters.
+    total = max(span.total, span.warmup + 1)
+    steps = None if arguments.get("num_stable_steps") is not None else total  # one of them, or it warns
+    schedule = get_scheduler(name, stand_in, span.warmup, steps, dict(arguments))
+    factor: Callable[[int], float] = schedule.lr_lambdas[0]
+    return factor
 
 
-def _low(span: Span, min_lr: float | None, min_lr_rate: float | None) -> float:
-    """Returns the lowest factor, given as a rate or as a factor."""
-    if (min_lr is None) == (min_lr_rate is None):
-        raise ValueError("give one of min_lr and min_lr_rate")
-    if min_lr is None:
-        return min_lr_rate or 0.0
-    if min_lr > span.peak:
-        raise ValueError(f"min_lr ({min_lr:g}) is above train.learning_rate ({span.peak:g})")
-    return min_lr / span.peak if span.peak else 0.0
+def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | None:
+    """Returns what is wrong with the lowest rate that the arguments of a shape ask for, or None.
 
-
-def constant(step: int, span: Span) -> float:
-    """The peak rate."""
-    return 1.0
-
-
-def linear(step: int, span: Span) -> float:
-    """Down to 0 in a line."""
-    return max(0.0, (span.total - step) / max(1, span.total - span.warmup))
-
-
-def cosine(step: int, span: Span, *, num_cycles: Cycles = 0.5) -> float:
-    """Half a cosine from 1 to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
-    return _cosine_wave(_progress(step, span), num_cycles, 0.0)
-
-
-def cosine_with_restarts(step: int, span: Span, *, num_cycles: Count = 1) -> float:
-    """Half cosines, each from the peak again (SGDR, arXiv 1608.03983)."""
-    progress = _progress(step, span)
-    return 0.0 if progress >= 1 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
-
-
-def cosine_with_min_lr(
-    step: int, span: Span, *, num_cycles: Cycles = 0.5, min_lr: Floor | None = None, min_lr_rate: Share | None = None
-) -> float:
-    """Half a cosine that ends above 0."""
-    return _cosine_wave(_progress(step, span), num_cycles, _low(span, min_lr, min_lr_rate))
-
-
-def cosine_warmup_with_min_lr(
-    step: int,
-    span: Span,
-    *,
-    num_cycles: Cycles = 0.5,
-    min_lr: Floor | None = None,
-    min_lr_rate: Share | None = None,
-    warmup_lr_rate: Share | None = None,
-) -> float:
-    """The same one step ahead, with a warm-up that starts above 0."""
-    low = _low(span, min_lr, min_lr_rate)
-    if step >= span.warmup:
-        return _cosine_wave(_progress(step + 1, span), num_cycles, low)
-    if warmup_lr_rate is None:
-        return (step + 1) / span.warmup
-    return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, span.warmup - 1)
-
-
-def polynomial(step: int, span: Span, *, lr_end: Floor = 1e-7, power: Cycles = 1.0) -> float:
-    """Down to `lr_end` as a power of the remaining part."""
-    if lr_end >= span.peak > 0:
-        raise ValueError(f"lr_end ({lr_end:g}) is not below train.learning_rate ({span.peak:g})")
-    low = lr_end / span.peak if span.peak else 0.0
-    return (1.0 - low) * max(0.0, 1.0 - _progress(step, span)) ** power + low
-
-
-def inverse_sqrt(step: int, span: Span, *, timescale: Count | None = None) -> float:
-    """Down with the root of the step (Vaswani et al. 2017)."""
-    scale = timescale or span.warmup or 10_000
-    return 1.0 / math.sqrt((step + scale - span.warmup) / scale)
-
-
-def _curve(kind: str, progress: float, num_cycles: float) -> float:
-    """From 1 at the start of a decay to 0 at its end."""
-    if kind == "linear":
-        return 1.0 - progress
-    return 1.0 - math.sqrt(progress) if kind == "1-sqrt" else _cosine_wave(progress, num_cycles, 0.0)
-
-
-def warmup_stable_decay(
-    step: int,
-    span: Span,
-    *,
-    num_decay_steps: Count,
-    num_stable_steps: Annotated[int, Field(ge=0)] | None = None,
-    warmup_type: Curve = "linear",
-    decay_type: Curve = "cosine",
-    min_lr_ratio: Share = 0.0,
-    num_cycles: Cycles = 0.5,
-) -> float:
-    """Up, level, and down over the last steps (WSD, arXiv 2404.06395)."""
-    if step < span.warmup:
-        # Each curve is the decay's, backwards.
-        risen = _curve(warmup_type, 1.0 - step / span.warmup, 0.5)
-        return max(0.0, risen * (1.0 - min_lr_ratio) + min_lr_ratio)
-    stable = span.total - span.warmup - num_decay_steps if num_stable_steps is None else num_stable_steps
-    done = step - span.warmup - stable
-    if done < 0:
-        return 1.0
-    if done >= num_decay_steps:
-        return min_lr_ratio
-    return max(0.0, _curve(decay_type, done / num_decay_steps, num_cycles) * (1.0 - min_lr_ratio) + min_lr_ratio)
+    Args:
+        name: the shape, as in `train.lr_scheduler_type`.
+        arguments: valid ones, each by itself.
+        peak: the peak rate.
+    """
+    known = SHAPES[name].arguments
+    if "min_lr_rate" in known and (arguments.get("min_lr") is None) == (arguments.get("min_lr_rate") is None):
+        return "give one of min_lr and min_lr_rate"
+    for lowest in ("min_lr", "base_lr"):
+        if lowest in known and (value := arguments.get(lowest)) is not None and value > peak:
+            return f"{lowest} ({value:g}) is above train.learning_rate ({peak:g})"
+    if "lr_end" in known and (value := arguments.get("lr_end", 1e-7)) >= (peak or 1.0):
+        return f"lr_end ({value:g}) is not below train.learning_rate ({peak:g})"
+    return None
 
 
 def step_decay(step: int, span: Span, *, step_size: Count, gamma: Decay = 0.1) -> float:
@@ -165,8 +116,6 @@ def cyclic(
     mode: Literal["triangular", "triangular2"] = "triangular",
 ) -> float:
     """Triangles between `base_lr` and the peak, in `triangular2` each half as high (Smith 2017, arXiv 1506.01186)."""
-    if base_lr > span.peak:
-        raise ValueError(f"base_lr ({base_lr:g}) is above train.learning_rate ({span.peak:g})")
     length = step_size_up + (step_size_down or step_size_up)
     cycle, position = divmod(step, length)
     rise = position / step_size_up if position <= step_size_up else (length - position) / (length - step_size_up)
@@ -202,43 +151,58 @@ def one_cycle(
     return last
 
 
-SHAPES: dict[str, Callable[..., float]] = {
-    "linear": linear,
-    "cosine": cosine,
-    "cosine_with_restarts": cosine_with_restarts,
-    "polynomial": polynomial,
-    "constant": constant,
-    "constant_with_warmup": constant,
-    "inverse_sqrt": inverse_sqrt,
-    "reduce_lr_on_plateau": constant,
-    "cosine_with_min_lr": cosine_with_min_lr,
-    "cosine_warmup_with_min_lr": cosine_warmup_with_min_lr,
-    "warmup_stable_decay": warmup_stable_decay,
-    "step": step_decay,
-    "multi_step": multi_step,
-    "exponential": exponential,
-    "cyclic": cyclic,
-    "one_cycle": one_cycle,
+def _written_here(factor: Callable[..., float], *required: str, warms_up: bool = False) -> Shape:
+    """Returns a shape whose arguments are those of its function."""
+    hints = get_type_hints(factor, include_extras=True)
+    arguments = {name: hint for name, hint in hints.items() if name not in ("step", "span", "return")}
+    return Shape(factor, arguments, required, warms_up)
+
+
+SHAPES: dict[str, Shape] = {
+    "linear": Shape("linear", {}),
+    "cosine": Shape("cosine", {"num_cycles": Cycles}),
+    "cosine_with_restarts": Shape("cosine_with_restarts", {"num_cycles": Count}),
+    "polynomial": Shape("polynomial", {"lr_end": Floor, "power": Cycles}),
+    "constant": Shape("constant", {}),
+    "constant_with_warmup": Shape("constant_with_warmup", {}),
+    "inverse_sqrt": Shape("inverse_sqrt", {"timescale": Count | None}),
+    # The reductions are made by the callback `plateau`.
+    "reduce_lr_on_plateau": Shape(
+        "constant_with_warmup",
+        {
+            "factor": Annotated[float, Field(gt=0, lt=1)],
+            "patience": CountOrZero,
+            "threshold": Floor,
+            "threshold_mode": Literal["rel", "abs"],
+            "cooldown": CountOrZero,
+            "min_lr": Floor,
+            "eps": Floor,
+        },
+    ),
+    "cosine_with_min_lr": Shape(
+        "cosine_with_min_lr",
+        {"num_cycles": Cycles, "min_lr": Floor | None, "min_lr_rate": Share | None},
+    ),
+    "cosine_warmup_with_min_lr": Shape(
+        "cosine_warmup_with_min_lr",
+        {"num_cycles": Cycles, "min_lr": Floor | None, "min_lr_rate": Share | None, "warmup_lr_rate": Share | None},
+    ),
+    "warmup_stable_decay": Shape(
+        "warmup_stable_decay",
+        {
+            "num_decay_steps": Count,
+            "num_stable_steps": CountOrZero | None,
+            "warmup_type": Curve,
+            "decay_type": Curve,
+            "min_lr_ratio": Share,
+            "num_cycles": Cycles,
+        },
+        required=("num_decay_steps",),
+    ),
+    "step": _written_here(step_decay, "step_size"),
+    "multi_step": _written_here(multi_step, "milestones"),
+    "exponential": _written_here(exponential, "gamma"),
+    "cyclic": _written_here(cyclic, "base_lr", warms_up=True),
+    "one_cycle": _written_here(one_cycle, warms_up=True),
 }
-"""By `train.lr_scheduler_type`. The reductions of `reduce_lr_on_plateau` are made by the callback `plateau`."""
-
-OWN_RISE = frozenset({"cosine_warmup_with_min_lr", "warmup_stable_decay", "cyclic", "one_cycle"})
-"""Shapes that say themselves how the rate rises."""
-
-
-_Count = Annotated[int, Field(ge=0)]
-
-
-_Floor = Annotated[float, Field(ge=0)]
-
-
-ARGUMENTS: dict[str, Any] = {
-    "factor": Annotated[float, Field(gt=0, lt=1)],
-    "patience": _Count,
-    "threshold": _Floor,
-    "threshold_mode": Literal["rel", "abs"],
-    "cooldown": _Count,
-    "min_lr": _Floor,
-    "eps": _Floor,
-}
-"""What the YAML can give to `torch.optim.lr_scheduler.ReduceLROnPlateau`; its mode is the metric's own."""
+"""By `train.lr_scheduler_type`."""

@@ -61,5 +61,5 @@ def _line(history: History, name: str, unit: int = 1) -> Line:
 def _figure(title: str, lines: Mapping[str, Line], label: str, zero: bool = False) -> Figure:
     title = title[:1].upper() + title[1:]
     kept = {name: line for name, line in lines.items() if line[0]}
-    svg = line_chart(kept, title=f"{title} over the steps", x_label="optimizer step", y_label=label, zero=zero)
-    return Figure(title, svg=svg)
+    chart = line_chart(kept, title=f"{title} over the steps", x_label="optimizer step", y_label=label, zero=zero)
+    return Figure(title, chart)

@@ -9,11 +9,14 @@ from typing import Any
 from toolkit.api.run import best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
-from toolkit.base.environment import _git, hardware, versions
+from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_json, write_text
 from toolkit.config import dump_config, flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows
+
+DIFF_FILE = "uncommitted.diff"
+MOST_DIFF_BYTES = 2**20
 
 
 def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
@@ -27,17 +30,18 @@ def identity(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, An
 
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
-    """Writes `config.yaml` (resolved) and `run.json`."""
+    """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` where the recipe's checkout has changes."""
     write_text(output_dir / "config.yaml", dump_config(cfg))
     best = best_metric(cfg, task)
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
+        "working_directory": str(Path.cwd()),
         "seed": cfg.seed,
         "engine": cfg.engine,
         "num_processes": num_processes,
         "versions": versions(),
-        "git": _git(recipe.absolute().parent),
+        "git": _code(recipe.absolute().parent, output_dir),
         "hardware": hardware(),
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
@@ -47,3 +51,25 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "greater_is_better": best.greater_is_better,
     }
     write_json(output_dir / "run.json", facts)
+
+
+def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
+    """Describes the git checkout of the code; changes that are in no commit are kept in the output folder.
+
+    Larger changes than `MOST_DIFF_BYTES` are only told apart, by their sha256.
+    """
+    (output_dir / DIFF_FILE).unlink(missing_ok=True)  # of the code of an earlier session
+    state = checkout(folder)
+    if state is None:
+        return None
+    diff = state.diff or b""
+    kept = 0 < len(diff) <= MOST_DIFF_BYTES
+    if kept:
+        (output_dir / DIFF_FILE).write_bytes(diff)
+    return {
+        "commit": state.commit,
+        "changed_files": state.changed_files,
+        "untracked": state.untracked,
+        "diff": DIFF_FILE if kept else None,
+        "diff_sha256": state.diff_sha256,
+    }

@@ -15,7 +15,7 @@ from toolkit.base.console import print_lines, print_table, say, shorten
 from toolkit.base.files import write_json
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
-from toolkit.document.charts import sheet
+from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.score import without_classes
 from toolkit.models.hub import push
@@ -57,9 +57,8 @@ def write_report(run: Run, outcome: Outcome) -> None:
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     (run.output_dir / "report.html").write_text(page.render(title, below, parts), encoding="utf-8")
     (run.output_dir / "report.md").write_text(markdown.render(title, below, parts), encoding="utf-8")
-    drawn = [
-        figure.svg for part in parts for block in part.blocks if isinstance(block, Gallery) for figure in block.figures
-    ]
+    galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
+    drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
     (run.output_dir / CURVES).write_text(sheet(drawn), encoding="utf-8")
 
 

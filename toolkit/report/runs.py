@@ -46,7 +46,9 @@ class Record:
                 f"{split} fingerprint": value for split, value in facts["data_fingerprints"].items()
             }
         if section == "version":
-            return {**facts["versions"], "commit": (facts["git"] or {}).get("commit")}
+            code = facts["git"] or {}
+            changes = (code.get("diff_sha256") or "")[:12] or None
+            return {**facts["versions"], "commit": code.get("commit"), "uncommitted changes": changes}
         if section == "machine":
             return {"processes": facts["num_processes"], **facts["hardware"]}
         return dict(facts.get("result", {}))

@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl` always, accelerate's trackers on request."""
+"""Where numbers go: `metrics.jsonl` always, trackers on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,6 +15,7 @@ from toolkit.base.errors import ConfigError
 from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.tracking.jsonl import read_metrics, truncate_metrics
+from toolkit.tracking.trackers import TrackedRun, Trackers, read_ids
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -27,7 +28,7 @@ def check_trackers(tracking: TrackingConfig) -> None:
     """Checks that every tracker asked for is installed.
 
     Raises:
-        ConfigError: naming those that are not; accelerate would leave them out with a mere warning.
+        ConfigError: naming those that are not.
     """
     missing = [name for name in tracking.report_to if importlib.util.find_spec(name) is None]
     if missing:
@@ -38,7 +39,8 @@ def check_trackers(tracking: TrackingConfig) -> None:
 class Tracker:
     """Writes the run's numbers, on the main process only; a context manager.
 
-    A resumed run cuts `metrics.jsonl` back to its checkpoint's step and appends to it.
+    A resumed run cuts `metrics.jsonl` back to its checkpoint's step and appends to it. Trackers continue the run that
+    they know as far as they can (see `toolkit.tracking.trackers`).
 
     Args:
         accelerator: the run's Accelerator.
@@ -51,47 +53,50 @@ class Tracker:
     def __init__(
         self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
     ) -> None:
-        self._accelerator, self._cfg, self._path, self._start = accelerator, cfg, path, start_step
+        self._cfg, self._path, self._start = cfg, path, start_step
         self._main = accelerator.is_main_process
         self._shown_names = {*SHOWN, *shown_names}
         self._file: TextIO | None = None
+        self._trackers: Trackers | None = None
         self._written: set[tuple[int, tuple[str, ...]]] = set()
         self.shown: dict[str, str] = {}
 
     def __enter__(self) -> Tracker:
         if self._main:
+            if self._cfg.tracking.report_to:
+                self._trackers = self._start_trackers()
             truncate_metrics(self._path, self._start)
             self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
             self._file = self._path.open("a", encoding="utf-8")
-        tracking = self._cfg.tracking
-        if tracking.report_to:
-            name = tracking.run_name or Path(self._cfg.output_dir).name
-            options: dict[str, dict[str, Any]] = {"wandb": {"name": name}, "mlflow": {"run_name": name}}
-            settings = {key: _plain(value) for key, value in flatten(self._cfg).items()}
-            self._accelerator.init_trackers(
-                tracking.project, settings, {k: options.get(k, {}) for k in tracking.report_to}
-            )
         return self
+
+    def _start_trackers(self) -> Trackers:
+        tracking, folder = self._cfg.tracking, self._path.parent / "tracking"
+        run = TrackedRun(
+            project=tracking.project,
+            name=tracking.run_name or self._path.parent.name,
+            folder=folder,
+            start_step=self._start,
+            ids=read_ids(folder) if self._start else {},
+        )
+        return Trackers(list(tracking.report_to), run, flatten(self._cfg))
 
     def __exit__(self, *exception: object) -> None:
         if self._file is not None:
             self._file.close()
-        if self._cfg.tracking.report_to:
-            for tracker in self._accelerator.trackers:
-                tracker.finish()  # not end_training(), which also ends the process group that the report needs
+        if self._trackers is not None:
+            self._trackers.finish()
 
-    def log(self, line: dict[str, float]) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """Writes one line; `step` is one of its entries. What stands there already is not repeated."""
         if _kind(line) in self._written:
             return
         self._written.add(_kind(line))
         if self._file is not None:
-            # JSON has no NaN: a loss over no items is null
-            finite = {name: value if math.isfinite(value) else None for name, value in line.items()}
-            self._file.write(json.dumps(finite) + "\n")
+            self._file.write(json.dumps(_json_value(line)) + "\n")
             self._file.flush()
-        if self._cfg.tracking.report_to:
-            self._accelerator.log({k: v for k, v in line.items() if k != "step"}, step=line["step"])
+        if self._trackers is not None:
+            self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:
@@ -100,9 +105,14 @@ class Tracker:
             os.fsync(self._file.fileno())
 
 
-def _kind(line: dict[str, float]) -> tuple[int, tuple[str, ...]]:
+def _kind(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
     return int(line["step"]), tuple(sorted(line))
 
 
-def _plain(value: Any) -> int | float | str | bool:
-    return value if isinstance(value, int | float | str | bool) else json.dumps(value)
+def _json_value(value: Any) -> Any:
+    """A value as JSON has it. It has no NaN: a loss over no items is null."""
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(entry) for name, entry in value.items()}
+    if isinstance(value, int | float | str | None):
+        return value if not isinstance(value, float) or math.isfinite(value) else None
+    return _json_value(value.item()) if hasattr(value, "item") else str(value)

@@ -14,6 +14,7 @@ from commands import run_command
 from image_files import encoded as picture
 from image_files import noise
 from runs import ROOT, assert_close, lines, predictions, train
+from tolerances import float32_tolerance
 
 from toolkit.base.errors import DataError
 
@@ -28,13 +29,13 @@ def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     assert f"task.{modality}." in capsys.readouterr().out
     train(f"reviews/smoke_{modality}", tmp_path / "run", "train.max_steps=1", "data.max_eval_samples=null")
     data = ROOT / "recipes/data" / folder / "validation"
-    assert run_command("predict", tmp_path / "run", "--input", data, "--output", tmp_path / "new.jsonl") == 0
+    assert run_command("predict", tmp_path / "run", "--data", data, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
-    assert_close([row | {"label": None} for row in predictions(tmp_path / "run")], new, 1e-5)
-    scored = ("--data", data, "--batch-size", "5", "--output", tmp_path / "scores.json")
+    assert_close([row | {"label": None} for row in predictions(tmp_path / "run")], new, float32_tolerance())
+    scored = ("--data", data, "--per-device-eval-batch-size", "5", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", tmp_path / "run", *scored) == 0
     expected = {name: value for name, value in lines(tmp_path / "run", "eval_loss")[-1].items() if "eval_" in name}
-    assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, 1e-5)
+    assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, float32_tolerance())
 
 
 def test_a_folder_of_pictures_laid_out_like_a_hub_s(tmp_path):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from runs import train
+from runs import ROOT, train
 from safetensors.torch import load_file, save_file
 
+from toolkit.base.environment import Checkout
 from toolkit.commands.cli import main
+from toolkit.report import facts
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
 
@@ -22,12 +24,12 @@ def folder(tmp_path_factory):
     return made
 
 
-def call(capsys, *arguments) -> tuple[int, str, str]:
-    capsys.readouterr()
+def call(captured, *arguments) -> tuple[int, str, str]:
+    captured.readouterr()
     with pytest.raises(SystemExit) as ended:
         main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out, captured.err
+    out, err = captured.readouterr()
+    return ended.value.code, out, err
 
 
 def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
@@ -49,10 +51,10 @@ def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
 
 
 def test_an_unfinished_run_says_so(folder, capsys, tmp_path):
-    facts = json.loads((folder / "one" / "run.json").read_text())
-    del facts["result"]
+    noted = json.loads((folder / "one" / "run.json").read_text())
+    del noted["result"]
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "run.json").write_text(json.dumps(facts))
+    (tmp_path / "begun" / "run.json").write_text(json.dumps(noted))
     (tmp_path / "begun" / "config.yaml").write_text((folder / "one" / "config.yaml").read_text())
     _, out, _ = call(capsys, "runs", tmp_path)
     assert "not finished" in out
@@ -73,15 +75,51 @@ def test_a_difference_is_named_by_its_key(folder, capsys):
     assert (code, "no run, it has no run.json" in err) == (2, True)
 
 
-def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capsys, tmp_path, monkeypatch):
+def change_facts(run, **changes) -> None:
+    noted = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(noted | changes))
+
+
+def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # a launcher's wish is not part of the old run
-    code, out, err = call(capsys, "reproduce", folder / "one", "--output-dir", tmp_path / "again")
+    monkeypatch.chdir(folder)  # paths in its configuration are relative to another folder
+    code, out, err = call(capfd, "reproduce", "one", "--output-dir", "again")
     assert code == 0, err
     assert "are the same to the last bit" in out
+    assert "warning: the code differs" not in out
+    assert (folder / "again" / "run.json").is_file()
+
     weights = folder / "one" / "model" / "model.safetensors"
     tensors = load_file(weights)
     tensors["classifier.bias"] = tensors["classifier.bias"] + 1
     save_file(tensors, weights)
-    code, _, err = call(capsys, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
+    code_of_then = {"commit": "0" * 40, "changed_files": 1, "diff": "uncommitted.diff", "diff_sha256": "ab" * 32}
+    change_facts(folder / "one", git=code_of_then, working_directory="/gone")
+    monkeypatch.chdir(ROOT)
+    code, out, err = call(capfd, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
     assert code == 1
     assert "not reproduced: model.safetensors: classifier.bias differs by up to 1" in err
+    assert "/gone, where the run was started, does not exist any more" in out
+    for text in (out.split("\n")[0], err):
+        assert (
+            f"the code differs; the run's was commit {'0' * 40} with the uncommitted changes in {folder}/one/" in text
+        )
+        assert f"git -C {ROOT} apply {folder}/one/uncommitted.diff" in text
+    _, out, _ = call(capfd, "diff", folder / "one", tmp_path / "other")
+    assert "abababababab" in out
+
+
+def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):
+    diffs = iter([b"changes", b"x" * (facts.MOST_DIFF_BYTES + 1), b"", None])
+    monkeypatch.setattr(facts, "checkout", lambda folder: Checkout("abc", 2, ["new.py"], next(diffs)))
+    noted = facts._code(tmp_path, tmp_path)
+    assert noted is not None
+    assert (noted["diff"], noted["untracked"]) == ("uncommitted.diff", ["new.py"])
+    assert (tmp_path / "uncommitted.diff").read_bytes() == b"changes"
+    too_large, none = facts._code(tmp_path, tmp_path), facts._code(tmp_path, tmp_path)
+    assert too_large is not None
+    assert none is not None
+    assert (too_large["diff"], none["diff"], none["diff_sha256"]) == (None, None, None)
+    assert too_large["diff_sha256"]
+    assert (facts._code(tmp_path, tmp_path) or {})["diff_sha256"] == "unknown"
+    assert list(tmp_path.iterdir()) == []

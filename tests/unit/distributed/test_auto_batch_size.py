@@ -9,6 +9,7 @@ import torch
 from runs import assert_close, assert_same_weights, lines, train, weights
 from small_memory import AUTO, RUN, small_memory
 from stopping import StoppedError, stopper
+from tolerances import FLOAT64
 
 import toolkit.run
 from toolkit.base.errors import RunError
@@ -17,8 +18,8 @@ from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 
 def assert_same_training(one: Path, other: Path) -> None:
     left, right = weights(one), weights(other)
-    assert_close(lines(one), lines(other), 1e-9)
-    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, 1e-9)
+    assert_close(lines(one), lines(other), FLOAT64)
+    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, FLOAT64)
 
 
 @pytest.mark.parametrize("engine", ["loop", "trainer"])

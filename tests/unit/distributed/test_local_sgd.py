@@ -9,6 +9,7 @@ import pytest
 import torch
 from local_sgd_runs import EMPTY, EXACT, LOCAL, ROWS
 from runs import assert_close, assert_same_weights, lines, train, weights
+from tolerances import FLOAT64, float32_tolerance
 
 from toolkit.distributed.flat import PIECES, SMALL_PIECE, pieces
 
@@ -25,10 +26,10 @@ def losses(run: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("one", "other", "tolerance"),
     [
-        ("local-sync", "local-1", 1e-9),
-        ("local-sync-float", "local-1-float", 1e-6),
-        ("local-sync", "local-warm", 1e-9),
-        ("local-nesterov", "local-outer", 1e-9),
+        ("local-sync", "local-1", FLOAT64),
+        ("local-sync-float", "local-1-float", float32_tolerance(steps=6)),
+        ("local-sync", "local-warm", FLOAT64),
+        ("local-nesterov", "local-outer", FLOAT64),
     ],
 )
 def test_period_1_and_the_warm_up_are_synchronous_sgd(many_runs, one, other, tolerance):
@@ -40,7 +41,7 @@ def test_period_1_and_the_warm_up_are_synchronous_sgd(many_runs, one, other, tol
 def test_a_process_counts_by_its_items(many_runs, tmp_path):
     alone = ("train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("reviews", tmp_path / "one", *EXACT, *EMPTY, *alone, double=True)
-    assert_close_weights(tmp_path / "one", many_runs / "local-empty", 1e-9)
+    assert_close_weights(tmp_path / "one", many_runs / "local-empty", FLOAT64)
 
 
 def test_period_8_sends_an_eighth_and_all_ranks_are_equal_after_each_average(many_runs):

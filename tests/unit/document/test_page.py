@@ -16,8 +16,9 @@ from browser import needs_browser, open_page
 from launching import ROOT
 
 from toolkit.document import markdown, page
+from toolkit.document.axis import axis, number_text
 from toolkit.document.blocks import Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
-from toolkit.document.charts import MOST_POINTS, axis, line_chart, number_text
+from toolkit.document.charts import MOST_POINTS, line_chart
 
 NASTY = "<script>alert(1)</script> & \"q\" 'a' ``` | <img src=x onerror=alert(1)>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,7 +31,7 @@ def everything() -> list[Section]:
     blocks = [
         Text(NASTY),
         Highlights([(NASTY, NASTY)]),
-        Gallery([Figure(NASTY, svg=chart), Figure("p", png=b"png")], NASTY),
+        Gallery([Figure(NASTY, chart), Figure("p", png=b"png")], NASTY),
     ]
     return [
         Section("One", [Table([NASTY, "size"], rows, sortable=True, caption=NASTY)]),
@@ -49,7 +50,7 @@ def texts(svg: str) -> list[str]:
 
 
 def chart(*values: float | None, **more: bool) -> str:
-    return line_chart({"v": (range(1, len(values) + 1), values)}, title="t", x_label="step", y_label="v", **more)
+    return line_chart({"v": (range(1, len(values) + 1), values)}, title="t", x_label="step", y_label="v", **more).svg()
 
 
 def test_text_of_rows_stays_text() -> None:

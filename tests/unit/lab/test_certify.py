@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from certificate_subjects import CONFIG, RECIPE, cut
+from certificate_subjects import CONFIG, RECIPE, experiment
 from runs import ROOT, TINY
 from safetensors.torch import save_file
 
@@ -20,8 +20,9 @@ from toolkit.commands.cli import main
 from toolkit.config.overrides import written
 from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN
+from toolkit.lab.certify.trainings import outcome_file
 from toolkit.recipe import load_settings, load_task_type
-from toolkit.report.certificate import state_of
+from toolkit.report.certificate import folder_of, state_of
 
 SMOKES = sorted((ROOT / "recipes/configs").glob("*/smoke*.yaml"))
 STEPS = 4
@@ -130,14 +131,14 @@ def write_gradients(folder: Path, job: str, *gradients: list[float]) -> None:
 
 @pytest.fixture
 def splits(tmp_path) -> Path:
-    for job in loss_scale.jobs(cut(tmp_path)):
-        scale = 4.0 if job.name == "plain-2x4" else 1.0
-        write_gradients(tmp_path, job.name, [scale, 2 * scale], [3.0, 1.0])
+    for training in loss_scale.trainings(experiment(tmp_path)):
+        scale = 4.0 if training.name == "plain-2x4" else 1.0
+        write_gradients(tmp_path, training.name, [scale, 2 * scale], [3.0, 1.0])
     return tmp_path
 
 
 def test_equal_updates_are_certified_beside_the_plain_trainer_s(splits, tmp_path):
-    found = loss_scale.judge(splits, cut(tmp_path))
+    found = loss_scale.judge(splits, experiment(tmp_path))
     assert found.verdict == OK
     assert found.figures["2x4"] == {"ratio": 1.0, "cosine": pytest.approx(1.0), "windows": 2}
     assert found.figures["transformers.Trainer 2x4"]["ratio"] == pytest.approx(4.0)
@@ -145,12 +146,12 @@ def test_equal_updates_are_certified_beside_the_plain_trainer_s(splits, tmp_path
 
 def test_an_update_of_another_size_or_direction_is_not(splits, tmp_path):
     write_gradients(splits, "split-4x2", [1.0, 2.0], [3.0, 1.5])
-    found = loss_scale.judge(splits, cut(tmp_path))
+    found = loss_scale.judge(splits, experiment(tmp_path))
     assert found.verdict == FAILED
     (problem,) = found.problems
     assert problem.startswith("4x2 against 8x1: in 1 of 2 windows the update is another: ratio 1.061, cosine 0.98")
     (splits / "traces" / "split-8x1" / loss_scale.DEPENDENCE).write_text('["batch normalisation"]')
-    open_ = loss_scale.judge(splits, cut(tmp_path))
+    open_ = loss_scale.judge(splits, experiment(tmp_path))
     assert (open_.verdict, open_.problems) == (OPEN, ["this model depends on the batch: batch normalisation"])
 
 
@@ -182,21 +183,21 @@ def test_predictions_of_several_processes_are_compared_row_by_row(tmp_path, rows
     write_evaluation(tmp_path, 1, [0.1, 0.2, 0.3])
     write_evaluation(tmp_path, 2, [0.1, 0.2, 0.3])
     write_evaluation(tmp_path, 3, rows, accuracy)
-    found = ranks.judge(tmp_path, cut(tmp_path))
+    found = ranks.judge(tmp_path, experiment(tmp_path))
     assert found.verdict == (FAILED if finger else OK)
     assert not finger or finger in found.problems[0]
 
 
 def test_without_validation_rows_nothing_is_said_of_metrics(tmp_path):
-    bare = cut(tmp_path)
+    bare = experiment(tmp_path)
     data = replace(bare.cfg.data, validation_file=None, validation_split=0.0)
     assert ranks.judge(tmp_path, replace(bare, cfg=replace(bare.cfg, data=data))).verdict == OPEN
 
 
-def test_a_job_that_failed_fails_what_needs_it(tmp_path):
+def test_a_training_that_failed_fails_what_needs_it(tmp_path):
     (tmp_path / "loop-1").mkdir()
-    (tmp_path / "loop-1/error.txt").write_text("ValueError: no")
-    found = resume.judge(tmp_path, cut(tmp_path))
+    outcome_file(tmp_path, "loop-1").write_text('{"error": "ValueError: no"}')
+    found = resume.judge(tmp_path, experiment(tmp_path))
     assert (found.verdict, found.problems) == (FAILED, ["the run loop-1 failed: ValueError: no"])
 
 
@@ -208,14 +209,14 @@ def test_the_command_knows_all_certificates():
 
 
 def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
-    made = cut(tmp_path)
+    made = experiment(tmp_path)
     assert state_of(made.cfg).startswith("none for this configuration")
     found = [resume.judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
-    folder = text.folder_of(made.cfg)
+    folder = folder_of(made.cfg)
     folder.mkdir(parents=True)
     text.write(found, made.cfg, {"recipe": "r", "config": "c", "overrides": [], "rows": 37, "seconds": 1.0}, folder)
     assert state_of(made.cfg).startswith("resume ok (")
-    assert state_of(replace(made.cfg, seed=1)) == text.state_of(made.cfg)
+    assert state_of(replace(made.cfg, seed=1)) == state_of(made.cfg)
     other = replace(made.cfg, train=replace(made.cfg.train, learning_rate=0.1))
     assert state_of(other).startswith("none for this configuration")
     assert "| resume | ok |" in (folder / "certificate.md").read_text()
@@ -224,7 +225,7 @@ def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
     assert "cannot be read" in state_of(made.cfg)
 
 
-@pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "from 1")])
+@pytest.mark.parametrize(("option", "message"), [(["--rows", "5"], "at least 9"), (["--kill-at", "0"], "at least 1")])
 def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["certify", str(RECIPE), "--config", str(CONFIG), *option])
@@ -257,10 +258,10 @@ LARGE = (
 
 @pytest.mark.parametrize("words", LARGE)
 def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
-    made = cut(tmp_path, *words.split())
+    made = experiment(tmp_path, *words.split())
     for promise in promises().values():
-        for job in promise.jobs(made):
-            settings = [*made.settings(), *written({"engine": "loop"} | dict(job.settings))]
+        for training in promise.trainings(made):
+            settings = [*made.settings(), *written({"engine": "loop"} | dict(training.settings))]
             on_cpu = {"ACCELERATE_USE_CPU": "true"}
             cfg = load_settings(load_task_type(RECIPE), CONFIG, settings, on_cpu).config
             assert not cfg.checkpoint.push_to_hub

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from certificate_subjects import RECIPE, cut
+from certificate_subjects import RECIPE, experiment
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.lab.certify import promises
 from toolkit.lab.certify.certificate import FAILED, OK
-from toolkit.lab.certify.jobs import run_jobs
+from toolkit.lab.certify.trainings import run_trainings
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -83,10 +83,10 @@ def test_a_planted_fault_is_found_and_pointed_at(fault, tmp_path):
     head = f'{imports}\nOriginal = load_task_type("{RECIPE}")\n'
     recipe = tmp_path / "faulty.py"
     recipe.write_text(f"{head}{code}\n\nTASK = Faulty\n")
-    made = cut(tmp_path, *TINY, recipe=recipe)
+    made = experiment(tmp_path, *TINY, recipe=recipe)
     promise, runs = promises()[name], tmp_path / "runs"
     runs.mkdir()
-    run_jobs(promise.jobs(made), made, runs)
+    run_trainings(promise.trainings(made), made, runs)
     found = promise.judge(runs, made)
     assert found.verdict == FAILED
     assert finger in found.problems[0]

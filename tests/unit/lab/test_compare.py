@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +15,13 @@ from runs import ROOT, TINY
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.document import markdown
-from toolkit.lab.compare import running
+from toolkit.lab import jobs
 from toolkit.lab.compare.checking import Launch, check_variants
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
 from toolkit.lab.compare.page import sections, title_and_lead
 from toolkit.lab.compare.results import build
-from toolkit.lab.compare.running import Comparison, jobs_of, run_jobs
+from toolkit.lab.compare.running import Comparison, repeats_of, run_repeats
 from toolkit.lab.compare.summary import Figure, pareto, summarise
 from toolkit.lab.compare.table import compared, excuse, table
 from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
@@ -167,18 +166,20 @@ def test_every_question_can_be_asked():
 
 WORKER = """
 import json, sys
-work = json.load(open(sys.argv[1]))
+(trial,) = json.load(open(sys.argv[1]))
+work, outcome = trial["arguments"], open(trial["outcome"], "w")
 settings = dict(text.split("=", 1) for text in work["overrides"])
 open(%r, "a").write(settings["train.optim"] + " " + settings["seed"] + "\\n")
 if settings["train.optim"] == "sgd":
     sys.exit("no memory left")
 if settings["train.optim"] == "muon" and settings["seed"] == "2":
-    open(work["folder"] + "/error.txt", "w").write("step 3: the loss is not finite")
+    json.dump({"error": "step 3: the loss is not finite"}, outcome)
+    outcome.close()
     sys.exit(1)
 if settings["train.optim"] == "lamb_bnb_8bit":
     import os, signal
     os.kill(os.getpid(), signal.SIGKILL)
-json.dump(json.load(open(%r)), open(work["folder"] + "/measurement.json", "w"))
+json.dump({"result": json.load(open(%r))}, outcome)
 """
 
 
@@ -203,7 +204,7 @@ def comparison(tmp_path, monkeypatch):
     log, worker, measured = tmp_path / "log", tmp_path / "worker.py", tmp_path / "measured.json"
     worker.write_text(WORKER % (str(log), str(measured)))
     measured.write_text(json.dumps(measurement()))
-    monkeypatch.setattr(running, "_start", lambda launch: iter([sys.executable, str(worker)]))
+    monkeypatch.setattr(jobs, "WORKER", (str(worker),))
     monkeypatch.chdir(ROOT)
 
     def make(*optimizers: str, seeds: tuple[int, ...] = (1, 2)) -> tuple[Comparison, Path]:
@@ -217,12 +218,12 @@ def comparison(tmp_path, monkeypatch):
 
 def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     asked, log = comparison("adamw_torch", "sgd", "lamb_bnb_8bit", "adafactor")
-    jobs = jobs_of(asked)
-    run_jobs(asked, jobs, lambda: None)
+    repeats = repeats_of(asked)
+    run_repeats(asked, repeats, lambda: None)
     assert log.read_text().splitlines() == [
         "adamw_torch 1", "sgd 1", "lamb_bnb_8bit 1", "adafactor 1", "adamw_torch 2", "adafactor 2",
     ]  # fmt: skip
-    found = build(asked, jobs, {"command": ["toolkit", "compare"]})
+    found = build(asked, repeats, {"command": ["toolkit", "compare"]})
     reasons = {row["name"]: row["reason"] for row in found["variants"]}
     assert "no memory left" in reasons["1"]
     assert "killed by signal 9 (out of memory?)" in reasons["2"]
@@ -236,35 +237,38 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
 
 def test_a_variant_that_failed_once_goes_on_with_other_seeds(comparison):
     asked, log = comparison("adamw_torch", "muon", seeds=(1, 2, 3))
-    jobs = jobs_of(asked)
-    run_jobs(asked, jobs, lambda: None)
+    repeats = repeats_of(asked)
+    run_repeats(asked, repeats, lambda: None)
     assert len(log.read_text().splitlines()) == 6
-    found = build(asked, jobs, {})
+    found = build(asked, repeats, {})
     assert excuse(found, found["variants"][1]) == "1 ran 2 of 3 times: step 3: the loss is not finite"
     assert excuse(found, found["variants"][0]) is None
 
 
 def test_what_is_finished_is_not_run_again(comparison):
     asked, log = comparison("adamw_torch", "adafactor")
-    jobs = jobs_of(asked)
+    repeats = repeats_of(asked)
     with pytest.raises(KeyboardInterrupt):
-        run_jobs(asked, jobs, lambda: stop_after(jobs, 3))
+        run_repeats(asked, repeats, lambda: stop_after(repeats, 3))
     asked, _ = comparison("adamw_torch", "adafactor")
-    jobs = jobs_of(asked)
-    assert [job.state for job in jobs] == ["kept", "kept", "kept", "waiting"]
-    run_jobs(asked, jobs, lambda: None)
+    repeats = repeats_of(asked)
+    assert [repeat.state for repeat in repeats] == ["kept", "kept", "kept", "waiting"]
+    run_repeats(asked, repeats, lambda: None)
     assert len(log.read_text().splitlines()) == 4
-    assert {job.state for job in jobs_of(comparison("adamw_torch", "adafactor", "muon")[0])} == {"kept", "waiting"}
+    assert {repeat.state for repeat in repeats_of(comparison("adamw_torch", "adafactor", "muon")[0])} == {
+        "kept",
+        "waiting",
+    }
 
 
-def stop_after(jobs, number: int) -> None:
-    if sum(job.state == "done" for job in jobs) == number:
+def stop_after(repeats, number: int) -> None:
+    if sum(repeat.state == "done" for repeat in repeats) == number:
         raise KeyboardInterrupt
 
 
 def test_another_question_is_run_anew(comparison, tmp_path):
     asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
-    run_jobs(asked, jobs_of(asked), lambda: None)
+    run_repeats(asked, repeats_of(asked), lambda: None)
     launch = tmp_path / "launch.yaml"
     launch.write_text("num_processes: 1")
     for name, value in (
@@ -274,9 +278,9 @@ def test_another_question_is_run_anew(comparison, tmp_path):
         ("launch", Launch(launch, 1, {})),
     ):
         changed = replace(asked, **{name: value})
-        assert [job.state for job in jobs_of(changed)] == ["waiting", "waiting"], name
-    run_jobs(changed, jobs_of(changed), lambda: None)
-    assert [job.state for job in jobs_of(asked)] == ["kept", "kept"]  # what was finished before is still there
+        assert [repeat.state for repeat in repeats_of(changed)] == ["waiting", "waiting"], name
+    run_repeats(changed, repeats_of(changed), lambda: None)
+    assert [repeat.state for repeat in repeats_of(asked)] == ["kept", "kept"]  # what was finished before is still there
 
 
 # Figures
@@ -306,13 +310,13 @@ def test_one_run_has_no_interval_for_its_memory():
 
 def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison, tmp_path):
     asked, _ = comparison("adamw_torch", "adafactor", "muon", seeds=(1,))
-    jobs = jobs_of(asked)
-    for job in jobs:
-        job.measured = measurement()
-    jobs[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
-    jobs[2].measured["metric"]["name"] = "eval_other"
-    jobs[2].measured["figures"]["eval_other"] = 0.5
-    found = build(asked, jobs, {"command": ["toolkit", "compare"]})
+    repeats = repeats_of(asked)
+    for repeat in repeats:
+        repeat.measured = measurement()
+    repeats[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
+    repeats[2].measured["metric"]["name"] = "eval_other"
+    repeats[2].measured["figures"]["eval_other"] = 0.5
+    found = build(asked, repeats, {"command": ["toolkit", "compare"]})
     write(found, tmp_path)
     assert ["eval_accuracy" in variant["figures"] for variant in found["variants"]] == [True, False, False]
     assert [len(row) for row in table(found)[1]] == [6, 6, 6]
@@ -336,11 +340,11 @@ def test_padding_is_counted_by_masks_or_rows():
 @needs_browser
 def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
     asked, _ = comparison("adamw_torch", "adafactor", "muon", "sgd", seeds=(1,))
-    jobs = jobs_of(asked)
-    run_jobs(asked, jobs, lambda: None)
-    for job, peak in zip(jobs, (300, 100, 200), strict=False):
-        job.measured = measurement(peak=peak * 2**20)
-    write(build(asked, jobs, {"command": ["toolkit", "compare"]}), tmp_path)
+    repeats = repeats_of(asked)
+    run_repeats(asked, repeats, lambda: None)
+    for repeat, peak in zip(repeats, (300, 100, 200), strict=False):
+        repeat.measured = measurement(peak=peak * 2**20)
+    write(build(asked, repeats, {"command": ["toolkit", "compare"]}), tmp_path)
     script = """
         const table = document.querySelector("table.sortable");
         const order = () => [...table.tBodies[0].rows].map((row) => row.cells[0].textContent);

@@ -14,6 +14,7 @@ from commands import run_command
 from random_runs import RANDOM
 from runs import assert_close, assert_same_weights, lines, predictions, train, weights
 from stopping import StoppedError, stopper
+from tolerances import float32_tolerance
 
 import toolkit.run
 from toolkit.api.mesh import Mesh
@@ -153,10 +154,10 @@ def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, caps
     }  # fmt: skip
     rows = tmp_path / "rows.csv"
     rows.write_text("text\n" + "".join(json.dumps(row["text"]) + "\n" for row in predictions(tmp_path / "run")[:3]))
-    assert run_command("predict", tmp_path / "run", "--input", rows, "--output", tmp_path / "new.jsonl") == 0
+    assert run_command("predict", tmp_path / "run", "--data", rows, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line)["scores"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
-    assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], 1e-5)
-    assert run_command("merge", tmp_path / "run", "--output", tmp_path / "merged", "--data", rows) == 0
+    assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], float32_tolerance())
+    assert run_command("merge", tmp_path / "run", "--output-dir", tmp_path / "merged", "--data", rows) == 0
     assert transformers.pipeline("text-classification", str(tmp_path / "merged"))("good")[0]["label"]
     assert run_command("merge", tmp_path / "first") == 2
     assert "nothing to merge: it trained the model itself" in capsys.readouterr().err

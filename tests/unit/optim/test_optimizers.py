@@ -45,6 +45,14 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
+def ready(name: str, network: nn.Module) -> torch.optim.Optimizer:
+    """Returns an optimizer of that name that can do steps."""
+    optimizer = build_optimizer(network, TrainConfig(optim=name, learning_rate=0.1))
+    if PRESETS[name].averages:
+        optimizer.train()
+    return optimizer
+
+
 def names_by(network: nn.Module, groups: list[dict], key: str) -> dict[float, set[str]]:
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     found: dict[float, set[str]] = {}
@@ -121,39 +129,34 @@ def test_rates_of_what_a_model_does_not_have_are_refused(settings, network):
 def test_every_optimizer_moves_every_parameter(name):
     network = model()
     before = [parameter.clone() for parameter in network.parameters()]
-    optimizer = build_optimizer(network, TrainConfig(optim=name, learning_rate=0.1))
-    if name == "schedule_free_adamw":
-        optimizer.train()
-    step(network, optimizer)
+    step(network, ready(name, network))
     assert all(not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("adamw_torch", 8.0),
-        ("adamw_torch_fused", 8.0),
-        ("adam", 8.0),
-        ("schedule_free_adamw", 8.0),
-        ("adamw_bnb_8bit", 2.03),
-        ("paged_adamw_8bit", 2.03),
-        ("adam_bnb_8bit", 2.03),
-        ("lamb_bnb_8bit", 2.03),
-        ("lion_8bit", 1.016),
-        ("muon", 4.0),
-        ("adagrad", 4.0),
-        ("rmsprop", 4.0),
-        ("adafactor", 4 * (384 + 384) / (384 * 384)),
-        ("adafactor_relative", 4 * (384 + 384) / (384 * 384)),
-    ],
-)
-def test_bytes_of_state_per_parameter(name, expected):
+@pytest.mark.parametrize("name", PRESETS)
+def test_bytes_of_state_are_those_of_the_preset(name):
     network = square()
-    optimizer = build_optimizer(network, TrainConfig(optim=name))
-    if name == "schedule_free_adamw":
-        optimizer.train()
+    optimizer = ready(name, network)
     step(network, optimizer)
-    assert state_bytes(optimizer) / network.weight.numel() == pytest.approx(expected, rel=0.01)
+    assert state_bytes(optimizer) / network.weight.numel() == pytest.approx(PRESETS[name].state_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_elementwise_optimizer_updates_a_part_like_the_whole(name):
+    """Split into unequal parts: blocks of 8 bits would not begin at the same elements."""
+    network = square(96)
+    rows = 49
+    parts = nn.ParameterList(nn.Parameter(part.clone()) for part in network.weight.detach().split([rows, 96 - rows]))
+    optimizers = ready(name, network), ready(name, parts)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        network.weight.grad = torch.randn(96, 96, generator=generator).pow(5)  # small beside large: 8 bits lose some
+        for part, gradient in zip(parts, network.weight.grad.split([rows, 96 - rows]), strict=True):
+            part.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    difference = (network.weight - torch.cat(list(parts))).abs().max().item()
+    assert (difference < 1e-6) == PRESETS[name].elementwise, difference
 
 
 def test_bytes_of_state_are_reported(tmp_path):

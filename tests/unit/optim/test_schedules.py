@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from reference_schedules import CASES, PEAK, STEPS, ours, reference, settings, walk
@@ -53,6 +55,16 @@ def test_a_warm_up_comes_before_the_schedules_of_torch():
     assert [factor(step) for step in range(6)] == pytest.approx([0.0, 0.5, 1.0, 1.0, 0.1, 0.1])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_a_rate_of_zero_and_a_warm_up_as_long_as_the_run_have_a_factor(case):
+    no_rate = {key: 0.0 for key in CASES[case][1] if key in ("min_lr", "base_lr")}
+    train = replace(settings(case), learning_rate=0.0, lr_scheduler_kwargs={**CASES[case][1], **no_rate})
+    check_schedule(train)
+    for warmup in (0, 10, 12):
+        factor = factor_of(replace(train, warmup_steps=warmup), 10)
+        assert all(0 <= factor(step) <= 1 for step in range(11))
+
+
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
@@ -67,6 +79,7 @@ def test_a_warm_up_comes_before_the_schedules_of_torch():
         ("cosine_with_min_lr", {"min_lr": 1.0}, "min_lr .1. is above train.learning_rate"),
         ("cyclic", {"base_lr": 1.0}, "base_lr .1. is above"),
         ("warmup_stable_decay", {"num_decay_steps": 2, "decay_type": "square"}, "decay_type: received 'square'"),
+        ("reduce_lr_on_plateau", {"min_lr": 1.0}, "min_lr .1. is above train.learning_rate"),
         ("reduce_lr_on_plateau", {"mode": "min"}, "mode: unknown argument of reduce_lr_on_plateau"),
         ("reduce_lr_on_plateau", {"factor": 1.5}, r"factor: received 1\.5"),
     ],

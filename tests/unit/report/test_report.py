@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(
         "reviews", run, *files, "train.max_steps=4", "eval.eval_steps=2", "train.activation_checkpointing=full",
         "train.optim=adafactor", "train.gradient_accumulation_steps=1", "checkpoint.save_steps=null",
+        predict_memory=True,
     )  # fmt: skip
     return run
 
@@ -171,7 +172,7 @@ def test_curves_leave_out_what_is_not_there() -> None:
     history = [{"step": 1, "loss": None, "eval_loss": 2.0}, {"step": 2, "loss": 1.0, "eval_x": 1.0}]
     figures = curves.curves(history, "eval_x")
     assert [figure.title for figure in figures] == ["Loss"]  # one point of a metric is no curve
-    assert "training (1 not finite)" in figures[0].svg
+    assert "training (1 not finite)" in figures[0].drawing.svg()
     assert curves.curves([], "eval_x") == []
 
 

@@ -1,6 +1,6 @@
-"""Certificates: what this toolkit promises, proved on a person's own model and rows.
+"""Certificates: what this toolkit promises, proved on your own model and rows.
 
-`toolkit.lab.certify.jobs` runs small trainings of a cut of the rows, each promise has a file that says which ones it
+`toolkit.lab.certify.trainings` trains on a few rows, each promise has a file that says which trainings it
 needs and judges what came out, and `toolkit.commands.certify` puts both together.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from toolkit.lab.certify.certificate import Certificate
 
 if TYPE_CHECKING:
-    from toolkit.lab.certify.jobs import Cut, Job
+    from toolkit.lab.certify.trainings import Experiment, Training
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Promise:
     """One kind of certificate.
 
     Args:
-        jobs: the trainings that it looks at.
+        trainings: those that it looks at.
         judge: makes the certificate from the folder that they were run in.
     """
 
-    jobs: Callable[[Cut], list[Job]]
-    judge: Callable[[Path, Cut], Certificate]
+    trainings: Callable[[Experiment], list[Training]]
+    judge: Callable[[Path, Experiment], Certificate]
 
 
 def promises() -> dict[str, Promise]:
@@ -35,8 +35,8 @@ def promises() -> dict[str, Promise]:
     from toolkit.lab.certify import engines, loss_scale, ranks, resume
 
     return {
-        "loss-scale": Promise(loss_scale.jobs, loss_scale.judge),
-        "engines": Promise(engines.jobs, engines.judge),
-        "resume": Promise(resume.jobs, resume.judge),
-        "ranks": Promise(ranks.jobs, ranks.judge),
+        "loss-scale": Promise(loss_scale.trainings, loss_scale.judge),
+        "engines": Promise(engines.trainings, engines.judge),
+        "resume": Promise(resume.trainings, resume.judge),
+        "ranks": Promise(ranks.trainings, ranks.judge),
     }

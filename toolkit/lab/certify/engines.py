@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
-from toolkit.lab.certify.jobs import Cut, Job, error_of
 from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference, window
+from toolkit.lab.certify.trainings import Experiment, Training, error_of
 
 PROMISE = "The same YAML trains the same under both engines, on one process and on two."
 TWO = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 2}
@@ -22,19 +22,19 @@ CAUSES = {
 """What is compared of each step, in the order of cause and effect, and what a difference in it points to."""
 
 
-def jobs(cut: Cut) -> list[Job]:
+def trainings(experiment: Experiment) -> list[Training]:
     """Returns both engines on one and two processes."""
     return [
-        Job(f"{engine}-{processes}", {"engine": engine} | (TWO if processes == 2 else {}), processes)
+        Training(f"{engine}-{processes}", {"engine": engine} | (TWO if processes == 2 else {}), processes)
         for processes in (1, 2)
         for engine in ("loop", "trainer")
     ]
 
 
-def judge(folder: Path, cut: Cut) -> Certificate:
+def judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares rows, rates, losses, norms and parameters."""
     name = "engines"
-    if error := error_of(folder, *(job.name for job in jobs(cut))):
+    if error := error_of(folder, *(training.name for training in trainings(experiment))):
         return Certificate(name, PROMISE, FAILED, [], [error])
     problems = []
     for processes, where in ((1, "one process"), (2, "two processes")):

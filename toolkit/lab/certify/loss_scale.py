@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
-from toolkit.lab.certify.jobs import STILL, Cut, Job, error_of
 from toolkit.lab.certify.trace import DEPENDENCE, read_gradients
+from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error_of
 
 PROMISE = "One update is the same however its window is split over micro-batches and processes."
 SPLITS = {"8x1": (8, 1, 1), "4x2": (4, 2, 1), "2x4": (2, 4, 1), "2 processes x 2x2": (2, 2, 2)}
@@ -19,19 +19,19 @@ RATIO, COSINE = 1e-3, 1e-4
 """How far a ratio and a cosine may be from 1: what is left in float32 of the order of additions."""
 
 
-def jobs(cut: Cut) -> list[Job]:
+def trainings(experiment: Experiment) -> list[Training]:
     """Returns one epoch of updates that change nothing, in every split, and one update of the plain Trainer in two."""
     settings: dict[str, Any] = {
-        **STILL,  # every window's gradient is taken at the same parameters
+        **NO_UPDATE,  # every window's gradient is taken at the same parameters
         "train.max_grad_norm": 0.0,
-        **({"data.max_eval_samples": 1} if cut.evaluated else {}),
+        **({"data.max_eval_samples": 1} if experiment.evaluated else {}),
     }
     made = []
     for name, (batch, accumulation, processes) in SPLITS.items():
         split = {"train.per_device_train_batch_size": batch, "train.gradient_accumulation_steps": accumulation}
-        made.append(Job(_name(name), settings | split, processes, still=True, gradients=True))
+        made.append(Training(_name(name), settings | split, processes, no_dropout=True, gradients=True))
         if name in ("8x1", "2x4"):
-            made.append(Job(f"plain-{name}", settings | split, plain=True, still=True, gradients=True))
+            made.append(Training(f"plain-{name}", settings | split, plain=True, no_dropout=True, gradients=True))
     return made
 
 
@@ -40,7 +40,7 @@ def _name(split: str) -> str:
 
 
 def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]]:
-    """Returns step, ratio of norms and cosine of two jobs' gradients, for every step."""
+    """Returns step, ratio of norms and cosine of two trainings' gradients, for every step."""
     left, right = read_gradients(folder, one), read_gradients(folder, other)
     rows = []
     for step, (norm, sample) in left.items():
@@ -51,10 +51,10 @@ def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]
     return rows
 
 
-def judge(folder: Path, cut: Cut) -> Certificate:
+def judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares all windows of all splits with those in one piece."""
     name, reference = "loss-scale", _name("8x1")
-    if error := error_of(folder, *(job.name for job in jobs(cut))):
+    if error := error_of(folder, *(training.name for training in trainings(experiment))):
         return Certificate(name, PROMISE, FAILED, [], [error])
     problems, figures = [], {}
     for split in list(SPLITS)[1:]:

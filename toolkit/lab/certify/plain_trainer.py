@@ -11,7 +11,7 @@ import torch
 from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
 from toolkit.api.task import IGNORE_INDEX, Batch
-from toolkit.lab.certify.jobs import WINDOW
+from toolkit.lab.certify.trainings import WINDOW
 
 if TYPE_CHECKING:
     from toolkit.lab.certify.trace import Trace

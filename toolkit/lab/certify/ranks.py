@@ -8,29 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
-from toolkit.lab.certify.jobs import STILL, Cut, Job, error_of
+from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error_of
 
 PROMISE = "Metrics and predictions are the same on one, two and three processes, at any batch size."
 BATCHES = {1: 8, 2: 3, 3: 5}
-"""Rows per evaluation batch on so many processes."""
+"""Rows per evaluation batch, by the number of processes."""
 TOLERANCE = 1e-5
 
 
-def jobs(cut: Cut) -> list[Job]:
+def trainings(experiment: Experiment) -> list[Training]:
     """Returns a training, and evaluations of its model: runs of one step that changes nothing."""
-    still = STILL | {"train.max_steps": 1}
+    still = NO_UPDATE | {"train.max_steps": 1}
     # Adapters are no model that another run could begin with: then it is the new one that is evaluated.
-    model_of = "loop-1" if cut.cfg.model.peft.method == "none" else None
-    return [Job("loop-1", {"engine": "loop"})] + [
-        Job(f"ranks-{processes}", still | {"eval.per_device_eval_batch_size": batch}, processes, model_of=model_of)
+    model_of = "loop-1" if experiment.cfg.model.peft.method == "none" else None
+    return [Training("loop-1", {"engine": "loop"})] + [
+        Training(f"ranks-{processes}", still | {"eval.per_device_eval_batch_size": batch}, processes, model_of=model_of)
         for processes, batch in BATCHES.items()
     ]
 
 
-def judge(folder: Path, cut: Cut) -> Certificate:
+def judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares the metrics, then the predictions row by row."""
     name = "ranks"
-    if not cut.evaluated:
+    if not experiment.evaluated:
         return Certificate(name, PROMISE, OPEN, [], ["there are no validation rows to predict (data.validation_split)"])
     if error := error_of(folder, "loop-1", *(f"ranks-{processes}" for processes in BATCHES)):
         return Certificate(name, PROMISE, FAILED, [], [error])

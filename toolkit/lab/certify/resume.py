@@ -6,28 +6,28 @@ from pathlib import Path
 
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
 from toolkit.lab.certify.engines import CAUSES
-from toolkit.lab.certify.jobs import Cut, Job, error_of
 from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference
+from toolkit.lab.certify.trainings import Experiment, Training, error_of
 
 PROMISE = "A run that is killed and resumed ends like one that was never interrupted."
 
 
-def jobs(cut: Cut) -> list[Job]:
-    """Returns a whole run, one that is killed, and what goes on from that."""
+def trainings(experiment: Experiment) -> list[Training]:
+    """Returns an uninterrupted run, one that is killed, and one that resumes it."""
     loop = {"engine": "loop"}
     return [
-        Job("loop-1", loop),
-        Job("killed", loop, killed=True),
-        Job("resumed", loop | {"checkpoint.resume": "auto"}, goes_on="killed"),
+        Training("loop-1", loop),
+        Training("killed", loop, killed=True),
+        Training("resumed", loop | {"checkpoint.resume": "auto"}, resumes="killed"),
     ]
 
 
-def judge(folder: Path, cut: Cut) -> Certificate:
+def judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares the steps after the resume, and what both ended with."""
     name = "resume"
     if error := error_of(folder, "loop-1", "killed", "resumed"):
         return Certificate(name, PROMISE, FAILED, [], [error])
-    whole, before, after = (read_trace(folder, job) for job in ("loop-1", "killed", "resumed"))
+    whole, before, after = (read_trace(folder, name) for name in ("loop-1", "killed", "resumed"))
     killed, start = before[-1]["step"], after[0]["step"] if after else len(whole) + 1
     figures = {"killed_at": killed, "resumed_at": start - 1, "steps": len(whole)}
     if start == 1:

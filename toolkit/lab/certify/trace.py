@@ -1,4 +1,4 @@
-"""What a job did, step by step: rows, figures, random numbers, gradients."""
+"""What a training did, step by step: rows, figures, random numbers, gradients."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ class Trace:
     Args:
         folder: where it goes.
         gradients: whether gradients are kept, on the first rank.
-        kill: the step at whose end this process kills itself, or else the epochs after which it does; or None.
+        kill: the step at whose end this process kills itself (or None), and otherwise the epochs after which it does;
+            None for neither.
     """
 
-    def __init__(self, folder: Path, gradients: bool, kill: tuple[int | None, float] | None) -> None:
+    def __init__(self, folder: Path, gradients: bool, kill: Sequence[Any] | None) -> None:
         self._folder, self._gradients, self._kill = folder, gradients, kill
         self._rank = int(os.environ.get("RANK", "0"))
 
@@ -73,25 +74,25 @@ class Trace:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def read_trace(folder: Path, job: str, rank: int = 0) -> list[dict[str, Any]]:
+def read_trace(folder: Path, training: str, rank: int = 0) -> list[dict[str, Any]]:
     """Reads one rank's steps, in the order in which they were done."""
-    text = (folder / "traces" / job / f"rank-{rank}.jsonl").read_text()
+    text = (folder / "traces" / training / f"rank-{rank}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
-def read_gradients(folder: Path, job: str) -> dict[int, tuple[float, np.ndarray]]:
-    """Reads norm and sample of a job's gradients, by step."""
+def read_gradients(folder: Path, training: str) -> dict[int, tuple[float, np.ndarray]]:
+    """Reads norm and sample of a training's gradients, by step."""
     found = {}
-    for file in (folder / "traces" / job).glob("gradient-*.npz"):
+    for file in (folder / "traces" / training).glob("gradient-*.npz"):
         with np.load(file) as arrays:
             found[int(file.stem.split("-")[1])] = float(arrays["norm"]), arrays["sample"]
     return dict(sorted(found.items()))
 
 
-def window(folder: Path, job: str, processes: int, index: int) -> list[int]:
+def window(folder: Path, training: str, processes: int, index: int) -> list[int]:
     """Returns the rows of one window over all ranks, sorted."""
     return sorted(
-        row for rank in range(processes) for part in read_trace(folder, job, rank)[index]["rows"] for row in part
+        row for rank in range(processes) for part in read_trace(folder, training, rank)[index]["rows"] for row in part
     )
 
 

@@ -1,60 +1,46 @@
-"""Runs jobs in this process, one of one or several: `python -m toolkit.lab.certify.worker JOBS.json`."""
+"""What a process does for a certificate: one of its trainings, watched step by step."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.exits import leave_group
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
 from toolkit.recipe import load_settings, load_task_type
 
-QUIET = ("dropout", "drop_path", "drop_rate", "_pdrop", "layerdrop", "_drop")
-"""Parts of the names of settings that make a model draw numbers, and of their probabilities."""
-MASKS = ("mask_time_prob", "mask_feature_prob")
+DROPOUT_FIELDS = ("dropout", "drop_path", "drop_rate", "_pdrop", "layerdrop", "_drop")
+"""Parts of the names of a model configuration's fields that are probabilities of leaving something out."""
+MASKING_FIELDS = ("mask_time_prob", "mask_feature_prob")
 
 
-def main(file: str) -> None:
-    """Runs the jobs of a file, in order; the first that fails is the last."""
-    work = json.loads(Path(file).read_text())
-    for job in work["jobs"]:
-        folder = Path(work["folder"]) / job["name"]
-        try:
-            _run(work, job, folder)
-        except Exception as error:
-            folder.mkdir(exist_ok=True)
-            (folder / "error.txt").write_text(f"{type(error).__name__}: {error}")
-            raise
-    leave_group()
+def train(job: Mapping[str, Any]) -> None:
+    """Trains as a job says, and leaves a trace.
 
-
-def _run(work: dict[str, Any], job: dict[str, Any], folder: Path) -> None:
+    Args:
+        job: fields of `toolkit.lab.certify.trainings.Training`, with `recipe`, `config`, `overrides`, `folder` (of all
+            trainings), and `kill`: where the process kills itself, as in `Trace`.
+    """
     from toolkit.run import prepared_run, run
 
-    task_type, recipe = load_task_type(work["recipe"]), Path(work["recipe"])
-    output_dir = folder.parent / (job["goes_on"] or job["name"])
+    task_type, recipe, folder = load_task_type(job["recipe"]), Path(job["recipe"]), Path(job["folder"])
+    output_dir = folder / (job["resumes"] or job["name"])
     overrides = [*job["overrides"], f"output_dir={output_dir}"]
     if job["model_of"]:
-        model = str(folder.parent / job["model_of"] / "model")
+        model = str(folder / job["model_of"] / "model")
         overrides += written({"model.from_config": None, "model.revision": None, "model.name_or_path": model})
 
     def load(*more: str) -> Config:
-        settings = [*overrides, *more]
-        return load_settings(task_type, work["config"], settings).config
+        return load_settings(task_type, job["config"], [*overrides, *more]).config
 
     cfg = load()
-    if job["still"]:
-        cfg = load(*written({f"model.config_overrides.{name}": 0.0 for name in _random_settings(cfg)}))
-    folder.mkdir(exist_ok=True)
-    # A folder of its own: the run wants its output folder empty.
-    kill = (work["kill_at"], work["kill_after"]) if job["killed"] else None
-    with Trace(folder.parent / "traces" / job["name"], job["gradients"], kill) as trace:
+    if job["no_dropout"]:
+        cfg = load(*written({f"model.config_overrides.{name}": 0.0 for name in _random_fields(cfg)}))
+    (folder / job["name"]).mkdir(exist_ok=True)
+    # Traces have a folder of their own: a run needs its output folder to be empty.
+    with Trace(folder / "traces" / job["name"], job["gradients"], job["kill"]) as trace:
         if job["plain"]:
             from toolkit.lab.certify.plain_trainer import one_update
 
@@ -64,16 +50,11 @@ def _run(work: dict[str, Any], job: dict[str, Any], folder: Path) -> None:
             run(cfg, task_type(cfg), recipe, observer=trace)
 
 
-def _random_settings(cfg: Config) -> Iterator[str]:
-    """Names the fields of a model's configuration that are probabilities of leaving something out."""
+def _random_fields(cfg: Config) -> Iterator[str]:
+    """Names the fields of a model's configuration that make it draw random numbers."""
     from toolkit.models.load import load_model_config
 
     for name, value in load_model_config(cfg.model).to_dict().items():
-        random = any(part in name for part in QUIET) or name in MASKS
+        random = any(part in name for part in DROPOUT_FIELDS) or name in MASKING_FIELDS
         if random and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1:
             yield name
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main(sys.argv[1])

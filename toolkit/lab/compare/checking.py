@@ -166,7 +166,7 @@ def step_rows(cfg: Config, processes: int) -> int:
 
 
 def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
-    """Returns the accumulation that gives a step so many rows, if it is not what the variant has or asks for."""
+    """Returns the accumulation that gives a step `rows` rows, unless the variant has or sets it already."""
     key = "train.gradient_accumulation_steps"
     if step_rows(cfg, processes) == rows or key in variant.settings:
         return {}

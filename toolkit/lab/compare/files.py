@@ -12,14 +12,14 @@ def write(found: Mapping[str, Any], folder: Path) -> None:
     from toolkit.base.files import write_json, write_text
     from toolkit.document import markdown, page
     from toolkit.document.blocks import Gallery
-    from toolkit.document.charts import sheet
+    from toolkit.document.svg import sheet
     from toolkit.lab.compare.page import sections, title_and_lead
 
     write_json(folder / "comparison.json", found)
     said = (*title_and_lead(found), sections(found))
     write_text(folder / "comparison.md", markdown.render(*said))
     write_text(folder / "comparison.html", page.render(*said))
-    for figure in (
-        f for section in said[2] for block in section.blocks if isinstance(block, Gallery) for f in block.figures
-    ):
-        write_text(folder / figure.file, sheet([figure.svg]))
+    galleries = [block for section in said[2] for block in section.blocks if isinstance(block, Gallery)]
+    for figure in (figure for gallery in galleries for figure in gallery.figures):
+        if figure.drawing is not None:
+            write_text(folder / figure.file, sheet([figure.drawing]))

@@ -1,4 +1,4 @@
-"""Pictures of a comparison: memory against time with the metric as colour, what memory is made of, and losses."""
+"""The charts of a comparison: memory against time with the metric as colour, memory by part, and losses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ import numpy as np
 
 from toolkit.base.console import format_bytes, format_value, shorten
 from toolkit.base.memory import MEMORY
-from toolkit.document.charts import (
-    BOTTOM,
-    LETTER,
-    PLOT_HEIGHT,
-    RIGHT,
-    ROW,
-    WIDTH,
-    Axis,
-    axis,
-    coloured,
-    frame,
-    line_chart,
-    svg,
-    text,
-)
+from toolkit.document.axis import Axis, axis
+from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, frame, line_chart
+from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 from toolkit.lab.compare.summary import pareto
 
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -45,7 +33,9 @@ TITLES = {
 """All pictures by name."""
 
 
-def draw(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]) -> dict[str, str]:
+def draw(
+    variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]
+) -> dict[str, Drawing]:
     """Draws all pictures.
 
     Args:
@@ -61,7 +51,9 @@ def draw(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: 
     }
 
 
-def trade_off(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool) -> str:
+def trade_off(
+    variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool
+) -> Drawing:
     """Draws peak memory against step time; a line joins the variants that no other one beats in both.
 
     Args:
@@ -96,7 +88,7 @@ def trade_off(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], met
         )
     for number, (across, up, anchor) in zip(numbers, _free_places(places), strict=True):
         parts.append(text(str(number), across, up, anchor, "ink"))
-    return svg(parts, "Peak memory against step time of each variant", top + PLOT_HEIGHT + BOTTOM)
+    return Drawing(parts, "Peak memory against step time of each variant", top + PLOT_HEIGHT + BOTTOM)
 
 
 def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
@@ -114,12 +106,12 @@ def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 
 def _from_zero(values: Sequence[float]) -> bool:
-    """Whether an axis begins at 0: not where all values would stand close together at its end."""
+    """Whether an axis begins at 0: not where all values would crowd at its end."""
     return min(values) < max(values) / 2
 
 
 def _front(figures: Sequence[Sequence[Mapping[str, Any]]], places: Sequence[tuple[float, float]]) -> list[str]:
-    """The stairs between variants that no other one beats in both memory and time."""
+    """The Pareto front: steps between the variants that no other one beats in both memory and time."""
     best = pareto([(time["value"], memory["value"]) for time, memory in figures])
     front = sorted({place for place, kept in zip(places, best, strict=True) if kept})
     if len(front) < 2:
@@ -167,7 +159,7 @@ def _ramp(share: float) -> str:
     return "#" + "".join(f"{round(value):02x}" for value in mixed)
 
 
-def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
+def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:
     """Draws what the peak memory of each variant is made of, as bars."""
     parts, left, line = [text("peak memory by part, MiB", 2, 14, kind="ink")], 2.0, 1
     for series, title in enumerate(PARTS.values()):
@@ -191,7 +183,7 @@ def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) 
             begin = end
     for place, (_, name) in zip(scale.place(np.array([v for v, _ in scale.ticks])), scale.ticks, strict=True):
         parts.append(text(name, place, bottom + 12, "middle"))
-    return svg(parts, "Peak memory of each variant by part", bottom + 20)
+    return Drawing(parts, "Peak memory of each variant by part", bottom + 20)
 
 
 def _box(series: int, x: float, y: float, width: float, height: float, words: str = "") -> str:
@@ -200,7 +192,7 @@ def _box(series: int, x: float, y: float, width: float, height: float, words: st
     return coloured(series, f'<rect class="point" {size}><title>{escape(words)}</title></rect>')
 
 
-def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> str:
+def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:
     """Draws the training loss of each variant, the mean over its seeds."""
     lines = {
         shorten(f"{number} {variant['name']}", LETTERS): (

@@ -1,4 +1,4 @@
-"""What a person sees of a comparison: each run while they go on, and the table at the end."""
+"""The progress of a comparison on the terminal, and the table at its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.base.console import rich_console, shorten
-from toolkit.lab.compare.running import Comparison, Job, run_jobs
+from toolkit.lab.compare.running import Comparison, Repeat, run_repeats
 from toolkit.lab.compare.table import LEGEND, excuse, table
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "left out": "-"}
@@ -19,25 +19,25 @@ MOST_SEEDS = 4
 """Runs of each variant that stand beside each other in 80 columns; of more, only their number is shown."""
 
 
-def run_and_show(comparison: Comparison, jobs: Sequence[Job]) -> None:
+def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
     """Runs what is waiting, with a table that follows on a terminal, and a line for each run elsewhere."""
     console = rich_console()
     if sys.stdout.isatty():
-        with Live(_progress(comparison, jobs), console=console, auto_refresh=False) as live:
-            run_jobs(comparison, jobs, lambda: live.update(_progress(comparison, jobs), refresh=True))
+        with Live(_progress(comparison, repeats), console=console, auto_refresh=False) as live:
+            run_repeats(comparison, repeats, lambda: live.update(_progress(comparison, repeats), refresh=True))
         return
-    told = {id(job) for job in jobs if job.state != "waiting"}
-    kept = sum(job.state == "kept" for job in jobs)
-    print(f"{len(jobs) - len(told)} runs to do, {kept} done before", flush=True)
+    told = {id(repeat) for repeat in repeats if repeat.state != "waiting"}
+    kept = sum(repeat.state == "kept" for repeat in repeats)
+    print(f"{len(repeats) - len(told)} runs to do, {kept} done before", flush=True)
 
     def tell() -> None:
-        for job in jobs:
-            if id(job) not in told and job.state not in ("waiting", "running"):
-                told.add(id(job))
-                place = f"[{len(told)}/{len(jobs)}] {job.variant.name}, seed {job.seed}"
-                console.print(Text(f"{place}: {_mark(job)}{f': {job.reason}' if job.reason else ''}"))
+        for repeat in repeats:
+            if id(repeat) not in told and repeat.state not in ("waiting", "running"):
+                told.add(id(repeat))
+                place = f"[{len(told)}/{len(repeats)}] {repeat.variant.name}, seed {repeat.seed}"
+                console.print(Text(f"{place}: {_mark(repeat)}{f': {repeat.reason}' if repeat.reason else ''}"))
 
-    run_jobs(comparison, jobs, tell)
+    run_repeats(comparison, repeats, tell)
 
 
 def show_result(found: Mapping[str, Any]) -> None:
@@ -59,7 +59,7 @@ def show_result(found: Mapping[str, Any]) -> None:
             console.print(Text(text))
 
 
-def _progress(comparison: Comparison, jobs: Sequence[Job]) -> Table:
+def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("variant", overflow="fold")
     seeds = list(comparison.seeds)
@@ -68,13 +68,13 @@ def _progress(comparison: Comparison, jobs: Sequence[Job]) -> Table:
     if len(seeds) > MOST_SEEDS:
         shown.add_column("all", justify="right")
     for variant in comparison.checked.variants:
-        own = {job.seed: job for job in jobs if job.variant.name == variant.name}
+        own = {repeat.seed: repeat for repeat in repeats if repeat.variant.name == variant.name}
         cells = [_mark(own[seed]) for seed in seeds[:MOST_SEEDS]]
         if len(seeds) > MOST_SEEDS:
-            cells.append(f"{sum(job.state in ('done', 'kept') for job in own.values())}/{len(seeds)}")
+            cells.append(f"{sum(repeat.state in ('done', 'kept') for repeat in own.values())}/{len(seeds)}")
         shown.add_row(Text(shorten(variant.name, 60)), *cells)
     return shown
 
 
-def _mark(job: Job) -> str:
-    return f"{job.seconds:.0f} s" if job.state == "done" else MARKS[job.state]
+def _mark(repeat: Repeat) -> str:
+    return f"{repeat.seconds:.0f} s" if repeat.state == "done" else MARKS[repeat.state]

@@ -6,30 +6,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.config import flatten
-from toolkit.lab.compare.running import Comparison, Job, command_of
+from toolkit.lab.compare.running import Comparison, Repeat, command_of
 from toolkit.lab.compare.summary import against_first, summarise
 
 
-def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any]) -> dict[str, Any]:
+def build(comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the whole comparison as JSON-able values.
 
     Args:
         comparison: what was run.
-        jobs: its runs.
+        repeats: its runs.
         facts: what else is to stand in it.
     """
     checked, rows = comparison.checked, []
     first = next(iter(checked.configs.values()))
     baseline = flatten(first)
     for variant in checked.variants:
-        own = [job for job in jobs if job.variant.name == variant.name]
-        runs = [job.measured for job in own if job.measured is not None]
+        own = [repeat for repeat in repeats if repeat.variant.name == variant.name]
+        runs = [repeat.measured for repeat in own if repeat.measured is not None]
         row: dict[str, Any] = {
             "name": variant.name,
             "settings": {**variant.settings, **variant.fixed},
             "command": command_of(comparison, variant),
             "runs": len(runs),
-            "reason": next((job.reason for job in own if job.reason), None),
+            "reason": next((repeat.reason for repeat in own if repeat.reason), None),
         }
         if cfg := checked.configs.get(variant.name):
             settings = flatten(cfg)
@@ -46,7 +46,7 @@ def build(comparison: Comparison, jobs: Sequence[Job], facts: Mapping[str, Any])
             for row in measured:
                 for figure in row["figures"].values():
                     figure["ratio"] = figure["same"] = None
-    example = next((job.measured for job in jobs if job.measured is not None), None) or {}
+    example = next((repeat.measured for repeat in repeats if repeat.measured is not None), None) or {}
     return {
         **facts,
         "recipe": str(comparison.recipe),

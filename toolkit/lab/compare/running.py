@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,10 +20,9 @@ from toolkit.config import flatten
 from toolkit.data.sources import fingerprint
 from toolkit.lab.compare.checking import QUIET, Checked, Launch
 from toolkit.lab.compare.variants import Variant
-from toolkit.lab.compare.worker import FAILED, MEASURED
+from toolkit.lab.jobs import Trial, run_trials
 
-JOB = "job.json"
-LOG_LINES = 12
+MEASURED = "measurement.json"
 
 digest_of = lru_cache(fingerprint)
 """Data files are the same for nearly all variants; each is read once."""
@@ -60,8 +56,8 @@ class Comparison:
 
 
 @dataclass
-class Job:
-    """One run of a variant, and how far it is; `seconds` is the time of its process."""
+class Repeat:
+    """One run of a variant, with one seed, and how far it is; `seconds` is the time of its process."""
 
     variant: Variant
     seed: int
@@ -71,42 +67,43 @@ class Job:
     measured: dict[str, Any] | None = None
 
 
-def jobs_of(comparison: Comparison) -> list[Job]:
+def repeats_of(comparison: Comparison) -> list[Repeat]:
     """Returns all runs in the order in which they are done; those that are finished already are `kept`."""
-    found = [Job(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
-    for job in found:
-        if job.variant.name in comparison.checked.refused:
-            job.state, job.reason = "left out", "; ".join(comparison.checked.refused[job.variant.name])
+    repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
+    for repeat in repeats:
+        if repeat.variant.name in comparison.checked.refused:
+            repeat.state, repeat.reason = "left out", "; ".join(comparison.checked.refused[repeat.variant.name])
         else:
-            _take_finished(comparison, job)
-    return found
+            _take_finished(comparison, repeat)
+    return repeats
 
 
-def run_jobs(comparison: Comparison, jobs: Sequence[Job], changed: Callable[[], None]) -> None:
+def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
     """Runs what is waiting.
 
     Args:
         comparison: what is run.
-        jobs: all runs; their states are changed.
+        repeats: all runs; their states are changed.
         changed: called whenever one was.
     """
     failed: dict[str, str] = {}
-    fine = {job.variant.name for job in jobs if job.state == "kept"}
-    for job in jobs:
-        if job.state != "waiting":
+    fine = {repeat.variant.name for repeat in repeats if repeat.state == "kept"}
+    for repeat in repeats:
+        name = repeat.variant.name
+        if repeat.state != "waiting":
             continue
-        if job.variant.name in failed and job.variant.name not in fine:  # most likely with another seed, too
-            job.state, job.reason = "failed", failed[job.variant.name]
+        if name in failed and name not in fine:  # most likely with another seed, too
+            repeat.state, repeat.reason = "failed", failed[name]
         else:
-            job.state = "running"
+            repeat.state = "running"
             changed()
             began = time.monotonic()
-            _run(comparison, job)
-            job.seconds = time.monotonic() - began
-            if job.reason:
-                failed[job.variant.name] = job.reason
+            _run(comparison, repeat)
+            repeat.seconds = time.monotonic() - began
+            if repeat.reason:
+                failed[name] = repeat.reason
             else:
-                fine.add(job.variant.name)
+                fine.add(name)
         changed()
 
 
@@ -121,13 +118,13 @@ def command_of(comparison: Comparison, variant: Variant) -> str:
     return shlex.join([*start, str(comparison.recipe), "--config", str(comparison.config), *settings])
 
 
-def _work(comparison: Comparison, job: Job) -> dict[str, Any]:
+def _work(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     """Describes a run: what its process needs, and all that its figures depend on.
 
     Its folder is named after a digest of that, so a finished run of the same description need not be run again, and
     one of another description stays.
     """
-    cfg = comparison.checked.configs[job.variant.name]
+    cfg = comparison.checked.configs[repeat.variant.name]
     data = cfg.data
     # Checkpoints are written only where the best model is asked for.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
@@ -136,7 +133,7 @@ def _work(comparison: Comparison, job: Job) -> dict[str, Any]:
     work = {
         "recipe": str(comparison.recipe.absolute()),
         "config": str(comparison.config.absolute()),
-        "overrides": [*comparison.overrides, *QUIET, *saving, *job.variant.overrides, f"seed={job.seed}"],
+        "overrides": [*comparison.overrides, *QUIET, *saving, *repeat.variant.overrides, f"seed={repeat.seed}"],
         "settings": {key: value for key, value in flatten(cfg).items() if key not in places},
         "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
         "processes": launch.processes,
@@ -148,7 +145,7 @@ def _work(comparison: Comparison, job: Job) -> dict[str, Any]:
         "model": _model_files(cfg.model.name_or_path),
     }
     digest = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:12]
-    folder = comparison.folder / "runs" / job.variant.slug / f"seed-{job.seed}-{digest}"
+    folder = comparison.folder / "runs" / repeat.variant.slug / f"seed-{repeat.seed}-{digest}"
     return {**work, "folder": str(folder)}
 
 
@@ -161,51 +158,30 @@ def _model_files(name: str | None) -> list[list[Any]]:
     return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
-def _take_finished(comparison: Comparison, job: Job) -> None:
+def _take_finished(comparison: Comparison, repeat: Repeat) -> None:
     with suppress(OSError, ValueError):
-        file = Path(_work(comparison, job)["folder"]) / MEASURED
-        job.state, job.measured = "kept", json.loads(file.read_text(encoding="utf-8"))
+        file = Path(_work(comparison, repeat)["folder"]) / MEASURED
+        repeat.measured = json.loads(file.read_text(encoding="utf-8"))
+        repeat.state = "kept"
 
 
-def _run(comparison: Comparison, job: Job) -> None:
-    """Runs one job; its folder gets its name when all is in it."""
-    work = _work(comparison, job)
+def _run(comparison: Comparison, repeat: Repeat) -> None:
+    """Runs one repeat; its folder gets its name when everything is in it."""
+    work = _work(comparison, repeat)
     final = Path(work["folder"])
-    folder, log = final.with_name(f"{final.name}.part"), final.with_name(f"{final.name}.log")
+    folder = final.with_name(f"{final.name}.part")
     for old in (final, folder):
         shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(parents=True)
-    overrides = [*work["overrides"], f"output_dir={folder / 'run'}"]
-    write_json(folder / JOB, {**work, "folder": str(folder), "overrides": overrides})
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    environ["TOKENIZERS_PARALLELISM"] = "false"
-    with log.open("wb") as output:
-        command = [sys.executable, "-m", "toolkit.base.processes", *_start(comparison.launch), str(folder / JOB)]
-        done = subprocess.run(command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=environ, check=False)
-    if done.returncode or not (folder / MEASURED).exists():
-        job.state, job.reason = "failed", _reason(folder, log, done.returncode)
+    job = {**work, "overrides": [*work["overrides"], f"output_dir={folder / 'run'}"]}
+    trial, launch = Trial("compare", job, folder / "outcome.json"), comparison.launch
+    (outcome,) = run_trials([trial], final.with_name(f"{final.name}.log"), launch.processes, launch.file)
+    if outcome.error is not None:
+        repeat.state, repeat.reason = "failed", outcome.error
         return
+    trial.outcome.unlink()
+    write_json(folder / MEASURED, outcome.result)
     shutil.rmtree(folder / "run" / "checkpoints", ignore_errors=True)
     folder.rename(final)
-    job.state, job.measured = "done", json.loads((final / MEASURED).read_text(encoding="utf-8"))
-
-
-def _start(launch: Launch) -> Iterator[str]:
-    """Yields the command that starts a worker, without its argument."""
-    yield sys.executable
-    if launch.file is not None:
-        yield from ("-m", "accelerate.commands.launch", "--config_file", str(launch.file))
-        yield from ("--num_processes", str(launch.processes))
-    elif launch.processes > 1:
-        yield from ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(launch.processes))
-    yield from ("-m", "toolkit.lab.compare.worker")
-
-
-def _reason(folder: Path, log: Path, code: int) -> str:
-    """Says why a run failed: in its own words, or with the end of what it printed."""
-    if (folder / FAILED).exists():
-        return (folder / FAILED).read_text(encoding="utf-8").strip()
-    end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:])
-    died = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    hint = " (out of memory?)" if code == -9 else ""
-    return f"its process ended with {died}{hint}; the end of {log}:\n{end}"
+    repeat.measured = json.loads((final / MEASURED).read_text(encoding="utf-8"))
+    repeat.state = "done"

@@ -132,7 +132,10 @@ def _extremes(values: Sequence[float]) -> Figure:
 
 
 def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
-    """A statistic of the steps, the median over runs; its interval by drawing runs, and steps within them."""
+    """A statistic of the steps, the median over runs; its interval by drawing runs, and steps within them.
+
+    `scipy.stats.bootstrap` draws from one level only: without the runs, the interval would be too narrow.
+    """
     random = np.random.default_rng(SEED)
 
     def draw() -> float:

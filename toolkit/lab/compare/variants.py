@@ -20,7 +20,7 @@ _FURTHER = re.compile(r"\+(?=\w+(?:\.\w+)+=)")
 OWN = {
     "seed": "say --seeds, and seed=N for the first",
     "output_dir": "say --output-dir",
-    "checkpoint.resume": "each run starts anew",
+    "checkpoint.resume": "each run starts from the beginning",
     "checkpoint.push_to_hub": "models are not kept",
     "tracking.report_to": "the comparison reports",
     "tracking.run_name": "the comparison reports",

@@ -1,23 +1,31 @@
-"""How fast processes here add up gradients: run by `torch.distributed.run` with `-m toolkit.lab.plan.bandwidth`."""
+"""How fast processes on this machine add up gradients."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from toolkit.base.errors import RunError
+from toolkit.lab.jobs import Trial, run_trials
 
 BYTES = 25 * 2**20
 """As many as `DistributedDataParallel` exchanges at once."""
 ROUNDS = 8
 PROCESSES = 2
+TIMEOUT_SECONDS = 120.0
+"""Processes that cannot reach each other would otherwise wait for half an hour."""
 
 
-def measure() -> float:
-    """Adds up a bucket of gradients in this process group; returns the bytes a process sends per second."""
+def measure(job: Mapping[str, Any]) -> float:
+    """Adds up a bucket of gradients in this process group; returns the bytes that a process sends per second.
+
+    Args:
+        job: nothing.
+    """
     import torch
     from torch import distributed
 
@@ -29,7 +37,6 @@ def measure() -> float:
         start = time.perf_counter()
         distributed.all_reduce(bucket)
         seconds.append(time.perf_counter() - start)
-    distributed.destroy_process_group()
     return 2 * (world - 1) / world * BYTES / statistics.median(seconds[1:])
 
 
@@ -39,22 +46,10 @@ def measured_bandwidth() -> float:
     Raises:
         RunError: if they do not find each other.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(PROCESSES),
-               "-m", "toolkit.lab.plan.bandwidth"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-    found = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not found:
-        end = "\n  ".join(done.stderr.splitlines()[-10:])
-        raise RunError(
-            f"--calibrate: two processes here cannot exchange anything (exit code {done.returncode}); give --bandwidth"
-            f"\n  {end}"
-        )
-    return float(json.loads(found[0])["bytes_per_second"])
-
-
-if __name__ == "__main__":
-    import os
-
-    speed = measure()
-    if os.environ["RANK"] == "0":
-        print(json.dumps({"bytes_per_second": speed}))
+    with TemporaryDirectory(prefix="bandwidth-") as name:
+        folder = Path(name)
+        trial = Trial("bandwidth", {}, folder / "outcome.json")
+        (outcome,) = run_trials([trial], folder / "bandwidth.log", PROCESSES, timeout=TIMEOUT_SECONDS)
+    if outcome.error is not None:
+        raise RunError(f"--calibrate: two processes here cannot exchange anything; give --bandwidth\n  {outcome.error}")
+    return float(outcome.result)

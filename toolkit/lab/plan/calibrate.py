@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +13,15 @@ from toolkit.base.errors import RunError
 from toolkit.config.overrides import written
 from toolkit.config.sections import TrainConfig
 from toolkit.footprint.footprint import Footprint
+from toolkit.lab.jobs import Trial, run_trials
 
 STEPS = 3
-LOG_LINES = 15
 MOST_FACTOR = 8.0
-"""Allocators may hold several times what a step that computes activations anew has in use at any moment."""
+"""An allocator may hold several times what a step that recomputes activations uses at any moment."""
 MOST_OF_FREE = 0.6
 CLEAR_BYTES = 64 * 2**20
 """Two measurements that are to differ by less than this tell nothing: a process holds some 20 MiB more or less."""
-PLAIN: dict[str, Any] = {
+FEW_STEPS: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
     "train.lr_scheduler_type": "constant",
@@ -113,32 +109,27 @@ def fitted(small: Measured, large: Measured) -> Correction:
 
 
 def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> Measured:
-    """Trains a few steps of micro-batches of so many rows in a process of its own.
+    """Trains a few steps of micro-batches of `rows` rows in a process of its own.
 
     Raises:
-        RunError: if they fail, with the end of what was printed.
+        RunError: if they fail, with the reason or the end of the output.
     """
-    with TemporaryDirectory(prefix="calibrate-") as folder:
-        job, result = Path(folder) / "job.json", Path(folder) / "result.json"
-        settings: dict[str, Any] = PLAIN | {
+    with TemporaryDirectory(prefix="calibrate-") as name:
+        folder = Path(name)
+        settings: dict[str, Any] = FEW_STEPS | {
             "train.per_device_train_batch_size": rows,
             "train.gradient_accumulation_steps": 1,
-            "output_dir": f"{folder}/run",
+            "output_dir": str(folder / "run"),
         }
-        job.write_text(
-            json.dumps({"recipe": str(Path(recipe).absolute()), "config": str(Path(config).absolute()),
-                        "overrides": [*overrides, *written(settings)], "result": str(result)}),
-            encoding="utf-8",
-        )  # fmt: skip
-        environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "toolkit.base.processes", sys.executable, "-m", "toolkit.lab.plan.worker", str(job)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False, env=environ,
-        )  # fmt: skip
-        if not result.is_file():
-            end = "\n  ".join(done.stdout.splitlines()[-LOG_LINES:])
-            raise RunError(f"--calibrate: training a few steps here failed (exit code {done.returncode}):\n  {end}")
-        return _read(json.loads(result.read_text(encoding="utf-8")))
+        job = {
+            "recipe": str(Path(recipe).absolute()),
+            "config": str(Path(config).absolute()),
+            "overrides": [*overrides, *written(settings)],
+        }
+        (outcome,) = run_trials([Trial("calibrate", job, folder / "outcome.json")], folder / "calibrate.log")
+        if outcome.error is not None:
+            raise RunError(f"--calibrate: training a few steps here failed: {outcome.error}")
+        return _read(outcome.result)
 
 
 def _read(found: Mapping[str, Any]) -> Measured:

@@ -13,6 +13,7 @@ from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.plan.subject import resized
 from toolkit.models.adapter_checks import check_adapters
 from toolkit.optim.optimizers import check_optim_args
+from toolkit.optim.presets import PRESETS
 
 HALVING = 0.3
 """Cost of half as many rows in a micro-batch: the same numbers, somewhat slower."""
@@ -136,7 +137,7 @@ def _changes(cfg: Config, override: str) -> bool:
     if key == "train.activation_checkpointing":
         return cfg.train.activation_checkpointing != value
     if key == "train.optim":
-        return cfg.train.optim not in ("adafactor", "adafactor_relative", "sgd", value)
+        return PRESETS[value].state_bytes < PRESETS[cfg.train.optim].state_bytes
     # Beside weights that nobody trained, adapters would learn little.
     return cfg.model.peft.method == "none" and cfg.model.from_config is None
 

@@ -15,6 +15,7 @@ def parse_bytes(text: str, option: str) -> int:
     Raises:
         InputError: naming the option, for anything else, for nothing, and for bits.
     """
+    # Not pydantic's ByteSize: it takes `16` for 16 bytes and accepts bits, which are mistakes here.
     rate = option == "--bandwidth"
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?i?)B" + ("/s" if rate else "") + r"\s*", text)
     if match is None or match[2] == "i" or not float(match[1]):

@@ -1,24 +1,16 @@
-"""Measures a few real steps in this process: `python -m toolkit.lab.plan.worker JOB.json`.
-
-The job names recipe, YAML, overrides and the file to write, which gets what was measured and, from the same rows,
-what would have been predicted.
-"""
+"""What a process does for a calibration: trains a few steps, and measures them."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from toolkit.api.task import Batch
-from toolkit.base.exits import leave_group
 from toolkit.footprint.simulate import Subject, simulate
-from toolkit.recipe import load_settings, load_task_type
+from toolkit.lab.worker import trained
 
 
 class _Watch:
@@ -51,30 +43,21 @@ class _Watch:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains as the job says; returns `memory`, `footprint`, `seconds` of a step (or None) and the device's kind."""
-    from toolkit.engine import fit
-    from toolkit.run import prepared_run
+    """Trains as a job says, and returns what was measured beside what would have been predicted for the same rows.
 
-    task_type, watch = load_task_type(job["recipe"]), _Watch()
-    cfg = load_settings(task_type, job["config"], job["overrides"]).config
-    with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), watch) as run:
-        result = fit(run)
+    Args:
+        job: as for `toolkit.lab.worker.trained`.
+
+    Returns:
+        `memory`, `footprint` (predicted), `seconds` of a step (or None) and the device's kind.
+    """
+    watch = _Watch()
+    with trained(job, watch) as (run, result):
         assert watch.largest is not None  # there was a step
-        subject = Subject(cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
+        subject = Subject(run.cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
         return {
             "memory": asdict(result.memory),
             "footprint": asdict(simulate(subject)),
             "seconds": watch.seconds,
             "device": run.accelerator.device.type,
         }
-
-
-def main(file: str) -> None:
-    """Measures a job's run and writes what was found."""
-    job = json.loads(Path(file).read_text(encoding="utf-8"))
-    Path(job["result"]).write_text(json.dumps(measure(job)), encoding="utf-8")
-    leave_group()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

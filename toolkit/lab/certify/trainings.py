@@ -1,12 +1,9 @@
-"""Trainings of a cut of the rows, run in worker processes on the CPU."""
+"""The small trainings that certificates compare: a few rows of your own, on the CPU, in processes of their own."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -16,12 +13,13 @@ from typing import Any
 from toolkit.base.errors import RunError
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.lab.jobs import Trial, run_trials
 
 WINDOW = 8
-"""Rows of one optimizer step in every job."""
+"""Rows of one optimizer step in every training."""
 SPLIT = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 4}
 """The window on one process, where nothing else is asked for."""
-LOG_LINES = 25
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
 LEFT_OUT = (
     "early_stopping_patience",
     "early_stopping_threshold",
@@ -50,7 +48,7 @@ OF_OPTIMIZERS = (
     "lr_scheduler_kwargs",
     "warmup_steps",
 )
-STILL: dict[str, Any] = {
+NO_UPDATE: dict[str, Any] = {
     "engine": "loop",
     "train.optim": "sgd",
     "train.learning_rate": 0.0,
@@ -63,13 +61,13 @@ STILL: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What the jobs of all certificates share.
+class Experiment:
+    """What the trainings of all certificates share.
 
     Args:
         recipe: the recipe's file.
         config: the YAML.
-        overrides: a person's own.
+        overrides: those of the command line.
         cfg: what YAML and overrides resolve to.
         rows: training rows, and most validation rows.
         kill_at: the step at whose end a run is killed, or None.
@@ -91,7 +89,7 @@ class Cut:
         return bool(data.validation_split != 0 or data.validation_file or data.test_file or data.dataset_name)
 
     def settings(self) -> list[str]:
-        """Returns the overrides that make a small run of the person's own: two epochs, nothing but what is compared."""
+        """Returns the overrides that make a small run of the user's own: two epochs, nothing but what is compared."""
         train, data = self.cfg.train, self.cfg.data
         settings: dict[str, Any] = {
             "data.max_train_samples": self.rows,
@@ -123,80 +121,73 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run.
+class Training:
+    """One of the runs that certificates compare.
 
     Args:
-        name: of its folder; jobs of the same name are one.
-        settings: dotted keys and values on top of the cut's.
+        name: of its folder; trainings of the same name are one.
+        settings: dotted keys and values on top of the experiment's.
         processes: how many run it.
         plain: train with the plain `transformers.Trainer` instead, for one step.
-        still: without dropout and whatever else draws numbers in the model.
+        no_dropout: switch off dropout, and everything else in the model that draws random numbers.
         gradients: whether gradients are kept.
-        killed: whether the process kills itself with SIGKILL, where the cut says.
-        model_of: name of the job whose model it starts from.
-        goes_on: name of the job in whose folder it goes on.
+        killed: whether the process kills itself with SIGKILL, where the experiment says.
+        model_of: name of the training whose model it starts from.
+        resumes: name of the training in whose folder it resumes.
     """
 
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
     plain: bool = False
-    still: bool = False
+    no_dropout: bool = False
     gradients: bool = False
     killed: bool = False
     model_of: str | None = None
-    goes_on: str | None = None
+    resumes: str | None = None
 
 
-def run_jobs(jobs: Sequence[Job], cut: Cut, folder: Path) -> None:
-    """Runs jobs, as many as possible in one launch; a job that fails leaves `error.txt` in its folder.
+def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder: Path) -> None:
+    """Runs trainings, as many as possible in one launch; `error_of` tells which of them failed.
 
     Raises:
-        RunError: if a worker ends without saying why.
+        RunError: if a process ends without saying why.
     """
-    unique = list({job.name: job for job in jobs}.values())
-    # Those that are killed come first, since others go on from them, and each has a process of its own.
-    order = sorted(unique, key=lambda job: (not job.killed, job.processes, job.model_of is not None))
-    for (_, processes), group in groupby(order, key=lambda job: (job.killed, job.processes)):
-        _launch(list(group), cut, folder, processes)
+    unique = list({training.name: training for training in trainings}.values())
+    # Those that are killed come first, since others resume them, and each has a process of its own.
+    order = sorted(unique, key=lambda each: (not each.killed, each.processes, each.model_of is not None))
+    for (killed, processes), group in groupby(order, key=lambda each: (each.killed, each.processes)):
+        launch = list(group)
+        name = launch[0].name if len(launch) == 1 else f"{processes}-process{'es' if processes > 1 else ''}"
+        trials = [_trial(training, experiment, folder) for training in launch]
+        for outcome in run_trials(trials, folder / f"{name}.log", processes, environ=ON_CPU):
+            if outcome.died is not None and not (killed and outcome.died == -signal.SIGKILL):
+                raise RunError(f"certify: {outcome.error}")
 
 
-def _launch(jobs: Sequence[Job], cut: Cut, folder: Path, processes: int) -> None:
-    name = jobs[0].name if len(jobs) == 1 else f"{processes}-process{'es' if processes > 1 else ''}"
-    work = folder / f"{name}.json"
-    work.write_text(
-        json.dumps(
-            {
-                "recipe": cut.recipe,
-                "config": cut.config,
-                "folder": str(folder),
-                "kill_at": cut.kill_at,
-                "kill_after": cut.kill_after,
-                "jobs": [asdict(job) | {"overrides": [*cut.settings(), *written(job.settings)]} for job in jobs],
-            }
-        )
-    )
-    module = ["-m", "toolkit.lab.certify.worker", str(work)]
-    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
-    environ |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    log = folder / f"{name}.log"
-    with log.open("wb") as output:
-        command = [sys.executable, *(several if processes > 1 else []), *module]
-        done = subprocess.run(command, stdout=output, stderr=output, env=environ, check=False)
-    expected = -signal.SIGKILL if jobs[0].killed else 0
-    if done.returncode != expected and not any((folder / job.name / "error.txt").exists() for job in jobs):
-        end = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-        raise RunError(f"a worker ended with exit code {done.returncode}; the end of {log}:\n  {end}")
+def _trial(training: Training, experiment: Experiment, folder: Path) -> Trial:
+    arguments = {
+        "recipe": experiment.recipe,
+        "config": experiment.config,
+        "overrides": [*experiment.settings(), *written(training.settings)],
+        "folder": str(folder),
+        "kill": [experiment.kill_at, experiment.kill_after] if training.killed else None,
+        **{name: value for name, value in asdict(training).items() if name not in ("settings", "processes", "killed")},
+    }
+    return Trial("certify", arguments, outcome_file(folder, training.name))
+
+
+def outcome_file(folder: Path, name: str) -> Path:
+    """Returns the file of a training's outcome, which is none of its run's own."""
+    return folder / f"{name}.outcome.json"
 
 
 def error_of(folder: Path, *names: str) -> str | None:
-    """Returns how the first of some jobs failed, or None if none did."""
+    """Returns how the first of some trainings failed, or None if none did."""
     for name in names:
-        file = folder / name / "error.txt"
-        if file.exists():
-            return f"the run {name} failed: {file.read_text()}"
+        file = outcome_file(folder, name)
+        if file.exists() and (error := json.loads(file.read_text(encoding="utf-8")).get("error")):
+            return f"the run {name} failed: {error}"
         if not (folder / name).is_dir():
             return f"the run {name} did not take place, since one before it failed"
     return None

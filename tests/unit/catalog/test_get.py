@@ -1,0 +1,429 @@
+"""`toolkit data get`: converts what is published into the files that recipes read, and checks all of it.
+
+The sources here are small, or made from the real datasets where a machine has them; none is downloaded from elsewhere.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+from PIL import Image
+
+from toolkit.base.errors import InputError
+from toolkit.catalog.checksums import digest
+from toolkit.catalog.conversions import CLASSES
+from toolkit.catalog.download import DownloadError, download
+from toolkit.catalog.entries import CATALOG, Source, command_for
+from toolkit.catalog.get import NOTE, get_dataset
+from toolkit.commands.cli import main as toolkit_command
+from toolkit.config.paths import path_problems
+from toolkit.recipe import load_settings, load_task_type
+
+AGXQA = CATALOG["agxqa"].sources[0].file
+
+
+def dealt(count: int, seed: int = 0) -> list[int]:
+    """What `random.shuffle` makes of the numbers below a count."""
+    numbers = list(range(count))
+    random.Random(seed).shuffle(numbers)
+    return numbers
+
+
+def write_agxqa(mirror: Path, documents: list[dict]) -> None:
+    (mirror / AGXQA).write_text(json.dumps({"data": documents}, indent=2), encoding="utf-8")
+
+
+def write_sprite(mirror: Path, cell: Callable[[int, int], Image.Image | None]) -> None:
+    """Writes Fashion-MNIST's sprite from its cells by class and number."""
+    sprite = Image.new("L", (840, 840))
+    for number in range(len(CLASSES)):
+        for index in range(90):
+            if image := cell(number, index):
+                sprite.paste(image, (index % 30 * 28, (number * 3 + index // 30) * 28))
+    sprite.save(mirror / "fashion-mnist-sprite.png")
+
+
+def write_archive(mirror: Path, clips: dict[str, bytes], extra: list[tarfile.TarInfo] | None = None) -> None:
+    with tarfile.open(mirror / "free-spoken-digit-dataset.tar.gz", "w:gz", compresslevel=1) as archive:
+        for member in extra or []:
+            archive.addfile(member)
+        for name, content in clips.items():
+            member = tarfile.TarInfo(f"free-spoken-digit-dataset-1/recordings/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def clip_names() -> list[str]:
+    """Clips of the archive; not all of them are wanted."""
+    speakers = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
+    clips = (*range(20), *range(20, 50, 2))
+    return [f"{digit}_{speaker}_{clip}.wav" for digit in range(10) for speaker in speakers for clip in clips]
+
+
+def shades(number: int, index: int) -> Image.Image:
+    return Image.new("L", (28, 28), number * 25 + index % 25)
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Path:
+    """A folder with small sources of the texts, in the format in which they are published."""
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+    write_agxqa(folder, [{"paragraphs": [{"context": f"Maïs {n}", "qas": []}]} for n in range(20)])
+    (folder / "custrev.all").write_bytes("".join(f"{n % 2} caf\xe9 {n:02d} . \n" for n in range(30)).encode("latin-1"))
+    (folder / "amazon_cells_labelled.txt").write_text("Good\tcase \t1\nGood\tcase\t1\nBad.\t0\n", encoding="utf-8")
+    for part, count in (("train", 3), ("val", 2)):
+        for language, text in (("en", "A dog"), ("de", "Ein Hündchen\u2028 ")):
+            lines = "".join(f"{text} {n} \n" for n in range(count))
+            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
+    (folder / "valid.txt").write_bytes(b" \n = Lobster = \r\n\n")
+    (folder / "test.txt").write_bytes(b" \n = One = \n" + b"x" * 20 + b"\n = Two = \n" + b"y" * 20 + b"\n = Three = \n")
+    return folder
+
+
+def made(name: str, mirror: Path, tmp_path: Path) -> Path:
+    return get_dataset(name, tmp_path / "data", mirror)
+
+
+def test_agxqa_is_dealt_out_by_document(mirror, tmp_path):
+    folder = made("agxqa", mirror, tmp_path)
+    train, validation = (json.loads((folder / f"{part}.json").read_text("utf-8")) for part in ("train", "validation"))
+    contexts = [document["paragraphs"][0]["context"] for document in (*train["data"], *validation["data"])]
+    assert contexts == [f"Maïs {n}" for n in dealt(20)[:17]]
+    assert (train["version"], len(train["data"]), len(validation["data"])) == ("1.1", 14, 3)
+
+
+def test_customer_reviews_are_joined_without_duplicates(mirror, tmp_path):
+    folder = made("customer_reviews", mirror, tmp_path)
+    rows = []
+    for part, count in (("train", 24), ("validation", 3)):
+        with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            header, *found = csv.reader(file)
+        assert header == ["text", "label"]
+        assert len(found) == count
+        rows += found
+    known = {f"café {n:02d} .": "positive" if n % 2 else "negative" for n in range(30)}
+    known |= {"Good\tcase": "positive", "Bad.": "negative"}
+    everything = sorted(known.items())
+    assert rows == [list(everything[place]) for place in dealt(32)[:27]]
+
+
+def test_multi30k_is_paired_by_line(mirror, tmp_path):
+    folder = made("multi30k", mirror, tmp_path)
+    for part, count in (("train", 3), ("validation", 2)):
+        rows = [json.loads(line) for line in (folder / f"{part}.jsonl").read_text("utf-8").split("\n")[:-1]]
+        assert rows == [{"translation": {"en": f"A dog {n}", "de": f"Ein Hündchen\u2028  {n}"}} for n in range(count)]
+
+
+def test_fashion_is_cut_out_of_the_sprite(mirror, tmp_path):
+    write_sprite(mirror, shades)
+    folder = made("fashion", mirror, tmp_path)
+    for number, name in enumerate(CLASSES):
+        for index, cell in enumerate(dealt(90, number)[:75]):
+            path = folder / ("train" if index < 60 else "validation") / name / f"{index:03d}.png"
+            with Image.open(path) as image:
+                assert (image.size, set(image.tobytes())) == ((28, 28), {number * 25 + cell % 25})
+    assert len(list(folder.rglob("*.png"))) == 750
+
+
+def test_spoken_digits_are_taken_by_speaker(mirror, tmp_path):
+    write_archive(mirror, {name: name.encode() for name in clip_names()})
+    folder = made("spoken_digits", mirror, tmp_path)
+    assert (folder / "train/7/lucas_48.wav").read_bytes() == b"7_lucas_48.wav"
+    train, validation = ({path.name for path in (folder / part).rglob("*.wav")} for part in ("train", "validation"))
+    assert train == {f"{name}_{n}.wav" for name in ("george", "jackson", "lucas", "nicolas") for n in range(0, 50, 2)}
+    assert validation == {f"theo_{n}.wav" for n in range(20)}
+
+
+def test_wikitext2_is_cut_at_a_heading(mirror, tmp_path):
+    folder = made("wikitext2", mirror, tmp_path)
+    assert (folder / "train.txt").read_bytes() == b" \n = Lobster = \r\n\n"
+    assert (folder / "validation.txt").read_bytes().endswith(b"y" * 20)
+
+
+def test_an_archive_cannot_write_elsewhere(mirror, tmp_path):
+    outside = tmp_path / "outside"
+    link = tarfile.TarInfo("free-spoken-digit-dataset-1/recordings/0_george_0.wav")
+    link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+    names = ("../../recordings/../../evil.wav", f"{outside}/recordings/evil.wav")
+    write_archive(mirror, dict.fromkeys(clip_names(), b"clip"), [link, *map(tarfile.TarInfo, names)])
+    folder = made("spoken_digits", mirror, tmp_path)
+    assert (folder / "train/0/george_0.wav").read_bytes() == b"clip"
+    assert not outside.exists()
+    assert list(tmp_path.rglob("evil*")) == []
+
+
+def test_a_real_conversion_gives_the_known_checksums(real_data, tmp_path):
+    """The sources are put together from what came out of them; what was left aside is made up."""
+    for name, write in REAL.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        write(real_data / name, folder)
+        target = get_dataset(name, tmp_path / "data", folder)
+        assert json.loads((target / NOTE).read_text())["as_measured"], name
+        assert {part: digest(real_data / name / part) for part in CATALOG[name].sha256} == CATALOG[name].sha256
+
+
+def real_agxqa(source: Path, mirror: Path) -> None:
+    parts = [json.loads((source / f"{part}.json").read_text("utf-8"))["data"] for part in ("train", "validation")]
+    known = [document for part in parts for document in part]
+    write_agxqa(mirror, restored(155, known, lambda before: {"paragraphs": []}))
+
+
+def restored(count: int, known: list, invent: Callable, seed: int = 0) -> list:
+    """The order before a shuffle, of which the first entries are known."""
+    entries = dict(zip(dealt(count, seed), known, strict=False))
+    for place in range(count):
+        if place not in entries:
+            entries[place] = invent(entries[place - 1] if place else None)
+    return [entries[place] for place in range(count)]
+
+
+def real_customer_reviews(source: Path, mirror: Path) -> None:
+    rows = []
+    for part in ("train", "validation"):
+        with (source / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            rows += [(row["text"], row["label"]) for row in csv.DictReader(file)]
+    everything = restored(4756, rows, lambda before: ((before or ("",))[0] + "\x01", "positive"))
+    lines = [f"{int(label == 'positive')} {text}\n" for text, label in everything]
+    (mirror / "custrev.all").write_bytes("".join(lines[1000:]).encode("latin-1"))
+    lines = [f"{text}\t{int(label == 'positive')}\n" for text, label in everything]
+    (mirror / "amazon_cells_labelled.txt").write_text("".join(lines[:1000]), encoding="utf-8")
+
+
+def real_multi30k(source: Path, mirror: Path) -> None:
+    for part, name in (("train", "train"), ("validation", "val")):
+        rows = [json.loads(line) for line in (source / f"{part}.jsonl").read_text("utf-8").split("\n")[:-1]]
+        for language in ("en", "de"):
+            text = "".join(row["translation"][language] + "\n" for row in rows)
+            (mirror / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode(), 1))
+
+
+def real_fashion(source: Path, mirror: Path) -> None:
+    def cell(number: int, index: int) -> Image.Image | None:
+        place = dealt(90, number).index(index)
+        part = "train" if place < 60 else "validation"
+        return Image.open(source / part / CLASSES[number] / f"{place:03d}.png") if place < 75 else None
+
+    write_sprite(mirror, cell)
+
+
+def real_spoken_digits(source: Path, mirror: Path) -> None:
+    clips = {f"{path.parent.name}_{path.name}": path.read_bytes() for path in source.rglob("*.wav")}
+    write_archive(mirror, clips)
+
+
+def real_wikitext2(source: Path, mirror: Path) -> None:
+    shutil.copyfile(source / "train.txt", mirror / "valid.txt")
+    text = (source / "validation.txt").read_bytes().decode()
+    rest = "\n = The rest = \n"
+    (mirror / "test.txt").write_bytes((text + rest + "x" * (1_255_018 - len(text + rest))).encode())
+
+
+REAL = {
+    "agxqa": real_agxqa,
+    "customer_reviews": real_customer_reviews,
+    "multi30k": real_multi30k,
+    "fashion": real_fashion,
+    "spoken_digits": real_spoken_digits,
+    "wikitext2": real_wikitext2,
+}
+
+
+def test_where_it_came_from_is_noted_and_shown(mirror, tmp_path):
+    lines: list[str] = []
+    folder = get_dataset("agxqa", tmp_path / "data", mirror, lines.append)
+    note = json.loads((folder / NOTE).read_text("utf-8"))
+    (source,) = note["sources"]
+    assert source == {
+        "url": CATALOG["agxqa"].sources[0].url,
+        "bytes": (mirror / AGXQA).stat().st_size,
+        "sha256": digest(mirror / AGXQA),
+    }
+    assert note["files"] == {f"{part}.json": digest(folder / f"{part}.json") for part in ("train", "validation")}
+    assert (note["licence"], note["as_measured"]) == ("Apache-2.0", False)
+    said = "\n".join(lines)
+    assert source["sha256"] in said
+    assert "Apache-2.0" in said
+    assert "The source has changed: train.json, validation.json is not what the figures" in said
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["agxqa"]
+
+
+def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirror, tmp_path):
+    folder, lines = made("wikitext2", mirror, tmp_path), []
+    get_dataset("wikitext2", tmp_path / "data", tmp_path / "no-mirror", lines.append)
+    assert lines == [f"{folder} is there and complete; there is nothing to do."]
+
+    (folder / "mine.txt").write_text("kept")
+    former = (folder / "train.txt").read_bytes()
+    (folder / "train.txt").unlink()
+    get_dataset("wikitext2", tmp_path / "data", mirror, lines.append)
+    assert "1 of its files are missing, for instance train.txt" in lines[1]
+    assert (folder / "train.txt").read_bytes() == former
+    assert (folder / "mine.txt").exists()
+
+    (folder / "train.txt").unlink()
+    (mirror / "valid.txt").write_text("other")
+    with pytest.raises(DownloadError, match=r"train.txt does not come out as noted in .*/valid.txt has changed since"):
+        made("wikitext2", mirror, tmp_path)
+    assert not (folder / "train.txt").exists()
+
+
+def test_what_is_damaged_or_something_else_is_named_and_left_as_it_is(mirror, tmp_path):
+    folder = made("wikitext2", mirror, tmp_path)
+    (folder / "train.txt").write_text("other")
+    with pytest.raises(InputError, match=r"the content of train.txt has changed"):
+        made("wikitext2", mirror, tmp_path)
+    (folder / NOTE).write_text("{")
+    with pytest.raises(InputError, match=r"SOURCE.json in it is missing or unreadable"):
+        made("wikitext2", mirror, tmp_path)
+    assert (folder / "train.txt").read_text() == "other"
+
+
+def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data, tmp_path):
+    lines: list[str] = []
+    shutil.copytree(real_data / "agxqa", tmp_path / "agxqa", copy_function=shutil.copyfile)
+    (tmp_path / "agxqa" / NOTE).unlink(missing_ok=True)
+    get_dataset("agxqa", tmp_path, tmp_path / "no-mirror", lines.append)
+    assert "complete; there is nothing to do" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "content", "reason"),
+    [
+        ("agxqa", AGXQA, b'{"data": [', "JSONDecodeError"),
+        ("agxqa", AGXQA, b'{"version": 2}', "KeyError: 'data'"),
+        ("multi30k", "val.de.gz", gzip.compress(b"one\n"), "shorter"),
+        ("multi30k", "train.en.gz", gzip.compress(b"line\n" * 99)[:-9], "EOFError"),
+        ("fashion", "fashion-mnist-sprite.png", b"<html>", "cannot identify image"),
+        ("spoken_digits", "free-spoken-digit-dataset.tar.gz", b"<html>", "not a gzip file"),
+        ("customer_reviews", "custrev.all", b"2 a third class\n", "KeyError: '2'"),
+        ("wikitext2", "test.txt", b"no heading", "substring not found"),
+    ],
+)
+def test_a_source_that_is_not_what_it_was_is_named(mirror, tmp_path, name, file, content, reason):
+    (mirror / file).write_bytes(content)
+    with pytest.raises(DownloadError, match=rf"{name}: the source .* is not laid out as it was: .*{reason}"):
+        made(name, mirror, tmp_path)
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_an_archive_without_all_clips_is_named(mirror, tmp_path):
+    write_archive(mirror, dict.fromkeys(clip_names()[1:], b"clip"))
+    with pytest.raises(DownloadError, match=r"1 clips are not in the archive, for instance recordings/0_george_0\.wav"):
+        made("spoken_digits", mirror, tmp_path)
+
+
+class Server(BaseHTTPRequestHandler):
+    """Serves a folder; some paths misbehave."""
+
+    def __init__(self, folder: Path, released: Event, *arguments: object) -> None:
+        self.folder, self.released = folder, released
+        super().__init__(*arguments)  # type: ignore[arg-type]
+
+    def do_GET(self) -> None:
+        content = (self.folder / Path(self.path).name).read_bytes() if "missing" not in self.path else None
+        if content is None:
+            self.send_error(404)
+            return
+        if "silent" in self.path:
+            self.released.wait(20)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content) + 5 * ("short" in self.path)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(mirror: Path) -> Iterator[str]:
+    """The address of a server on this machine that has the mirror's files."""
+    released = Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, mirror, released)) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        released.set()
+        server.shutdown()
+        thread.join()
+
+
+def test_sources_are_downloaded(server, mirror, tmp_path, monkeypatch):
+    entry = CATALOG["multi30k"]
+    sources = tuple(Source(f"{server}/{source.file}", source.file) for source in entry.sources)
+    monkeypatch.setitem(CATALOG, "multi30k", replace(entry, sources=sources))
+    folder = get_dataset("multi30k", tmp_path / "data")
+    for part in ("train", "validation"):
+        assert digest(folder / f"{part}.jsonl") == digest(made("multi30k", mirror, tmp_path / "b") / f"{part}.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/missing/valid.txt", "Not Found"),
+        ("/short/valid.txt", "the connection ended after 18 of 23 bytes"),
+        ("/silent/valid.txt", "timed out"),
+        ("/train.en.gz", "larger than 20 bytes"),
+    ],
+)
+def test_a_bad_download_leaves_nothing(server, tmp_path, path, reason):
+    with pytest.raises(DownloadError, match=reason):
+        download(server + path, tmp_path / "file", timeout=0.2, max_bytes=20)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mirror"]
+
+
+def test_no_network_is_one_message_that_says_what_to_do(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(["data", "get", "agxqa", "--output-dir", str(tmp_path)])
+    assert ended.value.code == 1
+    message = capsys.readouterr().err
+    assert f"agxqa: cannot download {CATALOG['agxqa'].sources[0].url}: " in message
+    assert "run `toolkit data get agxqa --from FOLDER`" in message
+    assert "Traceback" not in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_reads_a_mirror(mirror, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(["data", "get", "wikitext2", "--from", str(mirror)])
+    assert (ended.value.code, (tmp_path / "data" / "wikitext2" / "train.txt").is_file()) == (0, True)
+    assert "data/wikitext2 is complete" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(["data", "get", "agxqa", "--from", str(tmp_path / "nowhere")])
+    assert ended.value.code == 2
+
+
+def test_the_help_names_every_dataset_and_its_licence(capsys):
+    with pytest.raises(SystemExit):
+        toolkit_command(["data", "--help"])
+    said = capsys.readouterr().out
+    assert all(name in said and entry.licence in said for name, entry in CATALOG.items())
+
+
+def test_a_missing_file_names_the_command_that_makes_it():
+    root = Path(__file__).parents[3]
+    task_type = load_task_type(root / "recipes/qa.py")
+    overrides = ["data.train_file=no/data/agxqa/train.json", "data.validation_file=no/agxqa/validation.json"]
+    loaded = load_settings(task_type, root / "recipes/configs/qa/agxqa.yaml", overrides, environ={}, check_files=False)
+    train, validation = path_problems(loaded.config, frozenset())
+    assert train.endswith("; `toolkit data get agxqa --output-dir no/data` downloads this public dataset")
+    assert "toolkit data" not in validation
+    assert command_for("data/fashion/train") == "toolkit data get fashion"
+    assert command_for("data/my/train.csv") is None

@@ -1,0 +1,251 @@
+"""Trackers write inside the run's folder, under the run's name, and a resumed run continues what they have."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+from runs import ROOT
+
+from toolkit.base.errors import RunError
+from toolkit.config.sections import Config, TrackingConfig
+from toolkit.recipe import load_settings, load_task_type
+from toolkit.tracking.jsonl import read_metrics
+from toolkit.tracking.tracker import Tracker
+from toolkit.tracking.trackers import TRACKERS, finite_numbers
+
+MAIN = SimpleNamespace(is_main_process=True)
+
+
+def settings(output_dir: Path, *overrides: str) -> Config:
+    task_type = load_task_type(ROOT / "recipes/reviews.py")
+    file = ROOT / "recipes/configs/reviews/smoke.yaml"
+    overrides = (f"output_dir={output_dir}", *overrides)
+    return load_settings(task_type, file, overrides, environ={}, check_files=False).config
+
+
+def write(cfg: Config, steps: range, value: float, accelerator: Any = MAIN) -> None:
+    """Writes lines as a run does that resumes from the step before the first of these."""
+    path = Path(cfg.output_dir) / "metrics.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Tracker(accelerator, cfg, path, steps.start - 1) as tracker:
+        for step in steps:
+            tracker.log({"step": step, "loss": value + step})
+
+
+@pytest.fixture
+def output_dir(tmp_path: Path, monkeypatch) -> Path:
+    """A run's folder; the home and current directories are empty ones of their own."""
+    for name in ("home", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("WANDB_DIR", "WANDB_RUN_ID", "MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path / "run"
+
+
+def only_the_run_is_written(output_dir: Path) -> bool:
+    places = {path.relative_to(output_dir.parent).parts[0] for path in output_dir.parent.rglob("*") if path.is_file()}
+    return places == {"run"}
+
+
+def test_every_tracker_that_may_be_named_can_be_made():
+    (names,) = get_args(get_type_hints(TrackingConfig)["report_to"])
+    assert set(get_args(names)) == TRACKERS.keys()
+
+
+def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cfg = settings(output_dir, "tracking.report_to=[tensorboard]", "tracking.run_name=first try")
+    write(cfg, range(1, 6), 0.0)
+    write(cfg, range(4, 8), 0.5)
+    events = EventAccumulator(str(output_dir / "tracking" / "finetune-toolkit" / "first try")).Reload()
+    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5), (5, 5.5), (6, 6.5), (7, 7.5)]
+    assert found == [(line["step"], line["loss"]) for line in read_metrics(output_dir / "metrics.jsonl")]
+    assert len(list(output_dir.rglob("hparams.yml"))) == 1
+    assert only_the_run_is_written(output_dir)
+
+
+def test_no_name_leads_out_of_the_run(output_dir):
+    cfg = settings(
+        output_dir, "tracking.report_to=[tensorboard]", "tracking.project=../../../up", "tracking.run_name=.."
+    )
+    write(cfg, range(1, 2), 0.0)
+    assert list((output_dir / "tracking").rglob("events.out.tfevents*")) != []
+    assert only_the_run_is_written(output_dir)
+
+
+def test_only_the_main_process_tracks(output_dir):
+    cfg = settings(output_dir, "tracking.report_to=[tensorboard]")
+    write(cfg, range(1, 3), 0.0, SimpleNamespace(is_main_process=False))
+    assert list(output_dir.iterdir()) == []
+
+
+def test_what_is_no_finite_number_breaks_nothing(output_dir):
+    line = {
+        "step": 1,
+        "loss": math.nan,
+        "none": None,
+        "text": "abc",
+        "per_class": {"a b": {"f1": np.float32(0.5)}, "count": np.int64(3)},
+        "eval_f1": 0.25,
+    }
+    assert dict(finite_numbers(line)) == {"step": 1, "per_class/a b/f1": 0.5, "per_class/count": 3, "eval_f1": 0.25}
+    cfg = settings(output_dir, "tracking.report_to=[tensorboard]")
+    output_dir.mkdir()
+    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+        tracker.log(line)
+    (written,) = read_metrics(output_dir / "metrics.jsonl")
+    assert written == {**line, "loss": None, "per_class": {"a b": {"f1": 0.5}, "count": 3}}
+
+
+class FakeWandb(ModuleType):
+    """Stands in for `wandb`: keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.inits: list[dict[str, Any]] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.config = SimpleNamespace(update=lambda values, allow_val_change: None)
+        self.finished = 0
+
+    def init(self, **options: Any) -> SimpleNamespace:
+        self.inits.append(options)
+        return SimpleNamespace(id=options["id"], log=self._log, finish=self._finish)
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        self.logged.append((step, values))
+
+    def _finish(self) -> None:
+        self.finished += 1
+
+
+@pytest.fixture
+def wandb(monkeypatch) -> FakeWandb:
+    module = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_writes_into_the_run_and_continues_it(output_dir, wandb):
+    cfg = settings(output_dir, "tracking.report_to=[wandb]", "tracking.project=mine")
+    write(cfg, range(1, 4), 0.0)
+    write(cfg, range(3, 5), 0.0)
+    first, second = wandb.inits
+    assert first == second
+    assert (first["project"], first["name"], first["resume"]) == ("mine", "run", "allow")
+    assert first["dir"] == str(output_dir / "tracking")
+    assert [step for step, _ in wandb.logged] == [1, 2, 3, 3, 4]
+    assert wandb.finished == 2
+    write(cfg, range(1, 2), 0.0)
+    assert wandb.inits[2]["id"] != first["id"]
+
+
+def test_a_folder_that_the_user_gave_wandb_is_kept(output_dir, wandb, monkeypatch):
+    monkeypatch.setenv("WANDB_DIR", "/elsewhere")
+    write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 2), 0.0)
+    assert "dir" not in wandb.inits[0]
+
+
+def test_a_tracker_that_fails_is_reported_once_and_the_run_continues(output_dir, wandb, monkeypatch, capsys):
+    def fail(values: dict[str, float], step: int) -> None:
+        raise ConnectionError(f"no server at step {step}\nand more")
+
+    monkeypatch.setattr(wandb, "_log", fail)
+    write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 4), 0.0)
+    assert capsys.readouterr().out.count("wandb failed and gets no more numbers") == 1
+    assert len(read_metrics(output_dir / "metrics.jsonl")) == 3
+
+
+def test_a_tracker_that_cannot_be_started_says_what_to_do(output_dir, wandb, monkeypatch):
+    def fail(**options: Any) -> None:
+        raise RuntimeError("api_key not configured (no-tty)")
+
+    monkeypatch.setattr(wandb, "init", fail)
+    with pytest.raises(RunError, match=r"wandb cannot be started: api_key not configured .* WANDB_MODE=offline"):
+        write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 2), 0.0)
+
+
+class FakeMlflow(ModuleType):
+    """Stands in for `mlflow`: keeps what it is given, by tracking URI and run."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.uri: str | None = None
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.experiments: list[dict[str, Any]] = []
+        self.active = ""
+        self.tracking = SimpleNamespace(is_tracking_uri_set=lambda: bool(self.uri))
+        validation = SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)
+        self.utils = SimpleNamespace(validation=validation)
+
+    def set_tracking_uri(self, uri: str | None) -> None:
+        self.uri = uri
+
+    def get_tracking_uri(self) -> str:
+        return self.uri or "sqlite:///mlflow.db"
+
+    def search_experiments(self, filter_string: str) -> list[Any]:
+        return [
+            SimpleNamespace(experiment_id="1") for found in self.experiments if f"'{found['name']}'" in filter_string
+        ]
+
+    def create_experiment(self, **options: Any) -> str:
+        self.experiments.append({**options, "uri": self.uri})
+        return "1"
+
+    def start_run(self, run_id: str | None, run_name: str, **options: Any) -> SimpleNamespace:
+        self.active = run_id or f"id{len(self.runs)}"
+        self.runs.setdefault(self.active, {"name": run_name, "params": [], "metrics": []})
+        return SimpleNamespace(info=SimpleNamespace(run_id=self.active))
+
+    def log_params(self, values: dict[str, Any]) -> None:
+        self.runs[self.active]["params"] += values
+
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self.runs[self.active]["metrics"].append((step, values))
+
+    def end_run(self) -> None:
+        self.active = ""
+
+
+@pytest.fixture
+def mlflow(monkeypatch) -> FakeMlflow:
+    module = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    return module
+
+
+def test_mlflow_writes_into_the_run_and_continues_it(output_dir, mlflow):
+    cfg = settings(output_dir, "tracking.report_to=[mlflow]", "tracking.run_name=mine")
+    write(cfg, range(1, 3), 0.0)
+    write(cfg, range(3, 4), 0.0)
+    (run,) = mlflow.runs.values()
+    assert run["name"] == "mine"
+    assert [step for step, _ in run["metrics"]] == [1, 2, 3]
+    assert len(run["params"]) == len(set(run["params"])) > 20
+    (experiment,) = mlflow.experiments
+    assert experiment["uri"] == f"sqlite:///{output_dir}/tracking/mlflow.db"
+    assert experiment["artifact_location"] == (output_dir / "tracking" / "mlflow").as_uri()
+    assert mlflow.uri is None  # a later run of the process writes into its own folder
+    assert json.loads((output_dir / "tracking" / "ids.json").read_text()) == {"mlflow": "id0"}
+
+
+def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, mlflow):
+    mlflow.uri = "http://server"
+    cfg = settings(output_dir, "tracking.report_to=[mlflow]")
+    output_dir.mkdir()
+    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+        tracker.log({"step": 1, "eval_f1/3 stars!": 0.5})
+    assert mlflow.uri == "http://server"
+    assert mlflow.experiments[0]["artifact_location"] is None
+    assert mlflow.runs["id0"]["metrics"] == [(1, {"eval_f1/3 stars_": 0.5})]

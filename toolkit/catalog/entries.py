@@ -1,0 +1,184 @@
+"""The public datasets that the shipped configurations name, and where each comes from.
+
+This folder stands right above `base`, below the settings: a message about a missing data file asks it for the command
+that makes the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from toolkit.catalog import conversions
+
+DEFAULT_FOLDER = "data"
+"""Where datasets are put, and where the shipped configurations look for them."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that is downloaded.
+
+    Args:
+        url: its address.
+        file: its name in a local mirror, and the name that the conversion reads.
+    """
+
+    url: str
+    file: str
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A public dataset, and how it becomes files that a recipe reads.
+
+    Args:
+        summary: what it is, for the help.
+        licence: under which it may be used.
+        homepage: where it is described.
+        sources: what is downloaded.
+        convert: reads the sources in its first folder and writes the dataset into its second one.
+        sha256: of each part that comes out (see `toolkit.catalog.checksums.digest`), as the figures in the recipes'
+            READMEs were measured on it.
+    """
+
+    summary: str
+    licence: str
+    homepage: str
+    sources: tuple[Source, ...]
+    convert: Callable[[Path, Path], None]
+    sha256: Mapping[str, str]
+
+
+def _github(repository: str, revision: str, path: str) -> Source:
+    return Source(f"https://raw.githubusercontent.com/{repository}/{revision}/{path}", path.rpartition("/")[2])
+
+
+CATALOG: dict[str, CatalogEntry] = {
+    "agxqa": CatalogEntry(
+        summary="questions about farming, answered from a text: 392 to train on, 71 to validate (English)",
+        licence="Apache-2.0",
+        homepage="https://github.com/MSU-CECO/agxqa_benchmark_v1",
+        sources=(
+            _github(
+                "MSU-CECO/agxqa_benchmark_v1",
+                "d378a0c146c37fac582f683ae517d6ee8c651986",
+                "data/for_qa_data_annotated/annotations_part_B_Nov03_Dec23_2023.json",
+            ),
+        ),
+        convert=conversions.agxqa,
+        sha256={
+            "train.json": "b55c6f2873c0735026c30dcd6b27e7771cbe8892c75cbdc07961110c8f3929e2",
+            "validation.json": "801bf13ecc37728af9f95398233a0a3ff3beda8125ad1de5b30ae2730b882b99",
+        },
+    ),
+    "customer_reviews": CatalogEntry(
+        summary="sentences of product reviews, positive or negative: 3,567 to train on, 570 to validate (English)",
+        licence="research use (Customer Review Data of Hu and Liu; Sentiment Labelled Sentences of UCI)",
+        homepage="https://www.cs.uic.edu/~liub/FBS/sentiment-analysis.html",
+        sources=(
+            _github("harvardnlp/sent-conv-torch", "656a7ea29de3409aca87bb17935cf93c537527fa", "data/custrev.all"),
+            _github(
+                "stein-kim/sentiment_analysis",
+                "6850d5392de0703fb7ec7ea9a81b37d8098e4353",
+                "data/amazon_cells_labelled.txt",
+            ),
+        ),
+        convert=conversions.customer_reviews,
+        sha256={
+            "train.csv": "46dd4b2aa5ab64f4bda851e100cbc76de84850bb0eec50c5cdb34e99b64a0573",
+            "validation.csv": "d094eec4fcf4102ae221f4d07e2b19c9b83d3f8e3df2b350812191a0ed4acfbf",
+        },
+    ),
+    "multi30k": CatalogEntry(
+        summary="image captions in English and German: 29,000 pairs to train on, 1,014 to validate",
+        licence="research use (captions of Flickr images)",
+        homepage="https://github.com/multi30k/dataset",
+        # The repository has had two versions of one of these files, and which of them the figures were measured on was
+        # not noted: the current one is taken, and the checksums of what comes out say whether it is the same.
+        sources=tuple(
+            _github("multi30k/dataset", "master", f"data/task1/raw/{part}.{language}.gz")
+            for part in ("train", "val")
+            for language in ("en", "de")
+        ),
+        convert=conversions.multi30k,
+        sha256={
+            "train.jsonl": "2bd00e69e0fff6ab4e20fb17bf8f0362c210a2ecf2188de6e20d99508ba633ab",
+            "validation.jsonl": "968d147fe23ad5d4f6bd80c5666301dc355b411b3e6fda8ffdcfc1551a5a5a07",
+        },
+    ),
+    "fashion": CatalogEntry(
+        summary="Fashion-MNIST, 28x28 greyscale images of 10 classes: 600 to train on, 150 to validate",
+        licence="MIT",
+        homepage="https://github.com/zalandoresearch/fashion-mnist",
+        sources=(
+            _github(
+                "zalandoresearch/fashion-mnist",
+                "068f28faedbf281578743d682543a8fb9f15f4a0",
+                "doc/img/fashion-mnist-sprite.png",
+            ),
+        ),
+        convert=conversions.fashion,
+        sha256={
+            "train": "30e97985018dbd79c69ed7beb3ae9148838408f62434eb5cf32ba88a3269ffc7",
+            "validation": "7bbc14423e5e3e1bdb966d26d17c2b95f21c9a2e78979d99a770b3a9baa2fe99",
+        },
+    ),
+    "spoken_digits": CatalogEntry(
+        summary="Free Spoken Digit Dataset: 1,000 clips of four speakers to train on, 200 of another to validate",
+        licence="CC BY-SA 4.0",
+        homepage="https://github.com/Jakobovski/free-spoken-digit-dataset",
+        sources=(
+            # The archive of a commit: GitHub may pack it differently one day, so only what comes out is compared.
+            Source(
+                "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/"
+                "1306d2c6da002dfb2fd1f113d8596d801648a085.tar.gz",
+                "free-spoken-digit-dataset.tar.gz",
+            ),
+        ),
+        convert=conversions.spoken_digits,
+        sha256={
+            "train": "e4e66e5b9aa637c1f47ef4d4557a6fec7f52e9273664559c734f15c42d48dbb4",
+            "validation": "4cadbfedf62425786b1262355ef879245baf1bf648cc5f39277704797bde97e3",
+        },
+    ),
+    "wikitext2": CatalogEntry(
+        summary="WikiText-2, the validation text (1.1 MB) to train on, half of the test text to validate (English)",
+        licence="CC BY-SA 3.0",
+        homepage="https://github.com/pytorch/examples/tree/main/word_language_model",
+        sources=(
+            _github(
+                "pytorch/examples",
+                "37ce9402ff0cae48d764d7788810fd2ed8238b25",
+                "word_language_model/data/wikitext-2/valid.txt",
+            ),
+            _github(
+                "pytorch/examples",
+                "cada773327ba94a5970e0d57c17c847d69dbbb8f",
+                "word_language_model/data/wikitext-2/test.txt",
+            ),
+        ),
+        convert=conversions.wikitext2,
+        sha256={
+            "train.txt": "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+            "validation.txt": "e7f15e748d7b9b2452619a663ffd7943df13ec8101fc2162adf85921fda92123",
+        },
+    ),
+}
+"""Datasets by name; each becomes the folder of that name."""
+
+
+def command_for(path: str | Path) -> str | None:
+    """Returns the command that makes a data file, or None if the file belongs to no dataset of the catalog.
+
+    Args:
+        path: of a file or folder in `.../data/<name>`.
+    """
+    parts = Path(path).parts
+    for place, (folder, name) in enumerate(pairwise(parts)):
+        if folder == DEFAULT_FOLDER and name in CATALOG:
+            where = Path(*parts[: place + 1])
+            return f"toolkit data get {name}" + ("" if where == Path(DEFAULT_FOLDER) else f" --output-dir {where}")
+    return None

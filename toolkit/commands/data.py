@@ -1,0 +1,40 @@
+"""Get public datasets that the shipped configurations name: `toolkit data get NAME`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what to do, the dataset and where it goes."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    width = max(map(len, CATALOG)) + 2
+    parser.epilog = "datasets:\n" + "\n".join(
+        f"  {name:{width}}{entry.summary}\n  {'':{width}}licence: {entry.licence}" for name, entry in CATALOG.items()
+    )
+    parser.add_argument("action", choices=("get",), metavar="get", help="download a dataset and convert it")
+    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help="one of the datasets below")
+    parser.add_argument(
+        "--output-dir",
+        default=DEFAULT_FOLDER,
+        metavar="DIR",
+        help=f"the dataset becomes the folder NAME in it (default: {DEFAULT_FOLDER}, where the shipped configurations "
+        "look for it)",
+    )
+    parser.add_argument(
+        "--from", dest="mirror", metavar="DIR", help="folder with the source files, downloaded by hand (no network)"
+    )
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Makes the folder of a dataset, or says that it is there and complete."""
+    from toolkit.base.errors import InputError
+    from toolkit.catalog.get import get_dataset
+
+    mirror = Path(arguments.mirror).expanduser() if arguments.mirror else None
+    if mirror is not None and not mirror.is_dir():
+        raise InputError(f"--from: there is no folder {mirror.absolute()}")
+    get_dataset(arguments.name, Path(arguments.output_dir).expanduser(), mirror, print)

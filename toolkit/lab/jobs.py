@@ -1,0 +1,165 @@
+"""Starts processes: every training that certify, compare, plan and reproduce need runs in processes started here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from toolkit.base.files import write_json
+
+WORKER = ("-m", "toolkit.lab.worker")
+EXIT_TIMEOUT = 124
+"""Exit code of processes that were killed because they took too long, as that of `timeout`."""
+LOG_LINES = 15
+_LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "GROUP_", "ROLE_")
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A call of one of the functions in `toolkit.lab.worker.WORK`, in processes of its own.
+
+    Args:
+        work: the function's key there.
+        arguments: its argument, a JSON object.
+        outcome: the file for what it returns, or for its error.
+    """
+
+    work: str
+    arguments: Mapping[str, Any]
+    outcome: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended.
+
+    Args:
+        result: what the function returned on the first rank; None if the trial failed.
+        error: why it failed, or None.
+        died: exit code of processes that ended without giving a reason (negative: a signal), or None.
+    """
+
+    result: Any = None
+    error: str | None = None
+    died: int | None = None
+
+
+def run_trials(
+    trials: Sequence[Trial],
+    log: Path,
+    processes: int = 1,
+    launcher: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> list[Outcome]:
+    """Runs trials one after the other in one launch; the first that fails is the last that runs.
+
+    Args:
+        trials: at least one.
+        log: file for the output; the trials are written beside it, as `.json`.
+        processes: as in `run_processes`, like those that follow.
+        launcher: a file of `accelerate launch`.
+        environ: environment variables.
+        timeout: seconds for all trials.
+
+    Returns:
+        The outcome of each trial.
+    """
+    job = log.with_suffix(".json")
+    job.parent.mkdir(parents=True, exist_ok=True)
+    for trial in trials:
+        trial.outcome.parent.mkdir(parents=True, exist_ok=True)
+        trial.outcome.unlink(missing_ok=True)
+    write_json(job, [asdict(trial) | {"outcome": str(trial.outcome.absolute())} for trial in trials])
+    environ = {"TOKENIZERS_PARALLELISM": "false"} | dict(environ or {})
+    code = run_processes([*WORKER, str(job.absolute())], processes, launcher, environ, log=log, timeout=timeout)
+    outcomes = [_read(trial.outcome) for trial in trials]
+    if any(outcome is not None and outcome.error for outcome in outcomes) or (code == 0 and None not in outcomes):
+        return [outcome or Outcome(error="did not run: a trial before it failed") for outcome in outcomes]
+    place = outcomes.index(None) if None in outcomes else len(outcomes) - 1
+    died = Outcome(error=_death(code, timeout, log), died=code)
+    return [*(outcome or died for outcome in outcomes[:place]), *([died] * (len(outcomes) - place))]
+
+
+def run_processes(
+    program: Sequence[str],
+    processes: int = 1,
+    launcher: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    *,
+    log: Path | None = None,
+    folder: Path | None = None,
+    timeout: float | None = None,
+) -> int:
+    """Runs a Python program, and waits until it ends.
+
+    Its processes are killed when this one dies (on Linux), and read no input. They inherit the environment, offline
+    mode included, but nothing that a launcher of this process has set.
+
+    Args:
+        program: a script or `-m` and a module, and its arguments.
+        processes: how many run it.
+        launcher: a file of `accelerate launch` that says how to start them, or None.
+        environ: environment variables to add.
+        log: file for the output; None prints it.
+        folder: working directory, or None for this process's.
+        timeout: seconds after which the processes are killed, or None.
+
+    Returns:
+        The exit code, negative for a signal, `EXIT_TIMEOUT` after `timeout` seconds.
+    """
+    command = [sys.executable, "-m", "toolkit.base.processes", *launch_command(processes, launcher), *program]
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in _OF_RANKS and not name.startswith(_LAUNCHERS)
+    }
+    with ExitStack() as files:
+        output = None if log is None else files.enter_context(log.open("wb"))
+        try:
+            return subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=inherited | dict(environ or {}),
+                cwd=folder,
+                timeout=timeout,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return EXIT_TIMEOUT
+
+
+def launch_command(processes: int, launcher: Path | None) -> list[str]:
+    """Returns the command that starts a Python program, without the program."""
+    if launcher is not None:
+        options = ["--config_file", str(launcher), "--num_processes", str(processes)]
+        return [sys.executable, "-m", "accelerate.commands.launch", *options]
+    if processes > 1:
+        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return [sys.executable]
+
+
+def _read(file: Path) -> Outcome | None:
+    """Reads what a trial reported; None if its processes died before, or while, it did."""
+    try:
+        return Outcome(**json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _death(code: int, timeout: float | None, log: Path) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    if code == -9:
+        how += " (out of memory?)"
+    if code == EXIT_TIMEOUT and timeout is not None:
+        how = f"did not end within {timeout:g} seconds"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    return "\n  ".join([f"its process {how}; the end of {log}:", *lines])

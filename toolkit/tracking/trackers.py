@@ -1,0 +1,203 @@
+"""The trackers of `tracking.report_to`: where each writes, what it calls the run, how a resumed run continues.
+
+Without a server that the user configured, everything they write stays in `tracking/` in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.base.console import say
+from toolkit.base.errors import RunError
+from toolkit.base.files import write_json
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
+
+IDS = "ids.json"
+"""File in `tracking/` that keeps the ids which W&B and MLflow gave the run, for a resume."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker has to know of a run.
+
+    Args:
+        project: the name of its project.
+        name: its own name.
+        folder: where trackers write, `tracking/` in the run's folder.
+        start_step: step that training resumes from, 0 for a new run.
+        ids: by which trackers know the run already; empty for a new run.
+    """
+
+    project: str
+    name: str
+    folder: Path
+    start_step: int
+    ids: Mapping[str, str]
+
+
+def _tensorboard(run: TrackedRun) -> GeneralTracker:
+    from accelerate.tracking import TensorBoardTracker
+
+    # The purge hides what an interrupted run wrote after the checkpoint that this one resumes from.
+    return TensorBoardTracker(
+        f"{_folder_name(run.project)}/{_folder_name(run.name)}", run.folder, purge_step=run.start_step + 1
+    )
+
+
+def _wandb(run: TrackedRun) -> GeneralTracker:
+    from accelerate.tracking import WandBTracker
+
+    # "allow" continues the run of this id if the server has it. Offline each start writes a folder of its own, all of
+    # one id: `wandb sync` makes one run of them.
+    options: dict[str, Any] = {"name": run.name, "resume": "allow"}
+    options["id"] = os.environ.get("WANDB_RUN_ID") or run.ids.get("wandb") or uuid.uuid4().hex[:8]
+    if "WANDB_DIR" not in os.environ:
+        options["dir"] = str(run.folder)
+    return WandBTracker(run.project, **options)
+
+
+def _mlflow(run: TrackedRun) -> GeneralTracker:
+    import mlflow
+    from accelerate.tracking import MLflowTracker
+
+    artifacts = None
+    if not mlflow.tracking.is_tracking_uri_set():
+        mlflow.set_tracking_uri(_mlflow_store(run.folder))
+        artifacts = (run.folder.absolute() / "mlflow").as_uri()
+    return MLflowTracker(run.project, logging_dir=artifacts, run_id=run.ids.get("mlflow"), run_name=run.name)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """What else keeps W&B and MLflow from writing into the home directory, unless the user set it."""
+    return {"WANDB_CACHE_DIR": str(folder.absolute() / "wandb" / "cache"), "MLFLOW_DISABLE_TELEMETRY": "true"}
+
+
+def _mlflow_store(folder: Path) -> str:
+    return f"sqlite:///{folder.absolute() / 'mlflow.db'}"
+
+
+TRACKERS: dict[str, Callable[[TrackedRun], GeneralTracker]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
+"""What makes accelerate's tracker, by the names in `tracking.report_to`."""
+_ID: dict[str, Callable[[Any], str]] = {
+    "wandb": lambda run: run.id,
+    "mlflow": lambda run: run.info.run_id,
+}
+"""What gives the id of a tracker's own run."""
+
+
+class Trackers:
+    """The trackers of one run, on its main process.
+
+    A tracker that fails while training goes on is reported once and gets no more numbers: `metrics.jsonl` has them all.
+
+    Args:
+        names: of the trackers.
+        run: what they have to know of the run.
+        settings: settings of the run, which they show beside its numbers.
+
+    Raises:
+        RunError: when a tracker cannot be started.
+    """
+
+    def __init__(self, names: list[str], run: TrackedRun, settings: Mapping[str, Any]) -> None:
+        self._active: dict[str, GeneralTracker] = {}
+        self._names, self._folder = names, run.folder
+        self._environment = {key: value for key, value in _environment(run.folder).items() if key not in os.environ}
+        os.environ.update(self._environment)
+        continued = run.start_step > 0 and run.folder.is_dir()
+        run.folder.mkdir(parents=True, exist_ok=True)
+        for name in names:
+            try:
+                tracker = TRACKERS[name](run)
+                tracker.start()
+                self._active[name] = tracker
+                if not continued:  # they have the settings; MLflow refuses other values for them
+                    tracker.store_init_configuration({key: _plain(value) for key, value in settings.items()})
+            except Exception as error:
+                self.finish()
+                raise RunError(
+                    f"tracking.report_to: {name} cannot be started: {_first_line(error)}. Without a server set "
+                    "WANDB_MODE=offline for wandb, unset MLFLOW_TRACKING_URI for mlflow, or remove the tracker."
+                ) from error
+        ids = {name: _ID[name](tracker.tracker) for name, tracker in self._active.items() if name in _ID}
+        if ids:
+            write_json(run.folder / IDS, ids)
+
+    def log(self, line: Mapping[str, Any], step: int) -> None:
+        """Gives all trackers the finite numbers of a line; those of a nested mapping are named `outer/inner`."""
+        values = dict(finite_numbers(line))
+        for name in list(self._active):
+            own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
+            self._guarded(name, methodcaller("log", own, step=step))
+
+    def finish(self) -> None:
+        """Ends all trackers."""
+        for name in list(self._active):
+            self._guarded(name, methodcaller("finish"))
+        self._active.clear()
+        for key in self._environment:
+            os.environ.pop(key, None)
+        if "mlflow" in self._names:
+            import mlflow
+
+            if mlflow.get_tracking_uri() == _mlflow_store(self._folder):  # a later run of this process has its own
+                mlflow.set_tracking_uri(None)
+
+    def _guarded(self, name: str, work: Callable[[GeneralTracker], None]) -> None:
+        try:
+            work(self._active[name])
+        except Exception as error:  # whatever a server or a library does, the training is worth more
+            say(f"{name} failed and gets no more numbers (metrics.jsonl has them all): {_first_line(error)}")
+            del self._active[name]
+
+
+def read_ids(folder: Path) -> dict[str, str]:
+    """Returns the ids by which trackers know a run, from the folder where they write."""
+    try:
+        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(name): str(value) for name, value in ids.items()} if isinstance(ids, dict) else {}
+
+
+def finite_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
+    """Yields the finite numbers of a mapping and of those inside it, by names joined with `/`."""
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from finite_numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, Real) and math.isfinite(value):
+            yield f"{prefix}{name}", value if isinstance(value, int | float) else float(value)
+
+
+def _folder_name(text: str) -> str:
+    """A name as one folder: no separators, and no way up."""
+    return re.sub(r"[^\w. -]", "-", text).strip(". ") or "run"
+
+
+def _mlflow_name(text: str) -> str:
+    """A metric's name in the characters that MLflow allows."""
+    return re.sub(r"[^\w. /-]", "_", text)
+
+
+def _plain(value: Any) -> int | float | str | bool:
+    return value if isinstance(value, int | float | str | bool) else json.dumps(value, default=str)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
