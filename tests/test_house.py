@@ -68,21 +68,9 @@ def test_functions_stay_short() -> None:
 
 
 LAYERS = (
-    *(
-        "base",
-        "catalog",
-        "metrics",
-        "config",
-        "document",
-        "api",
-        "optim",
-        "tracking",
-        "data",
-        "distributed",
-        "checkpoint",
-    ),
-    *("models", "modalities", "tasks", "footprint", "engine", "checks", "report", "recipe", "run", "deploy"),
-    *("main", "lab", "commands", "__init__", "__main__"),
+    *("base", "catalog", "metrics", "config", "document", "api", "optim", "tracking", "data", "distributed"),
+    *("checkpoint", "models", "modalities", "tasks", "footprint", "engine", "checks", "report", "recipe", "run"),
+    *("deploy", "main", "lab", "commands", "__init__", "__main__"),
 )
 """The folders and loose files of toolkit/, from the ground up: an import goes down or stays where it is."""
 

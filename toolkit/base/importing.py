@@ -7,7 +7,7 @@ would need libraries that are optional, its values hold full dotted names instea
     fit = import_object(ENGINES[cfg.engine])
 
 A value may also be a tuple or a dataclass with such a name in it. tests/unit/base/test_importing.py finds these tables
-by their form and resolves every name; no other string in the toolkit names a module.
+by their form, wherever they are, and resolves every name.
 """
 
 from __future__ import annotations

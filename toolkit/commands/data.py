@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
+from toolkit.commands import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,14 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"  {name:{width}}{entry.summary}\n  {'':{width}}licence: {entry.licence}" for name, entry in CATALOG.items()
     )
     parser.add_argument("action", choices=("get",), metavar="get", help="download a dataset and convert it")
-    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help="one of the datasets below")
-    parser.add_argument(
-        "--output-dir",
-        default=DEFAULT_FOLDER,
-        metavar="DIR",
-        help=f"the dataset becomes the folder NAME in it (default: {DEFAULT_FOLDER}, where the shipped configurations "
-        "look for it)",
-    )
+    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help=f"one of {', '.join(CATALOG)}")
+    place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset becomes the folder NAME in it"
+    _options.add(parser, "--output-dir", default_text=place, default=DEFAULT_FOLDER)
     parser.add_argument(
         "--from", dest="mirror", metavar="DIR", help="folder with the source files, downloaded by hand (no network)"
     )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toolkit.base.errors import ToolkitError
 from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected
 from toolkit.base.importing import import_object
 from toolkit.base.processes import die_with_parent, end_process, is_first_rank
-
-if TYPE_CHECKING:
-    from toolkit.api.run import FitResult, Observer, Run
 
 WORK = {
     "bandwidth": "toolkit.lab.plan.bandwidth.measure",
@@ -24,24 +21,6 @@ WORK = {
     "compare": "toolkit.lab.compare.worker.measure",
 }
 """What a trial can do: functions of a JSON object that return something for JSON."""
-
-
-@contextmanager
-def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterator[tuple[Run, FitResult]]:
-    """Trains as a job says, and keeps the run open.
-
-    Args:
-        job: with `recipe` and `config` (files) and `overrides`.
-        observer: looks on, or None.
-    """
-    from toolkit.engine import fit
-    from toolkit.recipe import load_settings, load_task_type
-    from toolkit.run import prepared_run
-
-    task_type = load_task_type(job["recipe"])
-    cfg = load_settings(task_type, job["config"], job["overrides"]).config
-    with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
-        yield run, fit(run)
 
 
 def main(file: str) -> None:

@@ -9,11 +9,12 @@ import json
 import math
 import os
 import re
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,26 +143,24 @@ class Trackers:
     def log(self, line: Mapping[str, Any], step: int) -> None:
         """Gives all trackers the finite numbers of a line; those of a nested mapping are named `outer/inner`."""
         values = dict(finite_numbers(line))
-        for name in list(self._active):
+        for name, tracker in list(self._active.items()):
             own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
-            self._guarded(name, methodcaller("log", own, step=step))
+            self._guarded(name, partial(tracker.log, own, step=step))
 
     def finish(self) -> None:
         """Ends all trackers."""
-        for name in list(self._active):
-            self._guarded(name, methodcaller("finish"))
+        for name, tracker in list(self._active.items()):
+            self._guarded(name, tracker.finish)
         self._active.clear()
         for key in self._environment:
             os.environ.pop(key, None)
-        if "mlflow" in self._names:
-            import mlflow
+        mlflow = sys.modules.get("mlflow") if "mlflow" in self._names else None
+        if mlflow is not None and mlflow.get_tracking_uri() == _mlflow_store(self._folder):
+            mlflow.set_tracking_uri(None)  # a later run of this process has a folder of its own
 
-            if mlflow.get_tracking_uri() == _mlflow_store(self._folder):  # a later run of this process has its own
-                mlflow.set_tracking_uri(None)
-
-    def _guarded(self, name: str, work: Callable[[GeneralTracker], None]) -> None:
+    def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
-            work(self._active[name])
+            work()
         except Exception as error:  # whatever a server or a library does, the training is worth more
             say(f"{name} failed and gets no more numbers (metrics.jsonl has them all): {_first_line(error)}")
             del self._active[name]

@@ -39,7 +39,15 @@ INSTALLED = [name for name in NAMES if importlib.util.find_spec(name.partition("
 
 
 def test_the_tables_are_found() -> None:
-    assert {"torch.optim.AdamW", "schedulefree.AdamWScheduleFree", "toolkit.commands.lr_plot"} <= set(NAMES)
+    from toolkit.commands.cli import COMMANDS
+    from toolkit.distributed.strategies import STRATEGIES
+    from toolkit.engine import ENGINES
+    from toolkit.engine.callbacks import CALLBACKS
+    from toolkit.optim.presets import PRESETS
+
+    expected = [*ENGINES.values(), *STRATEGIES.values(), *(place for place, _ in COMMANDS.values())]
+    expected += [*(place for _, place in CALLBACKS.values()), *(preset.constructor for preset in PRESETS.values())]
+    assert set(expected) <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", INSTALLED)

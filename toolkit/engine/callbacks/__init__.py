@@ -19,7 +19,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         "toolkit.engine.callbacks.plateau.Plateau",
     ),
     "schedule_free": (
-        lambda cfg: PRESETS[cfg.train.optim].library == "schedulefree",
+        lambda cfg: PRESETS[cfg.train.optim].averages,
         "toolkit.engine.callbacks.schedule_free.ScheduleFree",
     ),
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "toolkit.engine.callbacks.snapshots.Snapshots"),

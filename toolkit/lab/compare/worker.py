@@ -11,7 +11,7 @@ from toolkit.distributed.collectives import all_sum, on_main
 from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.compare.meter import Meter
-from toolkit.lab.worker import trained
+from toolkit.lab.training import trained
 from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 
@@ -23,7 +23,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains as a job says, and returns what was measured.
 
     Args:
-        job: as for `toolkit.lab.worker.trained`, with `draws`: sets to draw for the metric's interval.
+        job: as for `toolkit.lab.training.trained`, with `draws`: sets to draw for the metric's interval.
     """
     meter = Meter()
     with trained(job, meter) as (run, result):

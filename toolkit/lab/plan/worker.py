@@ -10,7 +10,7 @@ from torch import nn
 
 from toolkit.api.task import Batch
 from toolkit.footprint.simulate import Subject, simulate
-from toolkit.lab.worker import trained
+from toolkit.lab.training import trained
 
 
 class _Watch:
@@ -46,7 +46,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains as a job says, and returns what was measured beside what would have been predicted for the same rows.
 
     Args:
-        job: as for `toolkit.lab.worker.trained`.
+        job: as for `toolkit.lab.training.trained`.
 
     Returns:
         `memory`, `footprint` (predicted), `seconds` of a step (or None) and the device's kind.

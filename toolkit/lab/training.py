@@ -1,0 +1,29 @@
+"""One training in this process, kept open for what is measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from toolkit.api.run import FitResult, Observer, Run
+
+
+@contextmanager
+def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterator[tuple[Run, FitResult]]:
+    """Trains as a job says, and keeps the run open.
+
+    Args:
+        job: with `recipe` and `config` (files) and `overrides`.
+        observer: looks on, or None.
+    """
+    from toolkit.engine import fit
+    from toolkit.recipe import load_settings, load_task_type
+    from toolkit.run import prepared_run
+
+    task_type = load_task_type(job["recipe"])
+    cfg = load_settings(task_type, job["config"], job["overrides"]).config
+    with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
+        yield run, fit(run)
