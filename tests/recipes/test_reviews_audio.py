@@ -181,7 +181,7 @@ def test_whisper_s_positions_are_cut_to_the_clips_and_stay_the_same(tmp_path):
             {"min_seconds": 0.034},
             "min_seconds: received 0.034, but this wav2vec2 needs at least",
         ),
-        ("audio-spectrogram-transformer", {}, {"min_seconds": 0.02, "max_seconds": 0.5}, "less than 400 samples"),
+        ("audio-spectrogram-transformer", {}, {"min_seconds": 0.02, "max_seconds": 0.5}, "needs at least 400 samples"),
         ("convnext", {}, {"min_seconds": 0.01, "max_seconds": 0.02}, "max_seconds: received 0.02, but"),
     ],
 )
