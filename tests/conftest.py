@@ -40,6 +40,14 @@ def pytest_unconfigure() -> None:
     CACHE.cleanup()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def console() -> None:
+    """What a command line shows is printed, so that tests can read it."""
+    from toolkit.base.console import log_to_console
+
+    log_to_console()
+
+
 @pytest.fixture(scope="session")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests and workers."""

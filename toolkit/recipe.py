@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
@@ -37,7 +38,7 @@ def load_task_type(path: str | Path) -> type[Task]:
 
 def load_settings(
     task_type: type[Task],
-    file: str | Path,
+    file: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     check_files: bool = True,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
 from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
-from toolkit.base.console import quiet_libraries, say
+from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError
+from toolkit.base.exits import leave_group
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
 from toolkit.checkpoint.lock import OutputLock, probe
@@ -22,7 +24,9 @@ from toolkit.config.sections import Config
 from toolkit.data.prepare import load_rows, prepare
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.main_alone import main_alone
 from toolkit.distributed.mesh import mesh_of
+from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
@@ -41,7 +45,7 @@ from toolkit.models.load import (
 )
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import identity, write_start
-from toolkit.report.results import write_results
+from toolkit.report.results import summary_figures, write_results
 from toolkit.tracking.jsonl import bring_metrics
 
 if TYPE_CHECKING:
@@ -50,7 +54,9 @@ if TYPE_CHECKING:
     from toolkit.api.run import Checkpoint
 
 
-def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> FitResult:
+def run(
+    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, ends_process: bool = False
+) -> FitResult:
     """Trains, evaluates and reports.
 
     Args:
@@ -58,13 +64,25 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
         task: the recipe's task.
         recipe: the recipe's file, written down so that `toolkit predict` finds it again.
         observer: looks on, or None.
+        ends_process: whether the process does nothing after this. Its part in the process group then ends with
+            training, and only the main process stays to write the results; otherwise the others wait for it.
+
+    Returns:
+        The result, its figures the same on every process.
 
     Raises:
         ToolkitError: with a message for people, and the exit code to end with.
     """
-    with prepared_run(cfg, task, recipe, observer) as job:
+    with own_process_state(), prepared_run(cfg, task, recipe, observer) as job:
         result = fit(job)
-        on_main(job.accelerator, write_results, job, result)
+        result = replace(result, figures=on_main(job.accelerator, summary_figures, job, result))
+        # What follows can take longer than any collective may: train.ddp_timeout is for training.
+        if not ends_process:
+            main_alone(job.accelerator, write_results, job, result)
+        else:
+            leave_group()
+            if job.accelerator.is_main_process:
+                write_results(job, result)
     return result
 
 
@@ -72,12 +90,11 @@ def run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None)
 def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | None = None) -> Iterator[Run]:
     """Claims the folder, reads the rows and builds the model; arguments and errors are those of `run`."""
     die_with_launcher()
-    quiet_libraries()
     check_run(cfg, task)
     accelerator = build_accelerator(cfg)
     for note in machine_notes(cfg, accelerator.device):
-        say(f"warning: {note}.")
-    with claimed_folder(cfg, accelerator) as (output_dir, resume):
+        warn(f"{note}.")
+    with quiet_libraries(), claimed_folder(cfg, accelerator) as (output_dir, resume):
         config = load_model_config(cfg.model)
         modality, auto_model = modalities.load(task.modality), task.auto_model(config)
         problems = modality.check_model(config, task.options) or check_head(cfg.model, config, auto_model)
@@ -101,7 +118,7 @@ def prepared_run(cfg: Config, task: Task, recipe: Path, observer: Observer | Non
             model = build_model(cfg.model, config, auto_model, cfg.seed)
         model = make_trainable(model, cfg, auto_model, accelerator, output_dir)
         for reason in batch_dependence(model):
-            say(f"warning: other splits of a window, and other numbers of processes, give other numbers: {reason}.")
+            warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
         spare_activations(model, cfg.train)
         compile_training(model, cfg.train)
         mesh = mesh_of(accelerator)

@@ -225,7 +225,7 @@ def test_group_normalisation_over_time_is_warned_of_at_the_start(norm, tmp_path,
     fields = small("wav2vec2", feat_extract_norm=norm, do_stable_layer_norm=norm == "layer").from_config
     train("reviews/smoke_audio", tmp_path / "run", *SPEECH_RUN[1:], f"model.from_config={json.dumps(fields)}",
           "train.max_steps=1")  # fmt: skip
-    assert ("give other numbers: group normalisation over time" in capsys.readouterr().out) == (norm == "group")
+    assert ("number of processes: group normalisation over time" in capsys.readouterr().out) == (norm == "group")
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2", "whisper"])

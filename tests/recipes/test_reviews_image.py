@@ -236,7 +236,7 @@ def test_workers_change_nothing(finished, tmp_path):
     assert predictions(tmp_path / "run") == predictions(finished)
 
 
-WARNING = "other splits of a window, and other numbers of processes, give other numbers: batch normalisation"
+WARNING = "results of this model depend on the batch size and the number of processes: batch normalisation"
 
 
 @pytest.mark.parametrize("kind", ["resnet", "convnext"])

@@ -92,6 +92,7 @@ class FitResult:
         items_per_second: items trained on per second of that.
         memory: what it took of the main process's.
         further: what the strategy and callbacks have to report.
+        figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
 
     steps: int
@@ -103,6 +104,7 @@ class FitResult:
     items_per_second: float
     memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def best_metric(cfg: Config, task: Task) -> Score:

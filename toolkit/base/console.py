@@ -1,50 +1,149 @@
-"""What a person sees while a run goes on: only the main process speaks."""
+"""What a person sees of a run: records of `logging.getLogger("toolkit")`, which command lines show on the console.
+
+Only the main process speaks. `import toolkit` installs no handler and sets no level, so a library user decides what
+becomes of the records; `log_to_console` makes them the lines that a command line prints.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.processes import is_first_rank
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+
+LOGGER = logging.getLogger("toolkit")
+"""Where every line for a person goes."""
+LOGGER.addHandler(logging.NullHandler())  # without any handler, Python would print warnings to stderr
+
+_PLAIN_WIDTH = 80
+_BLANK_LINE = "blank_line_before"
 
 
-def say(text: str) -> None:
-    """Prints a line on the main process."""
+class ConsoleHandler(logging.Handler):
+    """Prints records as lines: errors to stderr, everything else to stdout, warnings with `warning: ` before them.
+
+    An output that cannot be written is the caller's error (a closed pipe, a full disk), not one to be reported there.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints one record."""
+        before = "\n" if getattr(record, _BLANK_LINE, False) else ""
+        if isinstance(record.msg, _Rendered):
+            rich_console().print(record.msg.renderable)
+        elif record.levelno >= logging.ERROR:
+            print(f"{before}{record.getMessage()}", file=sys.stderr, flush=True)
+        else:
+            level = "warning: " if record.levelno >= logging.WARNING else ""
+            print(f"{before}{level}{record.getMessage()}", flush=True)
+
+
+class _Rendered:
+    """A record's message that a console shows with styles, and every other handler as plain text."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self.renderable = renderable
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        plain = Console(file=io.StringIO(), width=_PLAIN_WIDTH, highlight=False)
+        with plain.capture() as captured:
+            plain.print(self.renderable)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def log_to_console() -> None:
+    """Prints the records of the toolkit as its command lines do, progress bars included.
+
+    Every command line calls it. A notebook may call it too; its logger then no longer passes records on to the root
+    logger, which would show them twice. A level that was set before is kept.
+    """
+    if not logs_to_console():
+        LOGGER.addHandler(ConsoleHandler())
+    LOGGER.propagate = False
+    if LOGGER.level == logging.NOTSET:
+        LOGGER.setLevel(logging.INFO)
+
+
+def logs_to_console() -> bool:
+    """Whether `log_to_console` was called in this process."""
+    return any(isinstance(handler, ConsoleHandler) for handler in LOGGER.handlers)
+
+
+def say(text: str, blank_line_before: bool = False) -> None:
+    """Logs a line on the main process; on a console, an empty line can come before it."""
     if is_first_rank():
-        print(text, flush=True)
+        LOGGER.info("%s", text, extra={_BLANK_LINE: blank_line_before})
+
+
+def warn(text: str) -> None:
+    """Logs a warning on the main process."""
+    if is_first_rank():
+        LOGGER.warning("%s", text)
+
+
+def report_error(text: str) -> None:
+    """Logs an error, on whichever process it happened; on a console, an empty line comes before it."""
+    LOGGER.error("%s", text, extra={_BLANK_LINE: True})
 
 
 def progress(total: int, description: str, initial: int = 0, inner: bool = False) -> Any:
-    """Returns a tqdm bar on the main process, a silent one elsewhere; in a log file inner bars are silent, too."""
+    """Returns a tqdm bar, or a silent one.
+
+    A bar is shown on the main process, where records are printed (see `log_to_console`) and not turned down to
+    warnings. In a log file, where each update is a line of its own, inner bars are left out and the others are
+    updated every ten seconds.
+
+    Args:
+        total: number of updates to come.
+        description: text before the bar.
+        initial: updates that were made before.
+        inner: whether it is shown within another bar.
+    """
     from tqdm import tqdm
 
+    shown = is_first_rank() and logs_to_console() and LOGGER.isEnabledFor(logging.INFO)
     return tqdm(
         total=total,
         initial=initial,
         desc=description,
-        disable=not is_first_rank() or (inner and not sys.stderr.isatty()),
+        disable=not shown or (inner and not sys.stderr.isatty()),
         dynamic_ncols=True,
         mininterval=0.5 if sys.stderr.isatty() else 10.0,
         leave=False,
     )
 
 
-def quiet_libraries() -> None:
-    """Turns off the libraries' own bars and all but their errors: what matters of it is said in our words."""
+def quiet_libraries() -> AbstractContextManager[object]:
+    """Turns off the libraries' progress bars and all but their errors; the toolkit says in its words what matters.
+
+    Returns:
+        A context manager whose end puts everything back. A command line, which ends with its process, need not use it.
+    """
     import datasets
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    datasets.utils.logging.set_verbosity_error()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it wants a kernel from the hub
-    if not is_first_rank():
+    before = ExitStack()
+    for library in (transformers.utils.logging, datasets.utils.logging):
+        before.callback(library.set_verbosity, library.get_verbosity())
+        library.set_verbosity_error()
+    if transformers.utils.logging.is_progress_bar_enabled():
+        before.callback(transformers.utils.logging.enable_progress_bar)
+        transformers.utils.logging.disable_progress_bar()
+    logger = logging.getLogger("bitsandbytes")  # it asks for a kernel from the hub
+    before.callback(logger.setLevel, logger.level)
+    logger.setLevel(logging.ERROR)
+    if not (is_first_rank() and logs_to_console()) and not datasets.are_progress_bars_disabled():
+        before.callback(datasets.enable_progress_bars)
         datasets.disable_progress_bars()
+    return before
 
 
 def format_value(value: Any) -> str:
@@ -68,11 +167,11 @@ def rich_console() -> Console:
     """Returns a console as wide as the terminal, or of 80 columns where there is none."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 80, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Prints a two-column table on the main process."""
+    """Logs a two-column table on the main process."""
     if not is_first_rank():
         return
     from rich.table import Table
@@ -83,7 +182,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(Text(name), Text(format_value(value)))
-    rich_console().print(table)
+    LOGGER.info(_Rendered(table))
 
 
 def shorten(text: str, width: int = 70) -> str:
@@ -93,7 +192,7 @@ def shorten(text: str, width: int = 70) -> str:
 
 
 def print_lines(title: str, lines: Iterable[str]) -> None:
-    """Prints a titled block of lines on the main process."""
-    say(f"\n{title}")
+    """Logs a titled block of lines on the main process."""
+    say(title, blank_line_before=True)
     for line in lines:
         say(f"  {line}")

@@ -19,39 +19,40 @@ OWN_ERROR_SECONDS = 3.0
 
 
 def guarded(work: Callable[[], None]) -> NoReturn:
-    """Runs `work` and ends the process with its exit code; errors meant for people are printed without traceback.
+    """Runs the work of a command line and ends the process with its exit code, the message of an error printed last.
 
-    Ranks meet nearly every such error alike: the first prints it, and the launcher ends the others before they would.
-    What is not meant for people is a bug or a lost machine, and is printed by whichever rank it happens on.
+    Errors meant for people are printed without a traceback. Most of them are raised on every rank: the first prints
+    its own, and the launcher ends the others before they would. Any other exception is a bug or a lost machine, and is
+    printed by the rank that it happens on.
     """
+    from toolkit.base.console import log_to_console, report_error
     from toolkit.base.processes import end_process, is_first_rank
 
+    log_to_console()
     try:
         work()
     except ToolkitError as error:
         if is_first_rank():
-            print(f"\n{error}", file=sys.stderr)
+            report_error(str(error))
         elif not error.shared:
             time.sleep(OWN_ERROR_SECONDS)
-            print(f"\n[rank {os.environ['RANK']}] {error}", file=sys.stderr)
+            report_error(f"[rank {os.environ['RANK']}] {error}")
         end_process(error.exit_code)
     except KeyboardInterrupt:
-        print(
-            "\nstopped by Ctrl-C; a run goes on from its newest checkpoint with checkpoint.resume=auto", file=sys.stderr
-        )
+        report_error("stopped by Ctrl-C; run it again with checkpoint.resume=auto to resume from its newest checkpoint")
         end_process(EXIT_INTERRUPT)
-    except BrokenPipeError:  # who read our output has closed it, as `| head` does
+    except BrokenPipeError:  # the reader of our output has closed it, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end_process(1)
     except Exception as error:
-        print(f"\n[rank {os.environ.get('RANK', '0')}] {unexpected(error)}", file=sys.stderr)
+        report_error(f"[rank {os.environ.get('RANK', '0')}] {unexpected(error)}")
         end_process(1)
     leave_group()
     end_process(0)
 
 
 def leave_group() -> None:
-    """Ends this process's part in a process group, if there is one; NCCL warns of processes that do not."""
+    """Ends this process's part in its process group, if there is one, which NCCL warns about otherwise."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

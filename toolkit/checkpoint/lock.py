@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
 
 LOCK = ".lock"
@@ -83,7 +84,7 @@ class OutputLock:
                 if time.monotonic() >= deadline:
                     raise
                 if not waiting:
-                    print(f"waiting up to {self._patience:.0f} s: {self._held_message()}", flush=True)
+                    say(f"waiting up to {self._patience:.0f} s: {self._held_message()}")
                 waiting = True
                 time.sleep(0.2)
 

@@ -20,7 +20,6 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import print_lines, say
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
-    from toolkit.engine.evaluation import predict
     from toolkit.report.results import write_predictions
     from toolkit.report.text import described
 
@@ -29,7 +28,7 @@ def work(arguments: argparse.Namespace) -> None:
     run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
     data = read_rows(run, arguments.data, labelled=False, report=bad)
-    predictions, _ = predict(run, run.model, data, "predict")
+    predictions = run.predictions(data)
     records = on_main(run.accelerator, lambda: write_predictions(run.task.decode(predictions, data), output))
     print_lines("The first predictions", [described(run.task.describe(record)) for record in records])
-    say(f"\n{len(data.rows)} predictions are in {output}")
+    say(f"{len(data.rows)} predictions are in {output}", blank_line_before=True)

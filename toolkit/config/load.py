@@ -24,7 +24,7 @@ from toolkit.config.sections import (
     TopLevel,
     TrainConfig,
 )
-from toolkit.config.source import Origin, Settings, Source, read_file
+from toolkit.config.source import Origin, Settings, Source, read_file, read_sections
 
 if TYPE_CHECKING:
     from toolkit.config.column import Column
@@ -52,7 +52,7 @@ class Loaded:
 
 def load_config(
     options: type,
-    file: str | Path,
+    file: str | Path | Mapping[str, Any],
     overrides: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     columns: Mapping[str, Column] | None = None,
@@ -64,7 +64,7 @@ def load_config(
     Args:
         options: the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`; a method
             `problems() -> list[str]`, if it has one, names impossible combinations, each beginning with a dotted key.
-        file: YAML 1.2, in UTF-8.
+        file: YAML 1.2, in UTF-8; or what it would hold, as a dictionary.
         overrides: `section.key=value` each; later ones win.
         environ: where the launcher's choices are read.
         columns: the task's columns by name, which `data.columns` may rename; None leaves them unchecked.
@@ -76,7 +76,7 @@ def load_config(
     """
     types = section_types(options)
     fields = field_types(types)
-    settings = read_file(Path(file))
+    settings = read_sections(file) if isinstance(file, Mapping) else read_file(Path(file))
     _check_keys(settings, settings.values, fields)
     apply_overrides(settings, overrides, fields)
     _ask_launcher(settings, environ)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, NamedTuple
 
 from ruamel.yaml import YAML
@@ -147,6 +148,31 @@ def read_file(file: Path) -> Settings:
         raise ConfigError([f"{file}: received {show_typed(values)}, expected a mapping of sections (model:, ...)"])
     settings.values = values
     return settings
+
+
+def read_sections(sections: Mapping[str, Any]) -> Settings:
+    """Reads a configuration that is given in Python, by the rules of a file; paths become text.
+
+    Raises:
+        ConfigError: if it holds what YAML cannot.
+    """
+    settings = Settings(Source("default", "config"))
+    try:
+        text = json.dumps(sections, default=_yaml_value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError([f"config: {error}"]) from error
+    usable, settings.values = settings.parse(text, (), Source("file", "config"))  # JSON is YAML
+    if not usable:
+        raise ConfigError(settings.problems)
+    return settings
+
+
+def _yaml_value(value: Any) -> Any:
+    if isinstance(value, PurePath):
+        return str(value)
+    if type(value).__module__ == "numpy" and hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"received {value!r} of type {type(value).__name__}; use text, numbers, lists and dictionaries")
 
 
 class _Reader:

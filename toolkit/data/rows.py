@@ -59,7 +59,9 @@ class Table:
 
 
 @dataclass(frozen=True)
-class _Source:
+class RowSource:
+    """A stream of raw rows, and what its cache is known by."""
+
     name: str
     fingerprint: str
     kind: str
@@ -101,7 +103,7 @@ def load_table(
     if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
         key = content_digest(key, read(), files, folder)
     return _build(
-        _Source(str(source), key, path.suffix.lower(), large, read, folder.absolute()),
+        RowSource(str(source), key, path.suffix.lower(), large, read, folder.absolute()),
         task,
         columns,
         labelled,
@@ -131,7 +133,7 @@ def load_hub_table(
     rows = splits[split]
     name = f"{dataset_name} ({split})"
     return _build(
-        _Source(
+        RowSource(
             name,
             f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}"
             + ("" if sample is None else f":{sample}"),
@@ -157,7 +159,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
     total = sum(len(table.rows) + len(table.bad) for table in tables.values())
     if bad and policy == "error":
         raise DataError(
-            f"{len(bad)} of {total} rows cannot be used:\n{_listing(bad)}\n"
+            f"{len(bad)} of {total} rows cannot be used:\n{listing(bad)}\n"
             "Correct them (text must be UTF-8), or leave them out with data.bad_rows=skip, which writes "
             "them all to bad_rows.jsonl."
         )
@@ -165,7 +167,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
         if not len(table.rows):
             raise DataError(
                 f"{table.source}: none of its {len(table.bad)} rows can be used:\n"
-                f"{_listing([(table.source, row) for row in table.bad])}"
+                f"{listing([(table.source, row) for row in table.bad])}"
             )
     return {split: len(table.bad) for split, table in tables.items()}
 
@@ -183,29 +185,22 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
     partial.replace(path)
 
 
-def _listing(bad: list[tuple[str, BadRowReport]]) -> str:
+def listing(bad: list[tuple[str, BadRowReport]]) -> str:
+    """Returns the first bad rows, one a line, for a message; each comes with the name of its source."""
     lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
     return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
 
 
 def _build(
-    source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None
+    source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, cache_dir: str | Path | None
 ) -> Table:
     import datasets
-    import numpy as np
 
-    features = datasets.Features(
-        {
-            **task.schema(),
-            NUMBER: datasets.Value("int64"),
-            _REASON: datasets.Value("string"),
-            _PREVIEW: datasets.Value("string"),
-        }
-    )
+    features = checked_features(task)
     try:
         with progress_bars(source.large):
             built = datasets.Dataset.from_generator(
-                lambda: _rows(source, task, columns, labelled),
+                lambda: checked_rows(source, task, columns, labelled),
                 features=features,
                 cache_dir=str(cache_dir) if cache_dir else None,
                 fingerprint=_cache_key(source, task, columns, labelled, features),
@@ -218,6 +213,21 @@ def _build(
             f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
             "HF_DATASETS_CACHE to a folder that can be written"
         ) from error
+    return split_bad(built, source)
+
+
+def checked_features(task: Task) -> datasets.Features:
+    """Returns the Arrow types of a row of `checked_rows`."""
+    import datasets
+
+    text = datasets.Value("string")
+    return datasets.Features({**task.schema(), NUMBER: datasets.Value("int64"), _REASON: text, _PREVIEW: text})
+
+
+def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
+    """Makes a table of the rows of `checked_rows`: the usable ones, and reports of the others."""
+    import numpy as np
+
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
@@ -226,26 +236,17 @@ def _build(
 
 
 def _cache_key(
-    source: _Source, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
+    source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
     # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
-    parts = [
-        code_fingerprint(task),
-        source.fingerprint,
-        source.kind,
-        folder,
-        dict(columns),
-        labelled,
-        type(task).__qualname__,
-        repr(getattr(task, "options", None)),
-        state_of(task),
-        features.to_dict(),
-    ]
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
+             type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
+             features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _rows(source: _Source, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
+def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
     """Yields every row, good or bad, as the cache holds it."""
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))

@@ -40,10 +40,10 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
         files = {column: _existing(name) for column, name in aligned.items()}
         for file in files.values():
             _refuse_other_encodings(file)
-        return _checked(read_aligned(files), str(path))
+        return checked(read_aligned(files), str(path))
     file = _existing(path)
     if file.is_dir():
-        return _checked(read_folder(file), str(path))
+        return checked(read_folder(file), str(path))
     read = READERS.get(file.suffix.lower())
     if read is None:
         raise DataError(
@@ -51,7 +51,7 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
         )
     if file.suffix.lower() in TEXT_READERS:
         _refuse_other_encodings(file)
-    return _checked(read(file), str(path))
+    return checked(read(file), str(path))
 
 
 def fingerprint(path: str | Path) -> str:
@@ -116,7 +116,7 @@ def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
     """
     # Arrow batches rather than Python rows: nothing that is not used (audio, images) gets decoded.
     batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-    return _checked(_arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the data set")
+    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the data set")
 
 
 def _existing(path: str | Path) -> Path:
@@ -147,7 +147,16 @@ def _refuse_other_encodings(file: Path) -> None:
         )
 
 
-def _checked(rows: Iterable[RawRow], where: str) -> Iterator[RawRow]:
+def checked(rows: Iterable[RawRow], where: str) -> Iterator[RawRow]:
+    """Passes rows on, those that are not UTF-8 text with the reason.
+
+    Args:
+        rows: numbered rows.
+        where: where they come from, for messages.
+
+    Raises:
+        DataError: at the end, if there were none.
+    """
     number = 0
     for number, values, reason in rows:
         for column, value in (values or {}).items():
@@ -171,12 +180,13 @@ def _read_parquet(file: Path) -> Iterator[RawRow]:
             check_names(file, schema.names)
             typed = b"huggingface" in (schema.metadata or {})
             features = datasets.Features.from_arrow_schema(schema) if typed else {}
-            yield from _arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
+            yield from arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} is not a whole parquet file: {error}") from error
 
 
-def _arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:
+def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:
+    """Streams the rows of Arrow batches, numbered from 1, with class names instead of class numbers."""
     import datasets
 
     labels = {name: feature.names for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}

@@ -36,24 +36,30 @@ class StopSignal:
         self.requested = False
         self._first = self._last_beat = 0.0
         self._unhurried = False
+        # Python lets only the main thread handle signals: a run in another thread is not stopped by SIGTERM.
+        self._installs = threading.current_thread() is threading.main_thread()
         self._watched = num_processes > 1
         self._disarmed = threading.Event()
 
     def __enter__(self) -> StopSignal:
+        if not self._installs:
+            return self
         self._previous = signal.signal(signal.SIGTERM, self._handle)
         if self._watched:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
-            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            self._previous_writer = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
             self._thread = threading.Thread(target=self._watch, daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._disarmed.set()
+        if not self._installs:
+            return
         signal.signal(signal.SIGTERM, self._previous)
         if self._watched:
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._previous_writer)
             os.close(self._writer)  # which also ends the thread
             self._thread.join()
             os.close(self._reader)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError
 from toolkit.checkpoint import store
 from toolkit.distributed.collectives import on_main
@@ -98,7 +98,7 @@ class Checkpointer:
         context = self._context
         path = self._folder(context.state.best_step)
         if problems := on_main(context.run.accelerator, store.verify, path):
-            say(f"warning: the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
+            warn(f"the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
             return False
         best = store.open_checkpoint(path)
         store.load_model_into(best, context.bare_model)

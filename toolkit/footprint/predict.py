@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.base.console import LOGGER
+from toolkit.base.errors import InputError
 from toolkit.footprint.rows import longest_batch
 from toolkit.footprint.simulate import Subject, simulate
 
@@ -32,7 +34,8 @@ def predicted_parts(run: Run) -> dict[str, int] | None:
     """Returns the predicted bytes by the parts that are measured, None if it cannot be predicted."""
     try:
         found = predicted(run)
-    except Exception:  # a run that has trained well must not fail by a table of its report
+    except InputError as error:  # for some models shapes alone do not tell; the report then shows what was measured
+        LOGGER.debug("the memory of training was not predicted: %s", error)
         return None
     train, several = run.cfg.train, run.mesh.data_size > 1
     # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import log_to_console
 from toolkit.base.errors import ToolkitError
 from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected
 from toolkit.base.importing import import_object
@@ -53,4 +54,5 @@ def _report(file: Path, outcome: Mapping[str, Any]) -> None:
 
 if __name__ == "__main__":
     die_with_parent()
+    log_to_console()
     main(sys.argv[1])

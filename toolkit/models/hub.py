@@ -53,4 +53,4 @@ def push(cfg: Config, model: Path) -> None:
             f"checkpoint.push_to_hub: cannot push to {name!r}: {type(error).__name__}: {error}\n"
             f"  The run is complete; push it by hand with `hf upload {name} {model}`."
         ) from error
-    say(f"\npushed to {done.repo_url.url if done.repo_url else repository}")
+    say(f"pushed to {done.repo_url.url if done.repo_url else repository}", blank_line_before=True)

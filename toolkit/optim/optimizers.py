@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from toolkit.base.console import say
+from toolkit.base.console import warn
 from toolkit.base.errors import ConfigError
 from toolkit.base.importing import import_object
 from toolkit.config.messages import did_you_mean
@@ -87,7 +87,7 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
         _keep_embeddings_in_32_bits(optimizer, model)
     if preset.unpaged is not None and not torch.accelerator.is_available():
         # Said once: bitsandbytes would warn of the same.
-        say(f"warning: on a CPU nothing is paged: train.optim={train.optim} does what {preset.unpaged} does")
+        warn(f"on a CPU nothing is paged: train.optim={train.optim} does what {preset.unpaged} does")
         optimizer._cpu_paged_warned = True  # type: ignore[attr-defined]
     return optimizer
 

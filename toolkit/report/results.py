@@ -1,17 +1,20 @@
-"""What came out of a run: the model, its predictions, the report."""
+"""What a run leaves behind: the model, its predictions, the report."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import asdict
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.api.task import Record
-from toolkit.base.console import print_lines, print_table, say, shorten
+from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
+from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import write_json
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
@@ -29,37 +32,131 @@ from toolkit.tracking.jsonl import read_metrics
 SHOWN_EXAMPLES = 3
 
 
+@dataclass
+class Shown:
+    """What the summary and the report show of the predictions.
+
+    Args:
+        examples: the first records of the first evaluation set.
+        worst: has seen all of them; None if the task cannot rank them.
+        samples: texts that the model made.
+    """
+
+    examples: list[Record] = field(default_factory=list)
+    worst: Worst | None = None
+    samples: list[str] = field(default_factory=list)
+
+
 def write_results(run: Run, result: FitResult) -> None:
-    """Writes `model/`, predictions, the report with its curves, and the results in `run.json`; prints a summary."""
-    output_dir = run.output_dir
-    figures = summary_figures(run, result)
-    examples, worst = _write_all_predictions(run, result)
-    facts = json.loads((output_dir / "run.json").read_text(encoding="utf-8"))
-    write_json(output_dir / "run.json", facts | {"result": figures, "memory": asdict(result.memory)})
-    save_model(run)  # before whatever may fail in making a page
-    (output_dir / "model" / "README.md").write_text(card.model_card(run, figures), encoding="utf-8")
-    history = read_metrics(output_dir / "metrics.jsonl")
-    own, samples = _sections(run, result), _samples(run)
-    write_report(run, Outcome(result, facts, figures, history, examples, worst, own, samples, predicted_parts(run)))
-    overall = without_classes(figures, run.task.scores)
-    print_table(f"{Path(run.cfg.output_dir).name}: {result.steps} steps", text.readable(overall))
-    if examples:
-        lines = [text.described(run.task.describe(record)) for record in examples]
-        print_lines("Predictions on rows it was not trained on", lines)
-    if samples:
-        print_lines("Samples", map(shorten, samples))
-    push(run.cfg, output_dir / "model")
-    say(f"\nModel, report and predictions are in {output_dir}/ (report.html, report.md, model/, predictions.jsonl)")
+    """Writes what came out of a run, the model first, shows a summary, and pushes; for the main process alone.
+
+    Nothing here may need another process: those of a command line have left. What fails does not keep the rest from
+    being written.
+
+    Args:
+        run: the run, trained.
+        result: what the engine returned, with `figures`.
+
+    Raises:
+        RunError: if something could not be written or pushed.
+    """
+    folder, shown, failures = run.output_dir, Shown(), Failures()
+    checkpoints = f"The checkpoints in {folder / 'checkpoints'} are kept: run it again with checkpoint.resume=auto."
+    with failures.collected("write the model"):
+        write_model(run, result)
+    failures.raise_any(checkpoints)
+    with failures.collected("write the predictions"):
+        write_all_predictions(run, result, shown)
+    with failures.collected("write the results"):
+        write_figures(run, result)
+    with failures.collected("write the report"):
+        shown.samples = _samples(run)
+        write_report(run, result, shown)
+    show(run, result, shown)
+    with failures.collected("push the model"):
+        push(run.cfg, folder / "model")
+    failures.raise_any(f"The model in {folder / 'model'} is complete.")
+    places = f"{folder}/ (report.html, report.md, model/, predictions.jsonl)"
+    say(f"Model, report and predictions are in {places}", blank_line_before=True)
 
 
-def write_report(run: Run, outcome: Outcome) -> None:
+class Failures:
+    """Errors of steps that do not depend on each other, raised together at the end."""
+
+    def __init__(self) -> None:
+        self._messages: list[str] = []
+        self._last: Exception | None = None
+
+    @contextmanager
+    def collected(self, step: str) -> Iterator[None]:
+        """Keeps the error of a step, which is named in its message as `cannot <step>`."""
+        try:
+            yield
+        except ToolkitError as error:
+            self._messages.append(str(error))
+            self._last = error
+        except Exception as error:  # whatever it is, the steps after it must still be done
+            LOGGER.debug("cannot %s", step, exc_info=True)
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(place.filename).name}, line {place.lineno}"
+            self._messages.append(f"cannot {step}: {type(error).__name__}: {error} ({where})")
+            self._last = error
+
+    def raise_any(self, advice: str) -> None:
+        """Raises what was collected, if anything, with what the reader has all the same.
+
+        Raises:
+            RunError: with all messages.
+        """
+        if self._messages:
+            raise RunError("\n".join([*self._messages, f"  {advice}"])) from self._last
+
+
+def write_model(run: Run, result: FitResult) -> None:
+    """Writes `model/`, its card included."""
+    save_model(run)
+    card_file = run.output_dir / "model" / "README.md"
+    card_file.write_text(card.model_card(run, result.figures), encoding="utf-8")
+
+
+def write_figures(run: Run, result: FitResult) -> None:
+    """Adds the results to `run.json`."""
+    file = run.output_dir / "run.json"
+    write_json(file, _facts(run) | {"result": result.figures, "memory": asdict(result.memory)})
+
+
+def write_report(run: Run, result: FitResult, shown: Shown) -> None:
     """Writes `report.html`, `report.md` and the curves that the latter shows."""
+    history, own = read_metrics(run.output_dir / "metrics.jsonl"), _sections(run, result)
+    outcome = Outcome(
+        result=result,
+        facts=_facts(run),
+        figures=result.figures,
+        history=history,
+        examples=shown.examples,
+        worst=shown.worst,
+        sections=own,
+        samples=shown.samples,
+        predicted=predicted_parts(run),
+    )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     (run.output_dir / "report.html").write_text(page.render(title, below, parts), encoding="utf-8")
     (run.output_dir / "report.md").write_text(markdown.render(title, below, parts), encoding="utf-8")
     galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
     drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
     (run.output_dir / CURVES).write_text(sheet(drawn), encoding="utf-8")
+
+
+def show(run: Run, result: FitResult, shown: Shown) -> None:
+    """Shows figures and a few predictions."""
+    print_table(
+        f"{run.output_dir.name}: {result.steps} steps", text.readable(without_classes(result.figures, run.task.scores))
+    )
+    if shown.examples:
+        lines = [text.described(run.task.describe(record)) for record in shown.examples]
+        print_lines("Predictions on rows it was not trained on", lines)
+    if shown.samples:
+        print_lines("Samples", map(shorten, shown.samples))
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
@@ -100,15 +197,19 @@ def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None
     return first
 
 
-def _write_all_predictions(run: Run, result: FitResult) -> tuple[list[Record], Worst | None]:
-    """Writes the predictions of every evaluation set; returns the first and the worst records of the first one."""
-    shown: list[Record] | None = None
-    worst = Worst(run.task) if isinstance(run.task, SupportsErrorRanking) else None
-    for name, evaluation in result.evaluations.items():
+def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
+    """Writes the predictions of every evaluation set, and notes the first and the worst records of the first one."""
+    for place, (name, evaluation) in enumerate(result.evaluations.items()):
+        worst = Worst(run.task) if place == 0 and isinstance(run.task, SupportsErrorRanking) else None
         file = run.output_dir / predictions_file(name)
-        first = write_predictions(evaluation.records, file, worst if shown is None else None)
-        shown = first if shown is None else shown
-    return shown or [], worst
+        examples = write_predictions(evaluation.records, file, worst)
+        if place == 0:
+            shown.examples, shown.worst = examples, worst
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((run.output_dir / "run.json").read_text(encoding="utf-8"))
+    return facts
 
 
 def _samples(run: Run) -> list[str]:

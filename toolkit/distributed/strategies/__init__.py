@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
-from toolkit.base.console import say
+from toolkit.base.console import warn
 from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
 
@@ -35,5 +35,5 @@ def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strateg
     """Builds the run's strategy."""
     kind = strategy_type(cfg)
     if kind.name != cfg.train.strategy and not cfg.train.auto_batch_size:
-        say(f"warning: train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
+        warn(f"train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
     return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]

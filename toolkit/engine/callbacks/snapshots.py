@@ -11,7 +11,7 @@ from safetensors.torch import load_model, save_model
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.supports import SupportsEnsembling
 from toolkit.api.task import Predictions
-from toolkit.base.console import say
+from toolkit.base.console import warn
 from toolkit.distributed.collectives import on_main
 from toolkit.engine.evaluation import predict
 from toolkit.optim.schedules import cycle_ends
@@ -50,7 +50,7 @@ class Snapshots(Callback):
         context, run = self.context, self.context.run
         there = on_main(run.accelerator, lambda: [step for step in self.steps if self._file(step).is_file()])
         if there != self.steps:
-            say(f"warning: snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
+            warn(f"snapshots are missing in {self.folder}: the ensemble is made of those of steps {there}")
         if not there:
             return {}
         data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()

@@ -1,0 +1,156 @@
+"""`toolkit.train` and `toolkit.load` in one process: results, rows, errors, and what they leave as it was."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import random
+import signal
+import threading
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas
+import pytest
+import torch
+import transformers
+from accelerate.state import AcceleratorState
+from commands import run_command
+from ruamel.yaml import YAML
+from runs import ROOT, TINY, assert_same_weights, train
+
+import toolkit
+from toolkit.recipe import load_task_type
+
+RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
+FEW = (*TINY, "train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=9", "eval.eval_steps=1")
+ROWS = [{"text": "A fine pair of boots."}, {"text": "It broke at once."}, {"text": "Good."}]
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    return toolkit.train(RECIPE, CONFIG, [*FEW, f"output_dir={tmp_path_factory.mktemp('python') / 'run'}"])
+
+
+@pytest.fixture(scope="module")
+def trained(result):
+    return toolkit.load(result.output_dir)
+
+
+def test_the_result_is_that_of_run_json(result):
+    figures = json.loads((result.output_dir / "run.json").read_text())["result"]
+    assert result.metrics == {name: value for name, value in figures.items() if value is not None}
+    assert all(type(value) is float for value in result.metrics.values())
+    assert result.steps == 2
+    assert (result.best, result.best_step) == (figures["best_metric"], figures["best_step"])
+    assert result.output_dir.name == "run"
+
+
+def test_every_door_trains_the_same_model(result, tmp_path):
+    with CONFIG.open() as file:
+        sections = YAML(typ="safe").load(file)
+    sections["output_dir"] = tmp_path / "dictionary"
+    sections["train"]["max_steps"] = np.int64(2)
+    changes = [change for change in FEW if not change.startswith("train.max_steps")]
+    toolkit.train(load_task_type(RECIPE), sections, changes)
+    train("reviews", tmp_path / "recipe", *FEW)
+    assert_same_weights(result.output_dir, tmp_path / "dictionary")
+    assert_same_weights(result.output_dir, tmp_path / "recipe")
+
+
+def test_rows_of_every_kind_are_predicted_as_the_command_does(result, trained, tmp_path):
+    file, output = tmp_path / "new.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert run_command("predict", result.output_dir, "--data", file, "--output", output) == 0
+    written = [json.loads(line) for line in output.read_text().splitlines()]
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    before = set(cache.rglob("*.arrow"))
+    kinds = (ROWS, datasets.Dataset.from_list(ROWS), pandas.DataFrame(ROWS, index=["a", "b", "c"]), tuple(ROWS))
+    for rows in kinds:
+        assert trained.predict(rows) == written
+    assert set(cache.rglob("*.arrow")) == before
+
+
+def test_scores_of_the_runs_own_rows_are_the_runs_own(result, trained):
+    with (ROOT / "recipes/data/reviews/validation.csv").open() as file:
+        rows = list(csv.DictReader(file))[:9]
+    scores = trained.evaluate(pandas.DataFrame(rows))
+    assert scores == trained.evaluate(rows)
+    assert scores == {name: result.metrics[name] for name in scores}
+    assert {"eval_loss", "eval_accuracy"} < scores.keys()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([*ROWS, {"text": " "}, {"text": None}], "2 of 5 rows cannot be used:\n  rows, row 4: .*\n  rows, row 5: "),
+        (pandas.DataFrame({"text": ["good", None]}), "rows, row 2: column 'text' is empty"),
+        (["good"], "rows, row 1: not a dictionary but str"),
+        ([{"review": "good"}], "rows has no column 'text'.*Its columns are review"),
+        ({"text": "good"}, "received dict, expected a list of dictionaries"),
+        ("new.csv", "received str, expected a list of dictionaries.*`toolkit predict`"),
+        ([], "rows has no rows"),
+        (pandas.DataFrame([[1, 2]], columns=["text", "text"]), "more than one column is named 'text'"),
+    ],
+)
+def test_rows_that_cannot_be_used_are_named(trained, rows, message):
+    with pytest.raises(toolkit.DataError, match=f"(?s){message}"):
+        trained.predict(rows)
+
+
+def test_labels_are_needed_for_scores_only(trained):
+    with pytest.raises(toolkit.DataError, match="rows has no column 'label'"):
+        trained.evaluate(ROWS)
+    with pytest.raises(toolkit.DataError, match=r"row 1: .*'unheard of' is not one of"):
+        trained.evaluate([{"text": "good", "label": "unheard of"}])
+
+
+def test_wrong_settings_are_named_with_their_place(tmp_path):
+    with pytest.raises(toolkit.ConfigError) as refused:
+        toolkit.train(RECIPE, {"output_dir": str(tmp_path), "train": {"learning_rat": 1}}, {"train.optim": "adam"})
+    listed = "\n".join(refused.value.problems)
+    assert "config: train.learning_rat: unknown key (did you mean train.learning_rate?)" in listed
+    assert "override train.optim=adam: train.optim: received 'adam'" in listed
+    with pytest.raises(toolkit.ConfigError, match="of type Tensor; use text, numbers, lists and dictionaries"):
+        toolkit.train(RECIPE, {"train": {"learning_rate": torch.ones(1)}})
+    with pytest.raises(toolkit.InputError, match="no such recipe"):
+        toolkit.train("nowhere.py", CONFIG)
+    with pytest.raises(toolkit.InputError, match="not a finished run"):
+        toolkit.load(tmp_path)
+
+
+def state_of_the_process() -> list:
+    return [
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_rng_state().tolist(),
+        signal.getsignal(signal.SIGTERM),
+        dict(AcceleratorState._shared_state),
+        transformers.utils.logging.get_verbosity(),
+        datasets.utils.logging.get_verbosity(),
+        transformers.utils.logging.is_progress_bar_enabled(),
+        logging.getLogger("bitsandbytes").level,
+        torch.get_float32_matmul_precision(),
+    ]
+
+
+def test_another_precision_in_the_same_process_and_all_is_as_it_was(result, trained, tmp_path):
+    records, before = trained.predict(ROWS), state_of_the_process()
+    other = toolkit.train(RECIPE, CONFIG, [*FEW, "train.mixed_precision=bf16", f"output_dir={tmp_path / 'bf16'}"])
+    assert state_of_the_process() == before
+    assert other.metrics["train_loss"] != result.metrics["train_loss"]
+    half = toolkit.load(other.output_dir)
+    assert (half.accelerator.mixed_precision, trained.accelerator.mixed_precision) == ("bf16", "no")
+    assert half.predict(ROWS) != records
+    assert trained.predict(ROWS) == records
+
+
+def test_a_thread_can_train(result, tmp_path):
+    got = []
+    settings = [*FEW, f"output_dir={tmp_path / 'thread'}"]
+    thread = threading.Thread(target=lambda: got.append(toolkit.train(RECIPE, CONFIG, settings)))
+    thread.start()
+    thread.join()
+    assert_same_weights(got[0].output_dir, result.output_dir)

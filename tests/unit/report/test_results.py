@@ -1,0 +1,42 @@
+"""What is written after training: the model first, and the rest whatever fails on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import predictions, train
+
+from toolkit.base.errors import RunError
+from toolkit.report import results
+
+FEW = ("train.max_steps=1", "data.max_train_samples=8", "data.max_eval_samples=4")
+
+
+def test_a_report_that_fails_loses_nothing_else(tmp_path, monkeypatch):
+    pushed = []
+
+    def broken(*arguments):
+        raise KeyError("curves")
+
+    monkeypatch.setattr(results, "write_report", broken)
+    monkeypatch.setattr(results, "push", lambda cfg, folder: pushed.append(folder))
+    with pytest.raises(RunError) as failed:
+        train("reviews", tmp_path / "run", *FEW)
+    first, second = str(failed.value).split("\n")
+    assert first.startswith("cannot write the report: KeyError: 'curves' (test_results.py, line ")
+    assert second == f"  The model in {tmp_path / 'run' / 'model'} is complete."
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    assert len(predictions(tmp_path / "run")) == 4
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["result"]["steps"] == 1
+    assert pushed == [tmp_path / "run" / "model"]
+
+
+def test_a_model_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path, monkeypatch):
+    def full(run):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(results, "save_model", full)
+    with pytest.raises(RunError, match=r"cannot write the model: OSError.*No space left(.|\n)*checkpoint.resume=auto"):
+        train("reviews", tmp_path / "run", *FEW)
+    assert not (tmp_path / "run" / "report.md").exists()

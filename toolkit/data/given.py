@@ -1,0 +1,70 @@
+"""Rows that are handed over in Python: checked like those of a file, and never cached on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from toolkit.api.task import Task
+from toolkit.base.errors import DataError
+from toolkit.data.readers import RawRow, check_names
+from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, listing, split_bad
+from toolkit.data.sources import ARROW_BATCH_ROWS, arrow_rows, checked
+
+NAME = "rows"
+"""How messages call them."""
+
+
+def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: bool) -> Table:
+    """Checks rows that are handed over in Python.
+
+    Args:
+        rows: a list of dictionaries, a `datasets.Dataset`, or a pandas data frame, whose missing values become None
+            and whose index is left out.
+        task: says which columns there are and which rows are good.
+        columns: the toolkit's column names to those of the rows; names not given stand for themselves.
+        labelled: whether label columns are wanted; they are None otherwise.
+
+    Raises:
+        DataError: if any row cannot be used (rows are numbered from 1), or a column is missing.
+    """
+    import datasets
+
+    source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows), Path().absolute())
+    every = list(checked_rows(source, task, columns, labelled))
+    table = split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
+    if table.bad:
+        reasons = listing([(NAME, row) for row in table.bad])
+        raise DataError(f"{len(table.bad)} of {len(every)} rows cannot be used:\n{reasons}")
+    return table
+
+
+def _raw_rows(rows: Any) -> Iterator[RawRow]:
+    import datasets
+
+    if isinstance(rows, datasets.Dataset):
+        batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
+        return checked(arrow_rows(batches, rows.features), NAME)
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
+        check_names(Path(NAME), [str(name) for name in rows.columns])
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise DataError(
+            f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
+            "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
+        )
+    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME)
+
+
+def _raw_row(number: int, row: Any) -> RawRow:
+    if not isinstance(row, Mapping):
+        return RawRow(number, None, f"not a dictionary but {type(row).__name__}")
+    return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Returns a Python number for a number of numpy."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,79 @@
+"""State that a whole process shares, lent to one run and given back."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def own_process_state() -> Iterator[None]:
+    """Gives a run all that follows for itself: accelerate's state, the launcher's variables, float32 precision."""
+    launcher = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
+    try:
+        with own_accelerate_state(), float32_precision(None):
+            yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
+            del os.environ[name]
+        os.environ.update(launcher)
+
+
+@contextmanager
+def own_accelerate_state() -> Iterator[None]:
+    """Gives a run accelerate's process-wide settings for itself, and puts the caller's back.
+
+    accelerate keeps precision, plugins and accumulation once per process, in a dictionary that all instances of a
+    state class share: a second run could have no other precision, and a caller's own Accelerator would change under
+    them. Here the classes get a new dictionary for the time of the run; an instance keeps the one that it was made
+    with. The process group is not part of it: under a launcher it can be made only once, so it is the process's.
+    """
+    from accelerate.state import AcceleratorState, GradientState
+
+    classes = (AcceleratorState, GradientState)
+    shared = [each._shared_state for each in classes]  # accelerate can clear them, but not put them back
+    for each in classes:
+        each._shared_state = {}
+    try:
+        yield
+    finally:
+        for each, before in zip(classes, shared, strict=True):
+            each._shared_state = before
+
+
+@contextmanager
+def float32_precision(tf32: bool | None) -> Iterator[None]:
+    """Puts the precision of float32 products back at the end.
+
+    Args:
+        tf32: whether they may use TensorFloat32 until then; None leaves it as it is.
+    """
+    matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    try:
+        if tf32 is not None:
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+            torch.backends.cudnn.allow_tf32 = tf32
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = convolution
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Puts the global random numbers of torch (all devices), numpy and Python back to where they were."""
+    python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
+        torch.set_rng_state(tensor)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
