@@ -1,4 +1,4 @@
-"""Fine-tune Hugging Face models from one YAML; docs/python.md shows how to do it from Python.
+"""Fine-tunes Hugging Face models from one YAML file. See docs/python.md for the Python interface.
 
 result = toolkit.train("recipes/reviews.py", "my_reviews.yaml", ["train.learning_rate=2.0e-5"])
 toolkit.load(result.output_dir).predict([{"text": "A fine pair of boots."}])
@@ -39,7 +39,7 @@ _PUBLIC = {
     "RunError": "toolkit.base.errors",
     "Interrupted": "toolkit.base.errors",
 }
-"""The Python interface: each name's module, imported when it is first used, since most of them import torch."""
+"""Public names and their modules, which are imported on first use because most of them import torch."""
 
 __all__ = ["__version__", *_PUBLIC]
 

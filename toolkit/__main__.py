@@ -1,4 +1,4 @@
-"""`python -m toolkit`, which `accelerate launch -m toolkit ...` starts on every process."""
+"""Entry point of `python -m toolkit` and `accelerate launch -m toolkit`."""
 
 from toolkit.commands.cli import main
 

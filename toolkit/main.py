@@ -1,9 +1,9 @@
-"""Two ways to start a recipe: its command line, and `toolkit.train` in Python.
+"""Starts a recipe: `main` from the command line, `train` from Python.
 
-The command line ends the process, with no traceback for a user's mistake; `train` returns or raises.
+`main` ends the process and shows no traceback for a user's mistake; `train` returns or raises.
 
-Exit codes: 0 done, 1 the run failed, 2 wrong input, 143 stopped by SIGTERM. Nothing heavy is imported before the
-configuration is known to be right.
+Exit codes: 0 success, 1 the run failed, 2 invalid input, 143 stopped by SIGTERM. Heavy libraries are imported only
+after the configuration has been validated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
 
     Args:
         task_type: the recipe's task.
-        argv: arguments; those of the process where None.
+        argv: command-line arguments; None uses those of the process.
+
+    Raises:
+        SystemExit: always, with the exit code.
     """
     recipe = Path(sys.argv[0])
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -42,7 +45,7 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(0)
     if arguments.config is None:
         parser.error(
-            f"--config FILE is needed, for instance recipes/configs/{recipe.stem}/smoke.yaml (--help lists all keys)"
+            f"--config FILE is required, for example recipes/configs/{recipe.stem}/smoke.yaml (--help lists all keys)"
         )
 
     def work() -> None:
@@ -60,11 +63,11 @@ class TrainResult:
 
     Args:
         output_dir: the run's folder, with the model, its predictions and the report.
-        metrics: every number of the run, as in `run.json`: `eval_*` and `test_*` of the final model, `train_loss`,
-            seconds, bytes.
-        steps: optimizer steps of the run, those before a resume included.
-        best: best value of the metric that names the best model, or None if nothing was evaluated.
-        best_step: the step of that value.
+        metrics: all numbers in the run's `run.json`: `eval_*` and `test_*` of the final model, `train_loss`, times in
+            seconds, memory in bytes.
+        steps: number of optimizer steps, including those before a resume.
+        best: best value of the metric that selects the best model, or None if nothing was evaluated.
+        best_step: step of the best value.
     """
 
     output_dir: Path
@@ -79,27 +82,27 @@ def train(
     config: str | Path | Mapping[str, Any],
     overrides: str | Sequence[str] | Mapping[str, Any] = (),
 ) -> TrainResult:
-    """Trains, evaluates and reports, as the recipe's command line does: same checks, same files, same numbers.
+    """Trains, evaluates and reports exactly as the recipe's command line does.
 
-    Nothing is printed: what the command line shows goes to `logging.getLogger("toolkit")`. Global random numbers,
-    signal handlers and settings of the libraries are put back at the end. Under a launcher every process calls it.
+    Nothing is printed; messages go to `logging.getLogger("toolkit")`. Global random state, signal handlers and library
+    settings are restored at the end. Under a launcher, every process must call this function.
 
     Args:
         recipe: the recipe's file, or its task.
         config: a YAML file, or its sections as a dictionary.
-        overrides: settings to change: a `section.key=value`, a list of them, or values by dotted key.
+        overrides: settings to change: one `section.key=value`, a list of them, or a dictionary of values by dotted key.
 
     Returns:
-        The run's folder and figures.
+        The run's folder and metrics.
 
     Raises:
-        ConfigError: with all settings that are wrong.
-        DataError: for files or rows that cannot be used.
-        CheckpointError: for an output folder or checkpoint that cannot be used.
-        InputError: for a recipe or model that cannot be loaded.
+        ConfigError: if settings are invalid; lists all of them.
+        DataError: if files or rows cannot be used.
+        CheckpointError: if the output folder or a checkpoint cannot be used.
+        InputError: if the recipe or model cannot be loaded.
         RunError: if the run fails.
-        Interrupted: after SIGTERM, once a checkpoint is written; the same call then resumes with
-            `checkpoint.resume=auto`.
+        Interrupted: after SIGTERM, once a checkpoint has been written; the same call with `checkpoint.resume=auto`
+            resumes the run.
     """
     task_type = recipe if isinstance(recipe, type) else load_task_type(recipe)
     if isinstance(overrides, str):
@@ -118,7 +121,7 @@ def train(
 
 
 def _file_of(task_type: type[Task]) -> Path:
-    """The file of a task; a name without a file for one that was typed into an interpreter."""
+    """Returns the file of a task, or its qualified name if it was defined in an interpreter."""
     try:
         return Path(inspect.getfile(task_type))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Recipes by their path, and their settings, checked: the toolkit never imports a recipe by name."""
+"""Loads recipes by path and validates their settings; the toolkit never imports a recipe by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def load_task_type(path: str | Path) -> type[Task]:
     """Loads a recipe file and returns its `TASK`.
 
     Raises:
-        InputError: if there is no such file, or it is not a recipe.
+        InputError: if the file does not exist or is not a recipe.
     """
     file = Path(path)
     if not file.is_file():
         raise InputError(f"{path}: no such recipe (tried {file.absolute()}); recipes are files such as recipes/qa.py")
-    name = f"toolkit_recipe_{file.stem}"  # a recipe may be called like a library
+    name = f"toolkit_recipe_{file.stem}"  # a recipe may have the name of a library
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: not a Python file; recipes are files such as recipes/qa.py")
@@ -45,20 +45,23 @@ def load_settings(
     check_files: bool = True,
     starts_run: bool = False,
 ) -> Loaded:
-    """Reads the settings of a recipe; the only way from a YAML to a run.
+    """Reads and validates the settings of a recipe.
+
+    Valid settings are checked against libraries, machine, model and data later, when the run starts, or by `validate`.
 
     Args:
         task_type: the recipe's task.
-        file: YAML 1.2, in UTF-8.
-        overrides: `section.key=value` each; later ones win.
-        environ: where the launcher's choices are read.
-        check_files: whether the files and folders that are named must be there; not so for a run that is over.
+        file: a YAML 1.2 file in UTF-8, or its sections as a dictionary.
+        overrides: `section.key=value` strings; later ones win.
+        environ: environment variables with the launcher's settings.
+        check_files: whether the files and folders in the settings must exist; not required for a finished run.
         starts_run: whether a run starts with these settings in their `output_dir`.
 
+    Returns:
+        The settings and where each was set.
+
     Raises:
-        ConfigError: if a setting is wrong, with everything else that can be known to be wrong before weights are
-            loaded. Settings that are right in themselves are checked against libraries, machine, model and data when
-            the run starts, or by `validate`.
+        ConfigError: if any setting is invalid; also lists every other problem that can be found before loading weights.
     """
     draft = _draft(task_type, file, overrides, environ, check_files)
     if draft.problems and check_files:
@@ -69,17 +72,20 @@ def load_settings(
 def validate(
     task_type: type[Task], file: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False
 ) -> Findings:
-    """Asks everything that a run asks before it loads weights.
+    """Runs every check that a run performs before it loads weights.
 
     Args:
         task_type: the recipe's task.
-        file: YAML 1.2, in UTF-8.
-        overrides: `section.key=value` each; later ones win.
-        elsewhere: leave out what only another machine, which will train, can tell: its launcher, files, cache, GPUs
-            and libraries.
+        file: a YAML 1.2 file in UTF-8, or its sections as a dictionary.
+        overrides: `section.key=value` strings; later ones win.
+        elsewhere: skip checks that depend on this machine (launcher, files, cache, GPUs, libraries), because the
+            training will run on another one.
+
+    Returns:
+        The problems found, and what could not be checked.
 
     Raises:
-        ConfigError: if the file cannot be read at all.
+        ConfigError: if the file cannot be read.
     """
     draft = _draft(task_type, file, overrides, {} if elsewhere else os.environ, not elsewhere)
     return _examine(draft, task_type, elsewhere)

@@ -1,4 +1,4 @@
-"""A run as a story of three acts: claim the folder, read the inputs, build the model. Then train, and report."""
+"""Runs a training: claims the output folder, reads the inputs, builds the model, trains and reports."""
 
 from __future__ import annotations
 
@@ -43,34 +43,45 @@ def run(
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
-        recipe: the recipe's file, written down so that `toolkit predict` finds it again.
-        observer: looks on, or None.
-        ends_process: whether the process does nothing after this. Its part in the process group then ends with
-            training, and only the main process stays to write the results; otherwise the others wait for it.
+        recipe: the recipe's file, recorded so that `toolkit predict` can find it.
+        observer: called during training, or None.
+        ends_process: whether the process ends after this call. Other processes then leave the process group after
+            training and only the main process writes the results; otherwise they wait for it.
 
     Returns:
-        The result, its figures the same on every process.
+        The result; its figures are the same on every process.
 
     Raises:
-        ToolkitError: with a message for people, and the exit code to end with.
+        ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
     damaged: dict[Path, str] = {}
     while True:
         try:
             with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged) as prepared:
                 return fit_and_report(prepared, ends_process)
-        except DamagedCheckpoint as error:  # found while it was loaded: start again, with the checkpoint before it
+        except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
             if error.checkpoint.path in damaged:
                 raise
             damaged[error.checkpoint.path] = error.problem
-        gc.collect()  # the model and optimizer of this try, before there are new ones
+        gc.collect()  # free the model and optimizer of this attempt before building new ones
 
 
 def fit_and_report(run: Run, ends_process: bool) -> FitResult:
-    """Trains, and writes what came out on the main process; arguments and errors are those of `run`."""
+    """Trains a prepared run and writes its results on the main process.
+
+    Args:
+        run: the prepared run.
+        ends_process: as for `run`.
+
+    Returns:
+        The result; its figures are the same on every process.
+
+    Raises:
+        ToolkitError: if the run fails.
+    """
     result = fit(run)
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
-    # What follows can take longer than any collective may: train.ddp_timeout is for training.
+    # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:
         main_alone(run.accelerator, write_results, run, result)
     else:
@@ -84,9 +95,20 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
 def prepared_run(
     cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, skip: Mapping[Path, str] = NOTHING
 ) -> Iterator[Run]:
-    """Claims the folder, reads the inputs and builds the model.
+    """Claims the output folder, reads the inputs and builds the model.
 
-    Arguments and errors are those of `run`; `skip` holds checkpoints that are known to be damaged, and why.
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task.
+        recipe: the recipe's file.
+        observer: called during training, or None.
+        skip: folders of damaged checkpoints, and what is wrong with each.
+
+    Yields:
+        The run, ready to train; the output folder is locked until the block ends.
+
+    Raises:
+        ToolkitError: if the run cannot start.
     """
     die_with_launcher()
     with quiet_libraries():

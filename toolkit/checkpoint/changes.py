@@ -1,4 +1,4 @@
-"""Which settings of a run may change when it is resumed."""
+"""Checks which settings changed between a run and its resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FREE = (
     "eval.*",
     "checkpoint.*",
     "tracking.*",
-    # Paths may change as long as the content, which the training fingerprint stands for, is the same.
+    # Paths may change as long as the content is the same, which the training fingerprint verifies.
     "data.train_file",
     "data.validation_file",
     "data.test_file",
@@ -31,11 +31,11 @@ FREE = (
     "data.max_eval_samples",
     "versions.*",
 )
-"""Settings (`*` stands for anything) that may change when a run is resumed; any other change makes another run."""
+"""Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Compares the settings a run was started with to those it is resumed with.
+    """Compares the settings of a run with those of its resume.
 
     Args:
         saved: values by dotted key, as read from JSON: the resolved configuration, `num_processes`,
@@ -43,9 +43,9 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
         current: the same for this run.
 
     Returns:
-        One message for each that differs and is not `FREE`, sorted by key.
+        One message for each setting that differs and is not in `FREE`, sorted by key.
     """
-    now = json.loads(json.dumps(dict(current)))  # tuples become lists, as they did in what was saved
+    now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
     return [
         f"{key}: the run was started {_with(saved, key)}, now {_shown(now, key)}"
         for key in sorted({*saved, *now})
@@ -55,11 +55,15 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
 
 
 def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raises CheckpointError, naming them all, when `changed_settings` finds any."""
+    """Refuses a resume with changed settings; arguments are those of `changed_settings`.
+
+    Raises:
+        CheckpointError: if settings that must not change have changed; lists all of them.
+    """
     changes = changed_settings(saved, current)
     if changes:
-        title = "the run cannot be resumed with other settings, its numbers would not be those of one run:"
-        advice = "Give these their former values, or start a new run in another output_dir."
+        title = "cannot resume with different settings:"
+        advice = "Restore the previous values, or start a new run in another output_dir."
         raise CheckpointError("\n".join([title, *(f"  - {change}" for change in changes), advice]))
 
 
@@ -68,4 +72,4 @@ def _with(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _shown(settings: Mapping[str, Any], key: str) -> str:
-    return json.dumps(settings[key], ensure_ascii=False) if key in settings else "it is not there"
+    return json.dumps(settings[key], ensure_ascii=False) if key in settings else "it is not set"

@@ -1,4 +1,4 @@
-"""The first act of a run: its output folder is made, locked, and searched for a checkpoint to resume from."""
+"""Creates and locks a run's output folder and finds the checkpoint to resume from."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Claimed:
-    """An output folder that this run alone writes into.
+    """An output folder that is locked by this run.
 
     Args:
         output_dir: the folder, writable.
@@ -40,15 +40,18 @@ class Claimed:
 
 @contextmanager
 def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING) -> Iterator[Claimed]:
-    """Holds the output folder for this run, and decides which checkpoint the run resumes from.
+    """Locks the output folder for this run and selects the checkpoint to resume from.
 
     Args:
         cfg: resolved configuration.
-        accelerator: the main process claims the folder for all.
-        skip: folders of checkpoints that are known to be damaged, and why.
+        accelerator: the run's; the main process claims the folder for all processes.
+        skip: folders of damaged checkpoints, and what is wrong with each.
+
+    Yields:
+        The folder, locked until the block ends, and the checkpoint.
 
     Raises:
-        CheckpointError: if the folder cannot be written, is in use, or holds something that would be mixed up.
+        CheckpointError: if the folder cannot be written, is in use, or holds another run.
     """
     output_dir = Path(cfg.output_dir)
     held = ExitStack()

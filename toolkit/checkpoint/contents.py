@@ -1,7 +1,6 @@
-"""What one process writes into a checkpoint and loads from it: model, optimizer, state, tensors of callbacks.
+"""Writes and loads the contents of a checkpoint: model, optimizer, state, tensors of callbacks.
 
-Writers do not know of the transaction (`toolkit.checkpoint.store.new_checkpoint`): any rank may use them, as long as it
-is done before the transaction ends.
+Any rank may call the writers while the transaction (`toolkit.checkpoint.store.new_checkpoint`) is open.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from toolkit.checkpoint.tensors import verified_tensors
 from toolkit.optim.state import load_streamed_state, optimizer_state
 
 _SCALARS = "state"
-"""Key of the optimizer's plain values in the header of its file."""
+"""Key of the optimizer's non-tensor values in the header of its file."""
 
 
 def write_model(folder: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
@@ -30,8 +29,8 @@ def write_model(folder: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
 
     Args:
         folder: the checkpoint's folder.
-        model: the unwrapped model, whose tied weights are written once; or complete tensors by their names in it, of
-            which none share memory.
+        model: the unwrapped model, whose tied weights are written once; or complete tensors by name, none of them
+            sharing memory.
     """
     path = CheckpointFolder(folder).model
     if isinstance(model, nn.Module):
@@ -56,21 +55,21 @@ def write_optimizer(folder: Path, optimizer: Any, model: nn.Module) -> None:
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Writes anything that JSON can hold, with text keys; floats come back exactly, NaN and infinities too."""
+    """Writes JSON-able values with string keys; floats, NaN and infinities are restored exactly."""
     CheckpointFolder(folder).state.write_text(json.dumps(state), encoding="utf-8")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes tensors by name, for instance those of a callback."""
+    """Writes named tensors of any shape, for example those of a callback."""
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
-    """Copies the weights into the unwrapped model, in place.
+    """Copies the weights of a checkpoint into the unwrapped model, in place.
 
     Raises:
-        CheckpointError: if names or shapes are not this model's; says which, and nothing is changed.
-        DamagedCheckpoint: if the file is damaged; the model is worthless then.
+        CheckpointError: if names or shapes do not match the model's; lists them and changes nothing.
+        DamagedCheckpoint: if the file is damaged; the model must not be used then.
     """
     path = CheckpointFolder(checkpoint.path).model
     own = model.state_dict()
@@ -86,11 +85,16 @@ def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
 
 
 def load_optimizer_into(checkpoint: Checkpoint, optimizer: Any, model: nn.Module) -> None:
-    """Puts the optimizer's state back, bit for bit; arguments are those of `write_optimizer`.
+    """Restores the optimizer's state exactly.
+
+    Args:
+        checkpoint: the checkpoint.
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
+        model: the unwrapped model, which names the optimizer's parameters.
 
     Raises:
-        CheckpointError: if it is not the state of this optimizer; says why, and nothing is changed.
-        DamagedCheckpoint: if the file is damaged; the optimizer is worthless then.
+        CheckpointError: if the state does not match this optimizer; says why and changes nothing.
+        DamagedCheckpoint: if the file is damaged; the optimizer must not be used then.
     """
     with verified_tensors(checkpoint, CheckpointFolder(checkpoint.path).optimizer) as saved:
         load_streamed_state(optimizer, model, saved, saved.shapes, json.loads(saved.metadata[_SCALARS]))
@@ -100,7 +104,7 @@ def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
     """Reads a file that `write_tensors` wrote into a checkpoint.
 
     Returns:
-        Tensors by name, on the CPU; none if there is no such file.
+        Tensors by name, on the CPU; empty if the file does not exist.
 
     Raises:
         DamagedCheckpoint: if the file is damaged.
@@ -112,9 +116,9 @@ def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
 
 
 def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[str]:
-    """Says which saved tensors have no place in the model, and which of the model's are not saved.
+    """Returns messages about missing and unexpected tensors and different shapes.
 
-    Of weights that share memory one alone is saved.
+    Only one of several weights that share memory is saved.
     """
     fitting = [name for name in saved if name in own]
     spans = {_span(own[name]): name for name in reversed(fitting)}
@@ -133,11 +137,11 @@ def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[
 
 
 def _span(tensor: Tensor) -> tuple[torch.device, int, int]:
-    """Returns the device of a tensor, and its first and last address."""
+    """Returns the device of a tensor and its first and last address."""
     return tensor.device, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
 
 
 def _inside(tensor: Tensor, spans: Iterable[tuple[torch.device, int, int]]) -> bool:
-    """Returns whether a tensor's memory is part of another's."""
+    """Returns whether a tensor's memory lies inside one of the spans."""
     device, begin, end = _span(tensor)
     return begin < end and any(device == other and first <= begin and end <= last for other, first, last in spans)

@@ -1,4 +1,4 @@
-"""Only one run at a time writes into an output folder."""
+"""Locks an output folder so that only one run at a time writes into it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _held: set[str] = set()
 
 
 class OutputLock:
-    """Context manager that keeps every other run out of an existing output folder.
+    """Context manager that locks an existing output folder.
 
-    A POSIX record lock on `<output_dir>/.lock`: forked data loader workers do not inherit it, and the kernel releases
-    it when the process ends in whatever way, so a dead run leaves no stale lock. Two things it does not do: refuse a
-    second lock of the same process (hence `_held`), and survive that this process closes any other descriptor of the
-    file (so nothing else here may open it). The file stays: removing it would let two runs lock two files.
+    It takes a POSIX record lock on `<output_dir>/.lock`. Forked data loader workers do not inherit it, and the kernel
+    releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not refuse a second
+    lock by the same process (hence `_held`), and it is lost when the process closes any other descriptor of the file
+    (so no other code may open it). The file is never removed, or two runs could lock two different files.
 
     Args:
         output_dir: the folder.
-        patience_seconds: how long to wait for another run that has it: one whose launcher was just killed needs a
-            moment to save and end.
+        patience_seconds: how long to wait for another run to release the lock; a run whose launcher was just killed
+            needs a moment to save and exit.
 
     Raises:
-        CheckpointError: on entering, when another run has the folder, or it cannot be locked.
+        CheckpointError: on entering, if another run holds the lock or the folder cannot be locked.
     """
 
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
@@ -44,7 +44,7 @@ class OutputLock:
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("fcntl") is None:
-            raise CheckpointError("output folders are locked the POSIX way: use Linux, macOS or WSL")
+            raise CheckpointError("output folders need POSIX file locks: use Linux, macOS or WSL")
         if self._key in _held:
             raise CheckpointError(f"this process already runs in the output folder {self.path.parent}")
         try:
@@ -54,7 +54,7 @@ class OutputLock:
         try:
             self._lock(time.monotonic() + self._patience)
         except OSError as error:
-            held = isinstance(error, BlockingIOError | PermissionError)  # EAGAIN or EACCES, as POSIX leaves open
+            held = isinstance(error, BlockingIOError | PermissionError)  # POSIX allows EAGAIN and EACCES
             message = self._held_message() if held else f"cannot lock {self.path}: {error.strerror}"
             os.close(self._descriptor)
             raise CheckpointError(message) from None
@@ -71,7 +71,7 @@ class OutputLock:
         os.close(self._descriptor)
 
     def _lock(self, deadline: float) -> None:
-        """Takes the lock, waiting for it until the deadline."""
+        """Acquires the lock, waiting until the deadline."""
         import fcntl
 
         waiting = False
@@ -90,16 +90,16 @@ class OutputLock:
         try:
             owner = json.loads(os.pread(self._descriptor, 4096, 0))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-        except (ValueError, KeyError, TypeError):  # it has the lock, but has not written yet
+        except (ValueError, KeyError, TypeError):  # the owner has not written its name yet
             who = "another process"
         return (
-            f"the output folder {self.path.parent} is in use by {who}: wait until that run has ended, stop it, or give "
+            f"the output folder {self.path.parent} is in use by {who}: wait for that run to end, stop it, or use "
             "another output_dir"
         )
 
 
 def in_use(output_dir: Path) -> str | None:
-    """Returns who runs in an output folder, as a message, or None; nothing is written."""
+    """Returns a message about the process that uses an output folder, or None; writes nothing."""
     lock = OutputLock(output_dir)
     if lock._key in _held:
         return f"this process already runs in the output folder {output_dir.absolute()}"

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: size and sha256 of every file, and of itself."""
+"""Reads, writes and verifies a checkpoint's manifest: size and sha256 of every file, and of the manifest itself."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from toolkit.base.run_folder import CheckpointFolder
 
 FORMAT = 1
 HASHED_BYTES = 8 * 2**20
-"""Tensor files above this size are hashed while they are loaded (see `toolkit.checkpoint.tensors`), not before."""
+"""Size in bytes above which tensor files are hashed while they are loaded (see `toolkit.checkpoint.tensors`)."""
 
 
 @dataclass(frozen=True)
 class FileEntry:
-    """What a manifest says of a file."""
+    """Size and hash of a file in a manifest."""
 
     size: int
     sha256: str
@@ -27,17 +27,17 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds: its optimizer step, and its files by their path in the folder."""
+    """Contents of a checkpoint: its optimizer step, and its files by their path in the folder."""
 
     step: int
     files: Mapping[str, FileEntry]
 
 
 def write_manifest(folder: Path, step: int) -> None:
-    """Forces all files of a folder onto the disk, then writes its manifest.
+    """Flushes all files of a folder to disk, then writes its manifest.
 
     Raises:
-        OSError: if that is not possible.
+        OSError: if a file cannot be flushed or written.
     """
     files = {}
     for name, path in _files(folder).items():
@@ -56,7 +56,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         OSError: if it cannot be read.
-        ValueError: if it is damaged, or of another format; the message is short.
+        ValueError: if it is damaged or has another format; the message is short.
     """
     content = CheckpointFolder(folder).manifest.read_bytes()
     try:
@@ -75,16 +75,16 @@ def verify(folder: Path) -> list[str]:
     """Checks every byte of a checkpoint against its manifest.
 
     Returns:
-        What is wrong, one short message per file; empty for a valid checkpoint.
+        One short message per problem; empty for a valid checkpoint.
     """
     return _problems(folder, large_files=True)
 
 
 def verify_small_files(folder: Path) -> list[str]:
-    """Checks names and sizes of all files, and every byte but those that are verified while they are loaded.
+    """Checks names and sizes of all files, and the content of those that are not verified while they are loaded.
 
     Returns:
-        What is wrong, as `verify` does.
+        One short message per problem; empty if none is found.
     """
     return _problems(folder, large_files=False)
 
@@ -111,7 +111,7 @@ def _problems(folder: Path, large_files: bool) -> list[str]:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Returns why a file cannot be used, in a few words."""
+    """Returns a short reason why a file cannot be used."""
     if isinstance(error, OSError):
         return "missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
     return str(error)

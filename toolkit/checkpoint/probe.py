@@ -1,4 +1,4 @@
-"""Whether the output folder can be written, asked before anything else is done."""
+"""Checks that the output folder can be written, before anything else is done."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from toolkit.base.files import temporary_name
 
 
 def probe(output_dir: Path) -> None:
-    """Makes the output folder if it does not exist, and writes and removes a file in it.
+    """Creates the output folder if needed, and writes and removes a file in it.
 
     Raises:
-        CheckpointError: if that is not possible, with the absolute path and the reason.
+        CheckpointError: if the folder cannot be written, with its absolute path and the reason.
     """
     file = temporary_name(output_dir / "probe")
     try:
@@ -23,5 +23,5 @@ def probe(output_dir: Path) -> None:
         existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
         reason = error.strerror if existing.is_dir() else f"{existing} is a file"
         raise CheckpointError(
-            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; give another one, or correct this one"
+            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; fix this, or set another output_dir"
         ) from error

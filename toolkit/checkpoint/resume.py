@@ -1,4 +1,4 @@
-"""Which checkpoint a run is resumed from, and what in its output folder must not be mixed with it."""
+"""Selects the checkpoint to resume from, and refuses output folders that hold another run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ _NUM_SHOWN = 8
 def decide_resume(
     output_dir: Path, resume: str, skip: Mapping[Path, str] = NOTHING
 ) -> tuple[Checkpoint | None, list[str]]:
-    """Decides what a run starts from.
+    """Selects the checkpoint that a run starts from.
 
     Args:
         output_dir: the run's folder.
         resume: the setting `checkpoint.resume`.
-        skip: folders of checkpoints that turned out to be damaged while they were loaded, and why.
+        skip: folders of checkpoints that were found damaged while loading, and what is wrong with each.
 
     Returns:
         The checkpoint to resume from, or None to start from the beginning, and messages for the user.
 
     Raises:
-        CheckpointError: when the folder holds a former run that would be mixed with this one, or the checkpoint asked
-            for cannot be used.
+        CheckpointError: if the folder holds another run, or the requested checkpoint cannot be used.
     """
     if resume not in ("none", "auto"):
         return _from_path(output_dir, Path(resume), skip)
@@ -40,32 +39,32 @@ def decide_resume(
     if files.model.exists() and not steps(files.checkpoints):
         raise CheckpointError(
             f"checkpoint.resume=auto: {output_dir.absolute()} holds a finished run without checkpoints, which would be "
-            "overwritten. Give another output_dir, or delete the folder"
+            "overwritten. Set another output_dir, or delete the folder"
         )
     checkpoint, messages = latest(files.checkpoints, skip)
     if checkpoint is None and (names := _contents(output_dir)):
         messages.append(
-            f"checkpoint.resume=auto: {output_dir.absolute()} holds {_listed(names)}, but no valid checkpoint; nothing "
-            "could be used, starting from the beginning"
+            f"checkpoint.resume=auto: {output_dir.absolute()} holds {_listed(names)}, but no valid checkpoint; "
+            "starting from the beginning"
         )
     return checkpoint, messages
 
 
 def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint, list[str]]:
-    """Opens the checkpoint at `path`, or the newest valid one where `path` is a run or its checkpoints folder."""
+    """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder."""
     messages: list[str] = []
     inside = RunFolder(path).checkpoints
     root = inside if inside.is_dir() else path
     if steps(root):
         checkpoint, messages = latest(root, skip)
         if checkpoint is None:
-            raise CheckpointError("\n".join([f"checkpoint.resume: nothing in {root.absolute()} is usable:", *messages]))
+            raise CheckpointError("\n".join([f"checkpoint.resume: no usable checkpoint in {root.absolute()}:", *messages]))
         messages.append(f"checkpoint.resume: using the newest valid checkpoint in {path}, {checkpoint.path.name}")
     else:
         checkpoint = open_checkpoint(path, skip)
     own = RunFolder(output_dir).checkpoints.resolve()
     if checkpoint.path.resolve().parent != own:
-        if not skip:  # else what is in the folder is this run's, from before it found the damage
+        if not skip:  # otherwise the folder's content is from this run, before it found the damage
             _refuse_former_run(output_dir)
     elif later := [folder.name for step, folder in steps(own) if step > checkpoint.step]:
         messages.append(f"going back to step {checkpoint.step}: the next save will remove {', '.join(later)}")
@@ -76,8 +75,8 @@ def _refuse_former_run(output_dir: Path) -> None:
     names = _contents(output_dir)
     if names:
         raise CheckpointError(
-            f"the output folder {output_dir.absolute()} is not empty, it holds {_listed(names)}. Give another "
-            "output_dir, resume the run that is there (checkpoint.resume=auto), or delete the folder"
+            f"the output folder {output_dir.absolute()} is not empty, it holds {_listed(names)}. Set another "
+            "output_dir, resume the existing run (checkpoint.resume=auto), or delete the folder"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `state.json` of a checkpoint holds."""
+"""The content of a checkpoint's `state.json`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SavedState:
-    """Everything of a checkpoint but its tensors.
+    """Everything in a checkpoint except its tensors.
 
     Args:
         train: fields of `toolkit.api.state.TrainState`.
-        identity: settings and fingerprints that a resumed run must share, by dotted key.
-        callbacks: values of the toolkit's own callbacks and of the strategy, by name.
+        identity: settings and fingerprints that must not change on resume, by dotted key.
+        callbacks: values of the toolkit's callbacks and of the strategy, by name.
         trainer_callbacks: attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`.
-        scaler: state of the gradient scaler of fp16, None without one.
+        scaler: state of the fp16 gradient scaler, or None.
     """
 
     train: Mapping[str, Any]
@@ -32,13 +32,13 @@ class SavedState:
             "identity": dict(self.identity),
             "trainer_callbacks": self.trainer_callbacks,
             "scaler": self.scaler,
-            "extensions": dict(self.callbacks),  # their name when the format was made
+            "extensions": dict(self.callbacks),  # the name in the file format
         }
         return {name: value for name, value in content.items() if value is not None}
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> SavedState:
-        """Reads the content of the file; entries that older versions wrote besides are left out."""
+        """Reads the content of the file; ignores additional entries of older versions."""
         return SavedState(
             train=content["train"],
             identity=content["identity"],

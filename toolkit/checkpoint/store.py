@@ -1,10 +1,10 @@
-"""The checkpoints of a run: complete or not there, and the newest valid one is used.
+"""Saves, finds and removes the checkpoints of a run. A checkpoint is either complete or absent.
 
     <run>/checkpoints/step-<N>/
         model.safetensors  optimizer.safetensors  state.json  (and what callbacks and processors add)
         manifest.json      size and sha256 of every file, and of itself; written last
 
-A transaction (`new_checkpoint`) is run by the main process, in a run's folder that is locked. Nothing is unpickled.
+The main process runs a transaction (`new_checkpoint`) in the run's locked folder. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ NOTHING: Mapping[Path, str] = MappingProxyType({})
 
 @contextlib.contextmanager
 def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
-    """Makes the checkpoint `root/step-<step>` of what is written into a temporary folder inside the block.
+    """Creates the checkpoint `root/step-<step>` from the files written into a temporary folder inside the block.
 
-    When the block ends, every file is forced onto the disk and listed in the manifest, and the folder gets its name.
-    Whatever happens meanwhile, the newest valid checkpoint before it stays usable; after an error the temporary folder
-    is removed. The transaction belongs to the main process; other ranks may write into the folder too, and must be
-    done before the block ends.
+    When the block ends, every file is flushed to disk and listed in the manifest, and the folder is renamed. The
+    previous checkpoint stays usable at all times; after an error the temporary folder is removed. The main process
+    runs the transaction; other ranks may write into the folder too, but must finish before the block ends.
 
-    Checkpoints of later steps are removed once this one is complete: the run was resumed from an earlier one, and a
-    later resume must not jump onto the path that was left.
+    Checkpoints of later steps are then removed: they exist if the run was resumed from an earlier step, and a later
+    resume must not use them.
 
     Args:
-        root: the run's `checkpoints` folder; made if it does not exist.
-        step: number of optimizer steps done.
+        root: the run's `checkpoints` folder; created if it does not exist.
+        step: number of completed optimizer steps.
 
     Yields:
         The folder to write into.
@@ -66,26 +65,27 @@ def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
             _remove(later)
     except (OSError, SafetensorError) as error:
         raise RunError(
-            f"cannot write the checkpoint {folder.absolute()}: {error}. Checkpoints before it are untouched: free some "
-            "space or correct the folder's permissions, then resume with checkpoint.resume=auto"
+            f"cannot write the checkpoint {folder.absolute()}: {error}. Earlier checkpoints are intact: free some "
+            "space or fix the folder's permissions, then resume with checkpoint.resume=auto"
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
-    """Removes all but the newest checkpoints; call it after `new_checkpoint`, whose checkpoint is then the newest.
+    """Removes all but the newest checkpoints. Call it after `new_checkpoint`.
 
     Args:
         root: the run's `checkpoints` folder.
-        keep: how many of the newest stay, at least 1; None keeps all.
-        protect: steps that stay besides them.
+        keep: number of newest checkpoints to keep, at least 1; None keeps all.
+        protect: steps to keep in addition.
 
     Returns:
-        The folders removed, oldest first.
+        The removed folders, oldest first.
 
     Raises:
-        RunError: if one cannot be removed.
+        AssertionError: if `keep` is below 1.
+        RunError: if a checkpoint cannot be removed.
     """
     if keep is None:
         return []
@@ -100,19 +100,19 @@ def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[P
 
 
 def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest valid checkpoint. Not to be called while a checkpoint is being saved.
+    """Finds the newest valid checkpoint. Do not call it while a checkpoint is being saved.
 
-    Large tensor files are verified when they are loaded, which may raise `DamagedCheckpoint`: then call this again
-    with that checkpoint in `skip`.
+    Large tensor files are verified when they are loaded. If that raises `DamagedCheckpoint`, call this function again
+    with the damaged checkpoint in `skip`.
 
     Args:
         root: the run's `checkpoints` folder; need not exist.
-        skip: folders of checkpoints that are known to be damaged, and why.
+        skip: folders of damaged checkpoints, and what is wrong with each.
 
     Returns:
-        The checkpoint, or None if none is valid, and one message for each newer folder that is damaged.
+        The checkpoint, or None if none is valid, and one message for each newer damaged folder.
     """
-    with contextlib.suppress(OSError):  # a folder that is read-only can still be read
+    with contextlib.suppress(OSError):  # resuming from a read-only folder is allowed
         _restore_aside(root)
     found, damaged = None, []
     for _, folder in reversed(steps(root)):
@@ -133,13 +133,13 @@ def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoin
         skip: as in `latest`.
 
     Raises:
-        CheckpointError: if there is none, or it is damaged.
+        CheckpointError: if the folder does not exist or is damaged.
     """
     problems = _known_problems(path, skip) if path.is_dir() else ["there is no such folder"]
     if problems:
         raise CheckpointError(
-            f"the checkpoint {path.absolute()} cannot be used ({'; '.join(problems)}); give another step-<N> folder, "
-            "or checkpoint.resume=auto for the output folder's newest valid one"
+            f"the checkpoint {path.absolute()} cannot be used ({'; '.join(problems)}); use another step-<N> folder, "
+            "or checkpoint.resume=auto for the newest valid checkpoint of the output folder"
         )
     return _opened(path)
 
@@ -160,7 +160,7 @@ def _opened(folder: Path) -> Checkpoint:
 
 
 def _make_readable(folder: Path) -> None:
-    """Makes all files as readable as the folder: safetensors makes files that only their owner can read."""
+    """Gives all files the folder's read permissions; safetensors creates files that only the owner can read."""
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
         if not path.is_dir():
@@ -168,7 +168,7 @@ def _make_readable(folder: Path) -> None:
 
 
 def _commit(temporary: Path, folder: Path) -> None:
-    """Gives a complete folder its name; one that has the name goes aside until the new one is in place."""
+    """Renames a complete folder; an existing folder is moved aside until the new one is in place."""
     aside = folder.with_name(f"{_ASIDE}{folder.name}")
     if folder.exists():
         folder.rename(aside)
@@ -179,12 +179,12 @@ def _commit(temporary: Path, folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Removes a checkpoint under a temporary name, so that a removal cut short leaves no damaged checkpoint."""
+    """Removes a checkpoint after renaming it, so that an interrupted removal leaves no damaged checkpoint."""
     shutil.rmtree(folder.rename(folder.with_name(f"{_TEMPORARY}{folder.name}")))
 
 
 def _restore_aside(root: Path) -> None:
-    """Puts back a checkpoint whose replacement died between its two renames."""
+    """Restores a checkpoint whose replacement was interrupted between the two renames."""
     for aside in root.glob(f"{_ASIDE}{_PREFIX}*"):
         folder = root / aside.name.removeprefix(_ASIDE)
         if not folder.exists():

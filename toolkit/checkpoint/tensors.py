@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint, verified while they are read: a large file is read once, and never held in memory twice."""
+"""Reads and verifies the tensors of a checkpoint in one pass, without holding a file in memory twice."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""By their names in safetensors files."""
+"""Data types by their names in safetensors files."""
 _CHUNK = 2**20
 
 
-class DamagedCheckpoint(CheckpointError):  # noqa: N818 - says what it is, and carries it
-    """A file of a checkpoint turned out to be damaged while it was loaded; what it was loaded into is worthless.
+class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the checkpoint
+    """A file of a checkpoint was found damaged while loading; the model or optimizer it was loaded into is invalid.
 
     Args:
         checkpoint: the checkpoint.
-        problem: the file and what is wrong with it, as `verify` says it.
+        problem: the file and what is wrong with it, in the words of `verify`.
     """
 
     def __init__(self, checkpoint: Checkpoint, problem: str) -> None:
@@ -50,15 +50,15 @@ class DamagedCheckpoint(CheckpointError):  # noqa: N818 - says what it is, and c
         super().__init__(f"the checkpoint {checkpoint.path.absolute()} is damaged ({problem})")
 
     def __reduce__(self) -> tuple[type[DamagedCheckpoint], tuple[Checkpoint, str]]:
-        return DamagedCheckpoint, (self.checkpoint, self.problem)  # errors travel between ranks
+        return DamagedCheckpoint, (self.checkpoint, self.problem)  # errors are pickled to send them between ranks
 
 
 class TensorReader:
-    """The tensors of an open safetensors file; iterates once over names and tensors, in the order of the file.
+    """Iterates once over the names and tensors of an open safetensors file, in file order.
 
     Attributes:
         shapes: shape of each tensor, by name.
-        metadata: texts that the file holds besides.
+        metadata: additional strings in the file's header, by key.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -69,10 +69,10 @@ class TensorReader:
         self._dtypes: dict[str, torch.dtype] = {}
 
     def read_header(self) -> None:
-        """Reads what the file holds.
+        """Reads the header: names, types and shapes of the tensors.
 
         Raises:
-            ValueError: if the header does not describe the file.
+            ValueError: if the header does not match the file.
         """
         size = os.fstat(self._file.fileno()).st_size
         length = int.from_bytes(self._read(8).numpy().tobytes(), "little")
@@ -84,10 +84,10 @@ class TensorReader:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape, (begin, after) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
-                raise ValueError(f"{name} does not fit its place")
+                raise ValueError(f"{name} does not match its size")
             self._dtypes[name], self.shapes[name], end = dtype, shape, after
         if 8 + length + end != size:
-            raise ValueError("the tensors do not fill the file")
+            raise ValueError("the tensors do not cover the file")
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, shape in self.shapes.items():
@@ -95,13 +95,13 @@ class TensorReader:
             yield name, self._read(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
 
     def finish(self) -> str:
-        """Reads what is left; returns the sha256 of the complete file."""
+        """Reads the rest and returns the sha256 of the complete file."""
         while chunk := self._file.read(_CHUNK):
             self._digest.update(chunk)
         return self._digest.hexdigest()
 
     def _read(self, size: int) -> Tensor:
-        """Returns the next bytes as a tensor of type uint8 with memory of its own, `[size]`."""
+        """Returns the next bytes as a new uint8 tensor `[size]`."""
         buffer = torch.empty(size, dtype=torch.uint8)
         view = buffer.numpy().data
         count = self._file.readinto(view) if size else 0  # type: ignore[attr-defined] # a binary file has it
@@ -113,19 +113,19 @@ class TensorReader:
 
 @contextmanager
 def verified_tensors(checkpoint: Checkpoint, path: Path) -> Iterator[TensorReader]:
-    """Opens a tensor file of a checkpoint and compares its sha256 when the block ends.
+    """Opens a tensor file of a checkpoint and verifies its sha256 when the block ends.
 
-    An error inside the block may come from damaged bytes; it is raised only if the file turns out to be intact.
+    An error inside the block may be caused by damaged bytes; it is raised only if the file is intact.
 
     Args:
         checkpoint: the checkpoint.
-        path: the file in it.
+        path: the tensor file.
 
     Yields:
-        The file's tensors; each is read when it is asked for.
+        The file's tensors, read one by one.
 
     Raises:
-        DamagedCheckpoint: if the file is not what the manifest says, or cannot be read.
+        DamagedCheckpoint: if the file does not match the manifest or cannot be read.
     """
     name = path.relative_to(checkpoint.path).as_posix()
     try:

@@ -1,4 +1,4 @@
-"""Adapters merged into the weights, and the proof that the answers stay."""
+"""Merges adapters into the model's weights and verifies that the outputs stay the same."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 ROWS = 8
-"""On so many rows the merged model must answer as before."""
+"""Number of rows on which the merged model is compared with the adapters."""
 
 
 TOLERANCE = 1e-4
-"""Largest difference of logits, relative to the largest logit."""
+"""Largest allowed difference of logits, relative to the largest logit."""
 
 
 def _refuse_unmergeable(cfg: Config) -> None:
     from toolkit.base.errors import InputError
 
     reasons = {
-        "none": "it trained the model itself: its folder model/ is what you want",
-        "prompt_tuning": "virtual tokens are inputs, not weights; use its folder model/ with peft",
-        "qlora": "weights of 4 bits cannot hold the sum, and others would answer otherwise; use its folder model/ with "
-        "peft",
+        "none": "it trained the full model, which is in its folder model/",
+        "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
+        "qlora": "4-bit weights cannot hold the sum, and full-precision weights would change the outputs; load its folder "
+        "model/ with peft",
     }
     if why := reasons.get(cfg.model.peft.method):
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
 
 
 def _rows_file(cfg: Config, given: str | None) -> str:
-    """The file whose first rows prove the merge."""
+    """Returns the file whose first rows are used to verify the merge."""
     from toolkit.base.errors import InputError
     from toolkit.config.paths import aligned_files
 
@@ -42,12 +42,12 @@ def _rows_file(cfg: Config, given: str | None) -> str:
     for name in [given] if given else own:
         if all(Path(part).expanduser().exists() for part in (aligned_files(name).values() or [name])):
             return name
-    known = f"({', '.join(own)})" if own else "(they came from the hub)"
-    raise InputError(f"--data: give a file with rows to compare on; the run's own are not here {known}")
+    known = f"({', '.join(own)})" if own else "(they came from the Hub)"
+    raise InputError(f"--data: give a file with rows to compare on; the run's own files were not found {known}")
 
 
 def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
-    """The first rows of a file, as the model is given them."""
+    """Returns the first rows of a file as a batch of model inputs."""
     from dataclasses import replace
 
     from accelerate.utils import send_to_device
@@ -67,7 +67,7 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
 
 
 def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:
-    """All numbers that a model answers with, in one row."""
+    """Returns all outputs of a model as one tensor `[N]`."""
     import torch
 
     model.eval()
@@ -78,7 +78,7 @@ def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:
 
 
 def _reload(run: TrainedRun, folder: Path) -> Any:
-    """The model as transformers reads it back, which is what a user will have."""
+    """Loads the merged model with transformers, as users will."""
     import transformers
 
     auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))

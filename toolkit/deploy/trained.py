@@ -1,4 +1,4 @@
-"""Finished runs, opened again to predict or to score: `toolkit.load`, `toolkit predict`, `toolkit evaluate`."""
+"""Opens finished runs to predict or evaluate: `toolkit.load`, `toolkit predict`, `toolkit evaluate`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run: its settings, its task with what it learned, its processor and model, on today's processes."""
+    """A finished run, ready to predict or evaluate: its settings, task, processor and model."""
 
     cfg: Config
     task: Task
@@ -47,17 +47,17 @@ class TrainedRun:
     model: PreTrainedModel
 
     def predict(self, rows: Any) -> list[dict[str, Any]]:
-        """Predicts rows; they need no labels.
+        """Predicts rows. Labels are not needed.
 
         Args:
-            rows: a list of dictionaries, a `datasets.Dataset` or a pandas data frame, with the columns of the run's
-                own files. Under a launcher every process is given the same rows.
+            rows: a list of dictionaries, a `datasets.Dataset` or a pandas data frame with the columns of the run's
+                files. Under a launcher, every process must pass the same rows.
 
         Returns:
             The records that `toolkit predict` writes, in row order, on every process.
 
         Raises:
-            DataError: if any row cannot be used (rows are numbered from 1), or a column is missing.
+            DataError: if a row cannot be used (rows are numbered from 1) or a column is missing.
         """
         with quiet_libraries(), random_state_kept():
             data = self._given(rows, labelled=False)
@@ -65,16 +65,22 @@ class TrainedRun:
             return on_main(self.accelerator, lambda: list(self.task.decode(predictions, data)))
 
     def evaluate(self, rows: Any) -> dict[str, float]:
-        """Scores the model on labelled rows; arguments and errors are those of `predict`.
+        """Evaluates the model on labelled rows.
+
+        Args:
+            rows: as for `predict`.
 
         Returns:
             `eval_loss` and the task's metrics, named as in a run, on every process.
+
+        Raises:
+            DataError: as for `predict`.
         """
         with quiet_libraries(), random_state_kept():
             return self.scores(self._given(rows, labelled=True))
 
     def predictions(self, data: EvalData) -> Predictions:
-        """Returns predictions in row order on the main process, nothing elsewhere."""
+        """Returns predictions in row order on the main process; empty on others."""
         with float32_precision(self.cfg.train.tf32):
             return predict(self, self.model, data, "predict")[0]
 
@@ -95,18 +101,22 @@ def load(
     per_device_eval_batch_size: int | None = None,
     trust_remote_code: bool = False,
 ) -> TrainedRun:
-    """Opens a finished run, to predict or to score rows with its model.
+    """Opens a finished run to predict or evaluate with its model.
 
-    Nothing is printed, and settings of the libraries are put back. Under a launcher every process calls it.
+    Nothing is printed, and library settings are restored. Under a launcher, every process must call this function.
 
     Args:
         run_folder: the run's `output_dir`.
-        recipe: the recipe's file, if it was moved since the run, or its task.
-        per_device_eval_batch_size: rows of a batch; None takes as many as the run.
-        trust_remote_code: whether Python code that lies beside the model may run.
+        recipe: the recipe's file if it was moved after the run, or its task.
+        per_device_eval_batch_size: rows per batch on each device; None uses the run's value.
+        trust_remote_code: whether Python code in the model's folder may run.
+
+    Returns:
+        The run, with its model on this process's device.
 
     Raises:
-        InputError: if the folder is not a finished run, its recipe is not found, or its model cannot be loaded.
+        InputError: if an argument is invalid, the folder is not a finished run, the recipe is not found, or the model
+            cannot be loaded.
     """
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
@@ -124,7 +134,7 @@ def load(
 
 
 def _usable_here(cfg: Config) -> Config:
-    """Leaves out what only the machine of the training may have: precisions and attention kernels of its GPU."""
+    """Removes settings that may need the GPU of the training: its precision and attention kernels."""
     precision = cfg.train.mixed_precision
     if precision != "fp8" and torch.cuda.is_available():
         return cfg
@@ -140,22 +150,22 @@ def read_settings(folder: Path, recipe: str | Path | type[Task] | None) -> tuple
 
     Args:
         folder: the run's output folder.
-        recipe: the recipe file, where it is no longer at the place that the run noted, or its task.
+        recipe: the recipe file if it was moved after the run, or its task.
 
     Raises:
-        InputError: if the folder is not a finished run, or its recipe is not found.
+        InputError: if the folder is not a finished run or its recipe is not found.
     """
     files = RunFolder(folder)
     missing = [path.name for path in (files.config, files.facts, files.model) if not path.exists()]
     if missing:
-        raise InputError(f"{folder}: not a finished run, it has no {', '.join(missing)} (tried {folder.absolute()})")
+        raise InputError(f"{folder}: not a finished run, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
         facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
         path, state = recipe or facts["recipe"], facts["task_state"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
-    # The run's own data need not be there any more, and its launcher's settings are not today's.
+    # The run's data may have been removed, and its launcher settings do not apply here.
     cfg = load_settings(task_type, files.config, [], environ={}, check_files=False)
     task = task_type(cfg.config)
     state_of(task).update(state)
@@ -163,21 +173,26 @@ def read_settings(folder: Path, recipe: str | Path | type[Task] | None) -> tuple
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
-    """Loads the recipe of a run; one that came with the run's folder only if the user named it.
+    """Loads the recipe of a run. A recipe inside the run's folder is loaded only if the user named it.
 
     Raises:
-        InputError: if it is not there, or not named.
+        InputError: if the recipe does not exist, or must be named by the user.
     """
     how = "with --recipe recipes/<task>.py (in Python: load(..., recipe=...))"
     if not recipe.is_file():
-        raise InputError(f"{folder}: there is no file {recipe}, the run's recipe; name it {how}")
+        raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
     if not named and recipe.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{folder}: its recipe {recipe} lies in its own folder; if you trust it, name it {how}")
+        raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
     return load_task_type(recipe)
 
 
 def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) -> TrainedRun:
-    """Loads a finished run's processor and model, the latter onto the device."""
+    """Loads a finished run's processor and model, and moves the model to the device.
+
+    Raises:
+        ConfigError: if this machine lacks a library that the adapters need.
+        InputError: if the processor or the model cannot be loaded.
+    """
     saved = RunFolder(folder).model
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
@@ -194,16 +209,19 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
 
 
 def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:
-    """Reads, checks and tokenises another file with the columns of the run's own.
+    """Reads, checks and preprocesses a file with the columns of the run's files.
 
     Args:
         run: the finished run.
         file: the file.
-        labelled: whether it must have labels.
-        report: where skipped rows are written.
+        labelled: whether the rows must have labels.
+        report: file that skipped rows are written to.
+
+    Returns:
+        The rows and their features.
 
     Raises:
-        DataError: for files or rows that cannot be used.
+        DataError: if the file or its rows cannot be used.
     """
     accelerator = run.accelerator
     with accelerator.local_main_process_first():
@@ -211,7 +229,7 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
-        say(f"{bad['input']} rows cannot be used and are left out; {report} lists them")
+        say(f"{bad['input']} rows cannot be used and are skipped; {report} lists them")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
         features = tokenise(rows, run.task, run.processor, labelled=labelled)

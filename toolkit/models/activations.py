@@ -1,4 +1,4 @@
-"""Memory of activations: computed anew instead of kept, or kept in the CPU's memory. Gradients stay the same."""
+"""Saves activation memory by recomputing activations or offloading them to the CPU. Gradients stay the same."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KEY = "train.activation_checkpointing"
 
 
 def spare_activations(model: PreTrainedModel, train: TrainConfig) -> None:
-    """Makes a model's training passes need less memory, as `train` asks.
+    """Sets up activation checkpointing and offloading as configured in `train`.
 
     Raises:
-        ConfigError: if the model cannot.
+        ConfigError: if the model does not support the setting.
     """
     if train.activation_checkpointing != "none":
         _checkpoint(model, train.activation_checkpointing)
@@ -33,7 +33,7 @@ def spare_activations(model: PreTrainedModel, train: TrainConfig) -> None:
 def _checkpoint(model: PreTrainedModel, setting: str) -> None:
     name = type(model).__name__
     if not model.supports_gradient_checkpointing:
-        raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot compute activations anew; set it to none"])
+        raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot recompute activations; set it to none"])
     arguments = {"use_reentrant": False}
     try:
         if hasattr(model, "activation_checkpointing_enable"):
@@ -59,14 +59,14 @@ def _checkpoint(model: PreTrainedModel, setting: str) -> None:
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that are checkpointed one by one, in the order in which the model lists them."""
+    """Returns the layers that can be checkpointed one by one, in model order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Lets what a training pass keeps for its backward pass wait in the CPU's memory; parameters stay in place."""
+    """Keeps the tensors saved for the backward pass in CPU memory; parameters stay on the device."""
     entered: list[ExitStack] = []
 
     def before(module: nn.Module, arguments: Any) -> None:
@@ -83,7 +83,7 @@ def offload_activations(model: nn.Module) -> None:
 
 
 class _Offload(saved_tensors_hooks):
-    """As `torch.autograd.graph.save_on_cpu`, which would copy every weight that a layer keeps for its gradient, too."""
+    """Like `torch.autograd.graph.save_on_cpu`, but does not copy the weights that layers save for their gradients."""
 
     def __init__(self, resident: set[int]) -> None:
         pinned = torch.accelerator.is_available()

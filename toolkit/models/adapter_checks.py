@@ -1,4 +1,4 @@
-"""Whether adapters can be used: what the installed libraries, the machine, the task and the rows say."""
+"""Checks whether adapters fit the installed libraries, the machine, the task and the rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ it is left out: peft's class for question answering loses `token_type_ids` on th
 
 
 def adapter_problems(model: ModelConfig) -> list[str]:
-    """Returns why the installed libraries, or the machine, cannot do `model.peft.method`, as full messages."""
+    """Returns why the installed libraries or the machine do not support `model.peft.method`, as full messages."""
     method = model.peft.method
     needed = {"none": (), "qlora": ("peft", "bitsandbytes")}.get(method, ("peft",))
     missing = [name for name in needed if find_spec(name) is None]
@@ -33,24 +33,24 @@ def adapter_problems(model: ModelConfig) -> list[str]:
             f"not installed; pip install 'finetune-toolkit[{extra}]'"
         ]
     if method == "qlora" and not torch.cuda.is_available():
-        return ["model.peft.method: qlora computes with weights of 4 bits on a GPU, and none is visible here; use lora"]
+        return ["model.peft.method: qlora needs a GPU for its 4-bit weights, and none is visible here; use lora"]
     return []
 
 
 def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
-    """Returns why virtual tokens cannot stand before this task's inputs, as a full message, or nothing."""
+    """Returns why this task's inputs cannot be prefixed with virtual tokens, as a full message, or nothing."""
     if model.peft.method != "prompt_tuning" or auto_model in PROMPTABLE:
         return []
     reasons = {
-        "AutoModelForQuestionAnswering": "an answer is a position in the text, which virtual tokens would shift",
-        "AutoModelForMaskedLM": "masked tokens are foreseen where they stand, and virtual tokens would shift them",
+        "AutoModelForQuestionAnswering": "answers are positions in the text, which virtual tokens would shift",
+        "AutoModelForMaskedLM": "masked tokens are predicted at their positions, which virtual tokens would shift",
     }
-    why = reasons.get(auto_model, "virtual tokens stand before a text, and this model sees none")
+    why = reasons.get(auto_model, "virtual tokens are a prefix of a text, and this model takes no text")
     return [f"model.peft.method: received 'prompt_tuning', but {why}; use lora"]
 
 
 def room_problems(model: ModelConfig, config: Any, data: Prepared) -> list[str]:
-    """Returns that inputs are too long once virtual tokens stand before them, as a full message, or nothing."""
+    """Returns a full message if inputs with virtual tokens exceed the model's length, or nothing."""
     room = getattr(config, "max_position_embeddings", None)
     if model.peft.method != "prompt_tuning" or room is None:
         return []
@@ -59,5 +59,5 @@ def room_problems(model: ModelConfig, config: Any, data: Prepared) -> list[str]:
         return []
     return [
         f"model.peft.num_virtual_tokens: received {model.peft.num_virtual_tokens}, but the longest input has "
-        f"{longest} tokens and the model {room} positions in all; cut inputs shorter, or use fewer virtual tokens"
+        f"{longest} tokens and the model only {room} positions; use shorter inputs or fewer virtual tokens"
     ]

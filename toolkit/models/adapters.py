@@ -1,6 +1,6 @@
-"""Adapters: a few new parameters beside a frozen model, made, saved and read by peft.
+"""Adds adapters to a model, saves, loads and merges them, using peft.
 
-peft takes seconds to import, so that happens only in runs that ask for it.
+peft takes seconds to import, so it is imported only by runs that use it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 FILE = "adapter_config.json"
 BASE = "base"
-"""Folder, in a run's and then in its model's, of a base model that was built anew."""
+"""Folder of a base model that was trained from scratch, first in the run's folder and then in its model folder."""
 
 
 def quantization(model: ModelConfig, config: Any, auto_class: Any) -> dict[str, Any]:
-    """Returns what `from_pretrained` needs besides for weights of 4 bits (Dettmers et al. 2023, arXiv 2305.14314)."""
+    """Returns the arguments of `from_pretrained` for 4-bit weights (Dettmers et al. 2023, arXiv 2305.14314)."""
     if model.peft.method != "qlora":
         return {}
     from transformers import BitsAndBytesConfig
 
-    with torch.device("meta"):  # only its names are asked for; a head is trained, so it keeps its bits
+    with torch.device("meta"):  # only for its module names; the head is trained, so it is not quantized
         head = head_modules(auto_class.from_config(config))
-    # Arithmetic as everywhere in the toolkit: float32, and less under train.mixed_precision.
+    # Computed in float32 as everywhere in the toolkit, unless train.mixed_precision is set.
     settings = BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=torch.float32, llm_int8_skip_modules=head or None,
@@ -47,16 +47,16 @@ def quantization(model: ModelConfig, config: Any, auto_class: Any) -> dict[str, 
 
 
 def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: str, seed: int) -> Any:
-    """Freezes a model and puts new parameters beside it.
+    """Freezes a model and adds adapters to it.
 
     Args:
-        model: complete, as it would be trained whole.
-        settings: the YAML's `model.peft`, with a method.
+        model: the model with its weights.
+        settings: the section `model.peft`, with a method.
         auto_model: name of the model's auto class.
         seed: seed of the new parameters, the same on all processes.
 
     Returns:
-        A `peft.PeftModel`, whose forward, `generate` and `config` are those of the model.
+        A `peft.PeftModel` with the model's `forward`, `generate` and `config`.
 
     Raises:
         ConfigError: if the method does not fit the model.
@@ -75,7 +75,7 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """Puts the adapters in a peft folder beside their base model; returns a `peft.PeftModel`."""
+    """Loads the adapters in a peft folder into their base model; returns a `peft.PeftModel`."""
     from peft import PeftModel
 
     with _of_another_age():
@@ -83,20 +83,20 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
 
 
 def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> None:
-    """Writes a peft folder, which says where its base model is.
+    """Writes a peft folder that names its base model.
 
     Args:
-        adapted: the model.
-        folder: where to.
-        base: folder of a base model that was built anew; it moves into the peft folder.
-        name: hub id or folder of a pretrained base model, None for a new one.
+        adapted: the model with adapters.
+        folder: folder to write to.
+        base: folder of a base model that was trained from scratch; it is moved into the peft folder.
+        name: Hub id or folder of a pretrained base model, None for a new one.
     """
     if name is None:
         shutil.rmtree(folder / BASE, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         base.rename(folder / BASE)
         name = str(folder / BASE)
-    if Path(name).is_dir():  # wherever it is loaded from
+    if Path(name).is_dir():  # whatever folder it is loaded from
         name = str(Path(name).absolute())
     adapted.peft_config["default"].base_model_name_or_path = name
     adapted.save_pretrained(folder, save_embedding_layers=False)
@@ -107,7 +107,7 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> N
 
 
 def merged(adapted: Any) -> PreTrainedModel:
-    """Adds adapters to the weights they stand beside, in place; returns the model without them."""
+    """Merges adapters into the base model's weights in place; returns the model without adapters."""
     from peft.utils import ModulesToSaveWrapper
 
     # peft itself would put trained heads back last, which it cannot do for those of several layers (under IA3).
@@ -120,10 +120,10 @@ def merged(adapted: Any) -> PreTrainedModel:
 
 
 def base_of(folder: Path, key: str) -> str:
-    """Returns the hub id or folder of the model that the adapters in a peft folder were trained beside.
+    """Returns the Hub id or folder of the base model of the adapters in a peft folder.
 
     Raises:
-        InputError: if the folder does not say.
+        InputError: if the folder does not name a base model.
     """
     if (folder / BASE).is_dir():
         return str(folder / BASE)
@@ -145,7 +145,7 @@ def _low_rank(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str,
 
 
 def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
-    """Factors of keys, values and the MLP's inner activations where peft knows them; else of what layers return."""
+    """Scales keys, values and inner MLP activations where peft knows them, otherwise the outputs of layers."""
     from peft import IA3Config
     from peft.utils import TRANSFORMERS_MODELS_TO_IA3_TARGET_MODULES_MAPPING as KNOWN
 
@@ -158,13 +158,13 @@ def _ia3(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]
 
 
 def _prompt_tuning(model: PreTrainedModel, settings: AdapterConfig, shared: dict[str, Any]) -> Any:
-    """Virtual tokens begin as tokens drawn from the vocabulary (Lester et al. 2021, arXiv 2104.08691)."""
+    """Initialises virtual tokens with random tokens of the vocabulary (Lester et al. 2021, arXiv 2104.08691)."""
     from peft import PromptTuningConfig
 
     if "score" in dict(model.named_children()):
         raise ConfigError([
-            f"model.peft.method: received 'prompt_tuning', but {type(model).__name__} answers at the last token that "
-            "is no padding, which it cannot find behind virtual tokens; use lora"
+            f"model.peft.method: received 'prompt_tuning', but {type(model).__name__} classifies by the last token that "
+            "is not padding, which it cannot find after virtual tokens; use lora"
         ])  # fmt: skip
     return PromptTuningConfig(
         num_virtual_tokens=settings.num_virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB",
@@ -180,16 +180,16 @@ METHODS: Mapping[str, Callable[[Any, AdapterConfig, dict[str, Any]], Any]] = {
     "ia3": _ia3,
     "prompt_tuning": _prompt_tuning,
 }
-"""What makes peft's configuration of each method: of a model, the settings, and what all methods share."""
+"""Functions that build each method's peft configuration from a model, the settings and the shared arguments."""
 
 
 def _head(model: PreTrainedModel) -> list[str]:
-    """The modules that are trained and saved whole."""
+    """Returns the names of the modules that are trained and saved without adapters."""
     parameters = [name for name, _ in model.named_parameters(recurse=False)]
     if parameters:
         raise ConfigError([
             f"model.peft.method: {type(model).__name__} has parameters outside of any layer ({', '.join(parameters)}), "
-            "which peft would neither train nor save; switch them off in model.config_overrides"
+            "which peft would neither train nor save; disable them in model.config_overrides"
         ])  # fmt: skip
     return head_modules(model)
 
@@ -218,7 +218,7 @@ def _targets(model: PreTrainedModel, settings: AdapterConfig) -> list[str]:
 
 
 def _transposed(model: PreTrainedModel, targets: list[str]) -> bool:
-    """Whether the layers keep their weights the other way round, as GPT-2's do."""
+    """Returns whether the layers store transposed weights, as GPT-2's do."""
     from transformers.pytorch_utils import Conv1D
 
     ends = tuple(f".{target}" for target in targets)
@@ -226,7 +226,7 @@ def _transposed(model: PreTrainedModel, targets: list[str]) -> bool:
 
 
 def _answering(adapted: Any) -> Any:
-    """Leaves what a causal model foresees at virtual tokens out of its answer, which is compared with the text's."""
+    """Removes the logits of virtual tokens from the output, so that it aligns with the text's labels."""
     config = adapted.peft_config["default"]
     if config.is_prompt_learning and config.task_type == "CAUSAL_LM":
         count = config.num_virtual_tokens
@@ -241,7 +241,7 @@ def _answering(adapted: Any) -> Any:
 
 @contextmanager
 def _of_another_age() -> Iterator[None]:
-    """Leaves out what peft, asking for a field by its former name, makes transformers say."""
+    """Suppresses transformers' warning about a deprecated attribute that peft reads."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
         yield

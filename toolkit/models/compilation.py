@@ -11,9 +11,9 @@ from toolkit.config.sections import TrainConfig
 
 
 def compile_training(model: nn.Module, train: TrainConfig) -> None:
-    """Compiles a model's training passes in place, as `train` asks; names of parameters stay as they are.
+    """Compiles a model's training passes in place as configured in `train`; parameter names do not change.
 
-    Evaluation and generation, whose shapes vary more and which run less often, are left as they were.
+    Evaluation and generation are not compiled: their shapes vary more and they run less often.
     """
     if not train.torch_compile:
         return

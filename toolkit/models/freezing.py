@@ -1,4 +1,4 @@
-"""Freezing: which parameters are not trained, or not yet."""
+"""Freezes parameters according to `model.freeze` and `model.unfreeze`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
-    """Takes the gradients from all parameters that `model.freeze` names and `model.unfreeze` does not.
+    """Disables gradients of all parameters that match `model.freeze` but not `model.unfreeze`.
 
-    Those that are trained later keep theirs, so that the optimizer, and what exchanges gradients, know them; see
-    `toolkit.engine.callbacks.unfreezing`.
+    Parameters that are unfrozen later keep `requires_grad`, so that the optimizer and the gradient exchange include
+    them; see `toolkit.engine.callbacks.unfreezing`.
 
     Raises:
-        ConfigError: for patterns that match nothing, and if nothing would be trained at first.
+        ConfigError: if a pattern matches nothing, or no parameter would be trained at the start.
     """
     frozen = frozen_parameters(model, settings)
     later = {name for names in later_parameters(model, settings).values() for name in names}
@@ -35,10 +35,10 @@ def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
 
 
 def frozen_parameters(model: PreTrainedModel, settings: ModelConfig) -> set[str]:
-    """Returns the names that `model.freeze` stands for.
+    """Returns the names of the parameters that match `model.freeze`.
 
     Raises:
-        ConfigError: for patterns that match nothing.
+        ConfigError: if a pattern matches nothing.
     """
     words = [settings.freeze] if isinstance(settings.freeze, str) else settings.freeze
     found: set[str] = set()
@@ -54,10 +54,10 @@ def frozen_parameters(model: PreTrainedModel, settings: ModelConfig) -> set[str]
 
 
 def later_parameters(model: PreTrainedModel, settings: ModelConfig) -> dict[str, set[str]]:
-    """Returns the names that are trained later, by the moment in the YAML.
+    """Returns the names of the parameters that are unfrozen later, by the moment in the YAML.
 
     Raises:
-        ConfigError: for patterns that match nothing that is frozen.
+        ConfigError: if a pattern matches no frozen parameter.
     """
     frozen = sorted(frozen_parameters(model, settings)) if settings.unfreeze else []
     return {
@@ -82,17 +82,17 @@ def _matching(key: str, patterns: Iterable[str], names: Sequence[str]) -> set[st
 
 
 def _beginnings(names: Iterable[str]) -> list[str]:
-    """The names cut after their second word, as patterns; enough to see how a model is made."""
+    """Returns patterns of the first two parts of each name, which show the structure of a model."""
     return sorted({".".join(name.split(".")[:2]) + (".*" if name.count(".") > 1 else "") for name in names})
 
 
 def _feature_encoder(model: PreTrainedModel) -> set[str]:
-    """What transformers itself freezes in a speech model; the parameters are left as they are."""
+    """Returns the names of the parameters that transformers freezes as a speech model's feature encoder."""
     switch_off: Any = getattr(model, "freeze_feature_encoder", None)
     if switch_off is None:
         raise ConfigError([
-            f"model.freeze: received 'feature_extractor', but {type(model).__name__} has none that transformers knows "
-            "how to freeze (Wav2Vec2 and its kin have); name its parameters by patterns"
+            f"model.freeze: received 'feature_extractor', but {type(model).__name__} has none that transformers can "
+            "freeze (Wav2Vec2 and similar models have one); use parameter patterns instead"
         ])  # fmt: skip
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Pushing the final model to the hub, under either engine."""
+"""Pushes the final model to the Hub, under either engine."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ from toolkit.config.sections import CheckpointConfig, Config
 
 
 def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
-    """Returns why the model could not be pushed after the run, as full messages."""
+    """Returns why the model cannot be pushed after the run, as full messages."""
     if not checkpoint.push_to_hub:
         return []
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return ["checkpoint.push_to_hub: received true, but HF_HUB_OFFLINE=1 keeps this process off the hub"]
+        return ["checkpoint.push_to_hub: received true, but HF_HUB_OFFLINE=1 disables access to the Hub"]
     if huggingface_hub.get_token() is None:
-        return ["checkpoint.push_to_hub: nobody is logged in; run `hf auth login`, or set HF_TOKEN"]
+        return ["checkpoint.push_to_hub: not logged in; run `hf auth login`, or set HF_TOKEN"]
     return []
 
 
 def push(cfg: Config, model: Path) -> None:
-    """Pushes a run's model folder if the settings say so; on the main process.
+    """Pushes a run's model folder if `checkpoint.push_to_hub` is set. Call it on the main process only.
+
+    Args:
+        cfg: resolved configuration.
+        model: the run's model folder.
 
     Raises:
-        RunError: if the hub does not take it, with what to do by hand; everything has been written here by then.
+        RunError: if the push fails, with the command to push by hand; all local files are complete.
     """
     checkpoint = cfg.checkpoint
     if not checkpoint.push_to_hub:

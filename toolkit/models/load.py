@@ -1,4 +1,4 @@
-"""The model: its configuration, its weights, and what may not be silently lost on the way."""
+"""Loads or builds a model and its configuration, and refuses settings or weights that would be lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-"""Fields that make a model leave out layers in training, so that their parameters get no gradient."""
+"""Fields that make a model skip layers at random in training, so that their parameters get no gradient."""
 OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
-"""Fields that change what a model's forward returns, which tasks must be able to rely on."""
+"""Fields that change a model's outputs, which tasks rely on."""
 
 
 def _known_fields(config: PreTrainedConfig) -> list[str]:
@@ -43,21 +43,21 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
     model_type = fields["model_type"]
     if model_type not in CONFIG_MAPPING_NAMES:
         hint = did_you_mean(model_type, CONFIG_MAPPING_NAMES, most=3)
-        raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model of transformers{hint}"])
+        raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model type of transformers{hint}"])
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
     _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
     try:
         return AutoConfig.for_model(model_type, **sizes)
-    except Exception as error:  # each configuration class has checks, and exception types, of its own
+    except Exception as error:  # each configuration class has its own checks and exception types
         raise ConfigError([f"model.from_config: {model_type} refuses these sizes: {error}"]) from error
 
 
 def load_model_config(model: ModelConfig) -> PreTrainedConfig:
-    """Reads or makes the model's configuration and applies `model.config_overrides`.
+    """Loads or creates the model's configuration and applies `model.config_overrides`.
 
     Raises:
-        ConfigError: for fields that the configuration class does not have, or values that it refuses.
-        InputError: if there is no such model.
+        ConfigError: if the configuration class does not have a field or refuses a value.
+        InputError: if the model does not exist or its configuration cannot be loaded.
     """
     from transformers import AutoConfig
 
@@ -69,7 +69,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
             config = AutoConfig.from_pretrained(
                 name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
             )
-        except Exception as error:  # hub, JSON and configuration errors alike are about this one setting
+        except Exception as error:  # Hub, JSON and configuration errors are all caused by this setting
             raise pretrained_error("model.name_or_path", name, error) from error
     _check_fields(config, model.config_overrides, "model.config_overrides")
     if forms := [name for name in model.config_overrides if name in OUTPUT_FORMS]:
@@ -86,13 +86,13 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
 
 
 def lost_override_problems(model: ModelConfig, config: PreTrainedConfig) -> list[str]:
-    """Returns which overrides are of what the task or the processor has decided since, as full messages."""
+    """Returns which overrides were replaced by the task or the processor, as full messages."""
     lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
     return [f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost]
 
 
 def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:
-    """Returns what is wrong if transformers has no such head for this type of model, as full messages."""
+    """Returns a full message if transformers has no such head for this model type, or nothing."""
     import transformers
 
     known = getattr(transformers, auto_model)._model_mapping
@@ -104,24 +104,27 @@ def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str)
 
 
 def load_code(config: PreTrainedConfig, auto_model: str) -> None:
-    """Imports a model's class, and the libraries that it needs, so that building one takes memory for itself alone."""
+    """Imports a model's class and its libraries, so that measuring its memory does not include the imports."""
     import transformers
 
     getattr(transformers, auto_model)._model_mapping.get(type(config), None)
 
 
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
-    """Loads the pretrained weights, or makes new ones, in float32.
+    """Loads pretrained weights or creates new ones, in float32.
 
     Args:
         model: the YAML's `model` section.
-        config: its configuration, complete with what task and processor decide.
-        auto_model: name of the auto class, for instance `AutoModelForQuestionAnswering`.
-        seed: seed of every new weight, the same on all processes.
+        config: the model's configuration, completed by task and processor.
+        auto_model: name of the auto class, for example `AutoModelForQuestionAnswering`.
+        seed: seed of all new weights, the same on all processes.
+
+    Returns:
+        The model, in training mode if it is new and in evaluation mode if it was loaded.
 
     Raises:
-        ConfigError: if nothing can be made of `model.from_config`, or if the model cannot attend as asked.
-        InputError: if there are no usable weights, or if other layers than the head do not fit.
+        ConfigError: if `model.from_config` is invalid, or the model does not support the attention implementation.
+        InputError: if the weights cannot be loaded, or weights other than the head's are missing or mismatched.
     """
     import transformers
 
@@ -131,8 +134,8 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
     if model.from_config is not None:
         try:
             return auto_class.from_config(config, dtype=torch.float32, **attending)
-        except Exception as error:  # each model class has checks, and exception types, of its own
-            raise ConfigError([f"model.from_config: no {auto_model} can be made of this: {error}"]) from error
+        except Exception as error:  # each model class has its own checks and exception types
+            raise ConfigError([f"model.from_config: cannot build {auto_model}: {error}"]) from error
     name = str(model.name_or_path)
     try:
         loaded, info = auto_class.from_pretrained(
@@ -154,29 +157,33 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
 
 
 ATTENTION_FLAGS = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}
-"""Attribute of a model class that says whether it can attend so; every one can do `eager`."""
+"""Attributes of model classes that say which attention implementations they support; all support `eager`."""
 
 
 def attention(model: ModelConfig, config: PreTrainedConfig, auto_class: Any) -> dict[str, str]:
-    """The argument that chooses the attention, if one is asked for."""
+    """Returns the argument of `from_pretrained` that selects the attention implementation, if one is set.
+
+    Raises:
+        ConfigError: if the model class does not support it.
+    """
     name = model.attn_implementation
     if name is None:
         return {}
-    # A class that comes with the model (trust_remote_code) is not known here: the library checks it.
+    # Classes that come with the model (trust_remote_code) are checked by the library.
     model_class = auto_class._model_mapping.get(type(config), None)
     if isinstance(model_class, tuple):
         model_class = model_class[0]
     if name != "eager" and model_class and not getattr(model_class, ATTENTION_FLAGS.get(name, "_supports_flash_attn")):
         others = [other for other, flag in ATTENTION_FLAGS.items() if getattr(model_class, flag)]
         raise ConfigError([
-            f"model.attn_implementation: received {name!r}, which {model_class.__name__} does not have; use "
+            f"model.attn_implementation: received {name!r}, which {model_class.__name__} does not support; use "
             f"{' or '.join(['eager', *others])}"
         ])  # fmt: skip
     return {"attn_implementation": name}
 
 
 def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str) -> None:
-    """A head of another size is made anew (fine-tuning on other labels); whatever else does not fit is an error."""
+    """Refuses missing or mismatched weights, except the head's, which is newly initialised for other labels."""
     mismatched = [entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]]
     missing = sorted(info["missing_keys"])
     prefix = f"{model.base_model_prefix}."
@@ -184,31 +191,31 @@ def _refuse_lost_weights(model: PreTrainedModel, info: dict[str, Any], name: str
     if lost:
         shown = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
         raise InputError(
-            f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be new.\n"
-            "  Check model.config_overrides (sizes cannot change) and that the folder holds this kind of model."
+            f"model.name_or_path: the weights of {name!r} do not fit {type(model).__name__}: {shown} would be newly "
+            "initialised.\n  Check model.config_overrides (sizes cannot change) and that the weights are of this type."
         )
 
 
 def unused_parameter_problems(config: PreTrainedConfig) -> list[str]:
-    """Returns why several processes cannot train a model: it leaves out layers at random, each process others."""
+    """Returns a full message if a model skips layers at random, which differ between processes, or nothing."""
     names = [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]
     if not names:
         return []
     instead = " and ".join(f"model.config_overrides.{name}=0" for name in names)
     return [
-        f"train.ddp_find_unused_parameters: received false, but this {config.model_type} leaves out layers at "
-        f"random ({', '.join(names)}), and several processes must agree on whose gradients there are; set it to "
-        f"true, or {instead}"
+        f"train.ddp_find_unused_parameters: received false, but this {config.model_type} skips layers at "
+        f"random ({', '.join(names)}), so the set of gradients differs between processes; set it to "
+        f"true, or set {instead}"
     ]
 
 
 def batch_dependence(model: nn.Module) -> list[str]:
-    """Returns why a row's result depends on the rows beside it, which no engine can make equal over splits."""
+    """Returns why a row's result depends on the other rows of its batch, so that results depend on the split."""
     reasons, config = [], getattr(model, "config", None)
     if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        reasons.append("batch normalisation takes its statistics from each micro-batch")
+        reasons.append("batch normalisation computes its statistics per micro-batch")
     if getattr(config, "feat_extract_norm", None) == "group":
-        reasons.append("group normalisation over time (feat_extract_norm=group) takes padding into its statistics")
+        reasons.append("group normalisation over time (feat_extract_norm=group) includes padding in its statistics")
     if getattr(config, "summary_type", None) == "last":
-        reasons.append("the summary is taken from the last position, which is padding in all but the longest rows")
+        reasons.append("it classifies by the last position, which is padding in all but the longest rows")
     return reasons

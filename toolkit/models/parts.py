@@ -1,4 +1,4 @@
-"""What a model is made of: its backbone, its head, the linear layers that repeat, and how much of it is trained."""
+"""Finds the parts of a model: its backbone, its head, its repeated linear layers and its parameter counts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 POOLER = "pooler"
-"""Stands inside the base model, but is often made anew with the head, and is as near to the task."""
+"""Name of the pooler: part of the base model, but often newly initialised like the head, and trained like it."""
 
 
 def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
-    """Returns the parts of a model that were trained before it got its head, by their names.
+    """Returns the pretrained parts of a model, without its head, by name.
 
-    That is the base model that transformers knows, or, of classes that keep its parts side by side (T5, the classifier
-    of Whisper), each part that holds repeated layers.
+    This is the model's `base_model_prefix` or, for classes without such a module (T5, Whisper's classifier), each part
+    that contains repeated layers.
     """
     base = getattr(model, model.base_model_prefix, None)
     if isinstance(base, nn.Module):
@@ -31,9 +31,9 @@ def backbone(model: PreTrainedModel) -> dict[str, nn.Module]:
 
 
 def head_modules(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the modules that make a task's answer of what the backbone gives.
+    """Returns the names of the modules between the backbone and the task's outputs.
 
-    A language model has none: what foresees its tokens was trained with the rest, and often is its embedding.
+    Language models have none: their output layer is pretrained, and often shared with the embedding.
     """
     parts = backbone(model)
     if model.get_output_embeddings() is not None:
@@ -43,7 +43,7 @@ def head_modules(model: PreTrainedModel) -> list[str]:
 
 
 def backbone_parameters(model: PreTrainedModel) -> list[str]:
-    """Returns the names of the parameters of the backbone, which a head may share, as an embedding is."""
+    """Returns the names of the backbone's parameters, including those shared with the head, such as embeddings."""
     head = tuple(f"{name}." for name in head_modules(model))
     inside = {
         id(parameter)
@@ -55,13 +55,13 @@ def backbone_parameters(model: PreTrainedModel) -> list[str]:
 
 
 def repeated_linears(model: PreTrainedModel) -> list[str]:
-    """Returns the full names of the linear layers inside the backbone's repeated layers: attention and MLP."""
+    """Returns the full names of the linear layers (attention and MLP) in the backbone's repeated layers."""
     from transformers.pytorch_utils import Conv1D
 
     found = []
     for part_name, part in backbone(model).items():
         lists = tuple(f"{name}." for name, module in part.named_modules() if isinstance(module, nn.ModuleList))
-        # An attention module of torch uses its output layer's weight itself, and would pass by an adapter.
+        # torch's attention module uses its output layer's weight directly, which would bypass an adapter.
         fused = tuple(f"{name}." for name, module in part.named_modules() if isinstance(module, nn.MultiheadAttention))
         found += [
             f"{part_name}.{name}"
@@ -72,14 +72,14 @@ def repeated_linears(model: PreTrainedModel) -> list[str]:
 
 
 def suffixes(wanted: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Returns short ends of the wanted names, after a dot, that no other name has."""
+    """Returns the shortest dotted suffixes of the wanted names that match none of the other names."""
     wanted = set(wanted)
     others = {end for name in set(names) - wanted for end in _ends(name)}
     return sorted({next((end for end in _ends(name) if end not in others), name) for name in wanted})
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """Returns how many parameters are trained, and how many there are; those of 4 bits count as what they stand for."""
+    """Returns the number of trained parameters and of all parameters; packed 4-bit weights are counted unpacked."""
     counts = [
         (parameter.numel() * (2 if type(parameter).__name__ == "Params4bit" else 1), parameter.requires_grad)
         for parameter in model.parameters()
@@ -88,7 +88,7 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
 
 
 def _ends(name: str) -> list[str]:
-    """`a.b.c`: `c`, `b.c`, `a.b.c`."""
+    """Returns the dotted suffixes of a name, shortest first: `c`, `b.c`, `a.b.c`."""
     words = name.split(".")
     return [".".join(words[start:]) for start in reversed(range(len(words)))]
 

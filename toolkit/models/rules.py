@@ -1,4 +1,4 @@
-"""What cannot go together in the section `model`."""
+"""Rules about settings in the section `model` that cannot be combined."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ADAPTER_SETTINGS = {
     "target_modules": (*_LOW_RANK, "ia3"),
     "num_virtual_tokens": ("prompt_tuning",),
 }
-"""Settings of adapters, and the methods that have a use for them."""
+"""Settings of adapters, and the methods that use them."""
 
 
 def _is_text(value: Any) -> bool:
@@ -27,7 +27,7 @@ def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
         getattr(AdapterConfig(), name),
         "model.peft.method",
         lambda method: method in methods,
-        f"only {', '.join(methods)} {'has' if len(methods) == 1 else 'have'} such a setting",
+        f"only {', '.join(methods)} {'uses' if len(methods) == 1 else 'use'} this setting",
         f"set model.peft.method to {' or '.join(methods)}",
     )
 
@@ -36,38 +36,38 @@ RULES = (
     Rule(
         lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
         ("model.name_or_path", "model.from_config"),
-        "a model is either loaded or built anew",
+        "a model is either pretrained or trained from scratch",
         "remove one of them",
     ),
     Rule(
         lambda c: c.model.name_or_path is None and c.model.from_config is None,
         ("model.name_or_path", "model.from_config"),
-        "no model is named",
-        "set model.name_or_path to a hub id or local folder, or give model.from_config",
+        "no model is given",
+        "set model.name_or_path to a Hub id or local folder, or set model.from_config",
     ),
     Rule(
         lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
         ("model.from_config",),
-        "it needs a model_type, as text",
-        "add one, for instance model_type: bert",
+        "it needs a model_type",
+        "add one, for example model_type: bert",
     ),
     Rule(
         lambda c: c.model.from_config is not None and c.model.revision is not None,
         ("model.revision", "model.from_config"),
-        "a model that is built anew has no revision",
+        "a model trained from scratch has no revision",
         "remove model.revision",
     ),
     Rule(
         lambda c: c.model.from_config is not None and c.model.trust_remote_code,
         ("model.trust_remote_code", "model.from_config"),
-        "a model that is built anew brings no code of its own",
+        "a model trained from scratch has no remote code",
         "remove model.trust_remote_code",
     ),
     *(_adapters_only(name, methods) for name, methods in _ADAPTER_SETTINGS.items()),
     Rule(
         lambda c: c.model.peft.method != "none" and bool(c.model.freeze),
         ("model.freeze", "model.peft.method"),
-        "adapters leave every parameter of the base model frozen already",
+        "adapters already freeze every parameter of the base model",
         "remove model.freeze, or set model.peft.method to none",
     ),
     Rule(
@@ -79,32 +79,32 @@ RULES = (
     Rule(
         lambda c: not all(re.fullmatch("(epoch|step)_[1-9][0-9]*", moment) for moment in c.model.unfreeze),
         ("model.unfreeze",),
-        "its keys say when",
-        "write them as epoch_<n> or step_<n>, with n from 1 on",
+        "keys must be epoch_<n> or step_<n>",
+        "use such keys, with n at least 1",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,
         ("model.peft.method", "model.from_config"),
-        "only weights that were trained are worth keeping in 4 bits",
-        "set model.peft.method to lora, or name a pretrained model in model.name_or_path",
+        "only pretrained weights can be quantized to 4 bits",
+        "set model.peft.method to lora, or set model.name_or_path to a pretrained model",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora",
         ("model.peft.method",),
-        "qlora computes with weights of 4 bits on a GPU, and the launcher asks for the CPU",
+        "qlora needs a GPU for its 4-bit weights, and the launcher selects the CPU",
         "set model.peft.method to lora",
         launcher="ACCELERATE_USE_CPU",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.checkpoint.resume != "none",
         ("model.peft.method", "checkpoint.resume"),
-        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
         "set checkpoint.resume to none, or model.peft.method to lora",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,
         ("model.peft.method", "checkpoint.load_best_model_at_end"),
-        "weights of 4 bits are saved with scales that bitsandbytes does not load again",
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
         "set checkpoint.load_best_model_at_end to false, or model.peft.method to lora",
     ),
 )

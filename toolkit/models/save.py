@@ -1,4 +1,4 @@
-"""A trained model as a folder that transformers can load."""
+"""Saves a trained model as a folder that transformers can load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from toolkit.models.adapters import save_adapters
 
 
 def save_model(run: Run) -> None:
-    """Writes `model/`: weights, configuration and processor, loadable by transformers (or peft) alone."""
+    """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it."""
     files, settings = RunFolder(run.output_dir), run.cfg.model
     folder = files.model
     if settings.peft.method == "none":
@@ -17,5 +17,5 @@ def save_model(run: Run) -> None:
         save_adapters(run.model, folder, files.base, settings.name_or_path)
     run.processor.save_pretrained(folder)
     mode = (folder / "config.json" if settings.peft.method == "none" else folder / "adapter_config.json").stat().st_mode
-    for weights in folder.rglob("*.safetensors"):  # safetensors lets only the owner read; colleagues read a result too
+    for weights in folder.rglob("*.safetensors"):  # safetensors creates files that only the owner can read
         weights.chmod(mode)

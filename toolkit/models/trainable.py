@@ -1,4 +1,4 @@
-"""The third act of a run, once weights are loaded: what of a model is trained, and how its passes are computed."""
+"""Prepares a loaded model for training: frozen parameters, adapters, activation memory and compilation."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ if TYPE_CHECKING:
 def make_trainable(
     model: PreTrainedModel, cfg: Config, auto_model: str, accelerator: Accelerator, output_dir: Path
 ) -> PreTrainedModel:
-    """Freezes parameters or adds adapters, and sets up activation memory and compilation, as the YAML asks.
+    """Freezes parameters or adds adapters, and sets up activation memory and compilation.
 
     Args:
-        model: with its weights.
+        model: the model with its weights.
         cfg: resolved configuration.
-        auto_model: name of its auto class in transformers.
-        accelerator: of the run.
-        output_dir: where a new base model is kept for its adapters.
+        auto_model: name of the model's auto class in transformers.
+        accelerator: the run's.
+        output_dir: folder in which a new base model is saved for its adapters.
+
+    Returns:
+        The model to train.
 
     Raises:
-        ConfigError: if that does not fit the model.
+        ConfigError: if a setting does not fit the model.
     """
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
-            # What adapters are trained beside must be there to load them; from here it moves into the result.
+            # Adapters can only be loaded with their base model, so it is saved and later moved into the result.
             on_main(accelerator, model.save_pretrained, RunFolder(output_dir).base)
         model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
     freeze(model, cfg.model)
