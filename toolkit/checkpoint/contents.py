@@ -76,7 +76,7 @@ def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
     with verified_tensors(checkpoint, path) as saved:
         if problems := _misfits(own, saved.shapes):
             raise CheckpointError(
-                "\n    ".join([f"the weights in {path} are not of this model:", *problems])
+                "\n    ".join([f"the weights in {path} do not match this model:", *problems])
                 + "\nResume with the model settings that the run was started with."
             )
         with torch.no_grad():

@@ -1,6 +1,6 @@
-"""What models take: one module per modality, each with the functions of `toolkit.api.modality.Modality`.
+"""Modalities: one module each, with the functions of `toolkit.api.modality.Modality`.
 
-Those whose rows can be classified by one value (text, image, audio) have those of `InputModality`, too.
+Modalities whose rows can be classified (text, image, audio) also have the functions of `InputModality`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODALITIES = {
 
 
 def load(name: str) -> Modality:
-    """Imports a modality by its name, for instance `text`."""
+    """Imports a modality by name, for example `text`."""
     modality: Modality = import_object(MODALITIES[name])
     return modality
 

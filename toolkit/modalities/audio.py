@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 AUTO_PROCESSOR = "AutoFeatureExtractor"
 BLOCK_FRAMES = 2**18
 BROKEN_OFF_SECONDS = 0.1
-"""How much shorter than its header says a file may be; the header of an MP3 may be some frames off."""
+"""Seconds by which a file may be shorter than its header says; MP3 headers may be a few frames off."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
-    """Returns the name of the auto class that classifies; vision models classify log-mel spectrograms."""
+    """Returns the name of the auto class for classification; vision models classify log-mel spectrograms."""
     return (
         "AutoModelForImageClassification" if config.model_type in VISION_MODELS else "AutoModelForAudioClassification"
     )
@@ -48,20 +48,20 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes a file once, so that a broken one is known before training.
+    """Decodes a file once, so that corrupt files are found before training.
 
     Returns:
         The reference with its number of `frames` (samples per channel) and their `rate` per second.
 
     Raises:
-        BadRow: with the file's name and why it cannot be used.
+        BadRow: if the file cannot be used, with its name and the reason.
     """
     import soundfile
 
     try:
         with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
             rate, promised, frames = sound.samplerate, sound.frames, 0
-            # Not `sound.blocks`, which makes up samples where a file breaks off.
+            # Not `sound.blocks`, which pads truncated files with invented samples.
             while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
                 frames += len(block)
                 if not np.isfinite(block).all():
@@ -69,15 +69,15 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     except (soundfile.SoundFileError, OSError) as error:
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
     if promised - frames > BROKEN_OFF_SECONDS * rate:
-        raise BadRow(f"{file['name']}: breaks off after {frames / rate:g} of {promised / rate:g} s")
+        raise BadRow(f"{file['name']}: truncated after {frames / rate:g} of {promised / rate:g} s")
     if frames < options.audio.min_seconds * rate:
         least = options.audio.min_seconds
-        raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds asks for {least:g} s")
+        raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds requires {least:g} s")
     return {**file, "frames": frames, "rate": rate}
 
 
 def _reason(error: Exception) -> str:
-    """What a library or the system says, without the name of an object in memory."""
+    """Returns the message of a library or the system, without the address of an object in memory."""
     return str(getattr(error, "error_string", error)).strip(". ")
 
 
@@ -88,14 +88,14 @@ def read(
     generator: np.random.Generator | None,
     length: int | None = None,
 ) -> np.ndarray:
-    """Reads a clip, or a part of a longer one.
+    """Reads a clip, cropped to `options.max_seconds`.
 
     Args:
         file: a checked reference.
         rate: samples per second to return.
-        options: the longest part, where it begins, and how speed varies.
-        generator: draws what is random in training; None in evaluation.
-        length: fill up a shorter one to so many samples, with silence around it; None leaves it as it is.
+        options: length and position of the crop, and speed augmentation.
+        generator: source of randomness in training; None in evaluation.
+        length: pads shorter clips with silence to this many samples; None does not pad.
 
     Returns:
         `[samples]` float32, one channel.
@@ -106,7 +106,7 @@ def read(
     import soundfile
     import soxr
 
-    # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
+    # All numbers are always drawn, so that one setting does not change the effect of another.
     faster, start = (0.5, 0.5) if generator is None else generator.random(2)
     if options.crop == "center":
         start = 0.5
@@ -117,11 +117,11 @@ def read(
             sound.seek(round(start * (file["frames"] - wanted)))
             samples = sound.read(wanted, dtype="float32", always_2d=True)
         if len(samples) != wanted:
-            raise ValueError(f"{wanted} samples were to be read, {len(samples)} are left")
+            raise ValueError(f"expected {wanted} samples, found {len(samples)}")
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise DataError(
             f"{file['name']}: {_reason(error)}. "
-            "It was intact when the rows were checked; start again to check it again."
+            "It was intact when the rows were checked; rerun to check it again."
         ) from error
     clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
     if length is None:
@@ -134,12 +134,15 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
     """Loads the feature extractor of a pretrained model, a run or a checkpoint.
 
     Args:
-        source: hub id or folder.
-        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
+        source: Hub id or folder.
+        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
         options: the task's options, for `audio`.
 
+    Returns:
+        The feature extractor.
+
     Raises:
-        InputError: if there is none.
+        InputError: if it cannot be loaded, or its sampling rate is not the configured one.
     """
     from transformers import AutoFeatureExtractor
 
@@ -151,14 +154,14 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
         )
         rate = extractor.sampling_rate
         if wanted not in (None, rate):
-            raise ValueError(f"it takes {rate} samples per second; set task.audio.sampling_rate to null or {rate}")
-    except Exception as error:  # hub, file format and class errors alike are about this one setting
+            raise ValueError(f"it requires {rate} samples per second; set task.audio.sampling_rate to null or {rate}")
+    except Exception as error:  # Hub, file format and class errors are all caused by this setting
         raise pretrained_error("model.name_or_path", source, error) from error
     return _fitted(extractor, options.audio)
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
-    """Makes the feature extractor that a new model needs: log-mel frames or the waveform, by its kind."""
+    """Creates the feature extractor of a new model, for log-mel spectrograms or waveforms."""
     from transformers import ASTFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 
     rate = options.audio.sampling_rate or DEFAULT_RATE
@@ -180,7 +183,7 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
 
 
 def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
-    """Makes Whisper's extractor pad to the clips' length, in whole seconds since it stores those, instead of 30 s."""
+    """Makes Whisper's extractor pad to the clips' length, rounded to full seconds, instead of 30 s."""
     if hasattr(extractor, "nb_max_frames"):
         extractor.chunk_length = math.ceil(options.max_seconds)
         extractor.n_samples = extractor.chunk_length * extractor.sampling_rate
@@ -189,16 +192,16 @@ def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
 
 
 def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
-    """Cuts Whisper's positions to the clips' length.
+    """Shortens Whisper's position embeddings to the clips' length.
 
-    They are sinusoids, which the model computes for any length, so those of a pretrained one do not change.
+    They are sinusoids that the model computes for any length, so those of a pretrained model do not change.
     """
     if config.model_type == "whisper":
         config.max_source_positions = extractor.nb_max_frames // 2  # its second convolution has stride 2
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on: audio is decoded in the loader's workers; `length` is in samples at the model's rate."""
+    """Passes references on (data loader workers decode them); `length` is in samples at the model's rate."""
     seconds = [min(file["frames"] / file["rate"], options.audio.max_seconds) for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
@@ -206,10 +209,15 @@ def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options
 def collate(
     features: Sequence[dict[str, Any]], extractor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes clips and returns what the model takes, float32.
+    """Decodes clips and returns the model's float32 inputs.
 
-    `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and similar models), `input_values`
-    `[B, frames, mels]` (AST), `input_features` `[B, mels, frames]` (Whisper), or `pixel_values` `[B, 1, mels, frames]`.
+    Returns:
+        `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and similar models),
+        `input_values` `[B, frames, mels]` (AST), `input_features` `[B, mels, frames]` (Whisper), or `pixel_values`
+        `[B, 1, mels, frames]` (vision models).
+
+    Raises:
+        DataError: if a file has changed since it was checked.
     """
     name, rate = extractor.model_input_names[0], extractor.sampling_rate
     length = round(options.audio.max_seconds * rate) if name == "pixel_values" else None
@@ -219,7 +227,7 @@ def collate(
     ]
     if name == "input_values" and not hasattr(extractor, "num_mel_bins"):
         return dict(extractor(clips, sampling_rate=rate, padding=True, return_tensors="pt"))
-    # One by one: batched transforms round differently, and a row must not depend on those beside it.
+    # One by one: batched transforms round differently, and a row must not depend on the others of its batch.
     frames = [extractor(clip, sampling_rate=rate, return_tensors="pt") for clip in clips]
     if name == "pixel_values":
         spectrograms = torch.cat([part["input_values"] for part in frames])
@@ -230,9 +238,9 @@ def collate(
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns what stands for a clip in messages and predictions: its name."""
+    """Returns the file name, which identifies a clip in messages and predictions."""
     return str(file["name"])
 
 
 def thumbnail(file: Mapping[str, Any], options: Any) -> None:
-    """Returns None: there is nothing to see of a sound."""
+    """Returns None, because audio has no image."""

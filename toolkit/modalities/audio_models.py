@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE = 16000
 FRAME, HOP = 400, 160
-"""Samples of a frame of the log-mel spectrogram, and between frames: those of transformers' AST extractor."""
+"""Samples per frame of the log-mel spectrogram and between frames, as in transformers' AST extractor."""
 VISION_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
-"""Vision models that take images of any size, so log-mel spectrograms too."""
+"""Vision models that take images of any size, and therefore log-mel spectrograms."""
 OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
 
 
@@ -38,22 +38,22 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
         return [f"task.audio.num_mel_bins: has no effect with a model of type {kind}; remove it"]
     seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
     if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
-        return [f"{seconds}, but this model takes at most {config.max_source_positions // 50} s"]
+        return [f"{seconds}, but this model supports at most {config.max_source_positions // 50} s"]
     if kind in VISION_MODELS and config.num_channels != 1:
         return [f"model: {kind} has num_channels {config.num_channels}; a log-mel spectrogram has 1"]
     if kind == "audio-spectrogram-transformer" and num_frames(audio, rate) > config.max_length:
         longest = ((config.max_length - 1) * HOP + FRAME) / rate
-        return [f"{seconds}, but this model takes at most {longest:g} s (its max_length: {config.max_length} frames)"]
+        return [f"{seconds}, but this model supports at most {longest:g} s (its max_length: {config.max_length} frames)"]
     return _too_short_to_process(config, audio, rate) or _too_short_to_mask(config, audio, rate)
 
 
 def _least_samples(options: AudioOptions, rate: int) -> float:
-    """Samples of the shortest clip at the highest speed."""
+    """Returns the number of samples of the shortest clip at the highest speed."""
     return min(options.min_seconds / (1 + options.speed), options.max_seconds) * rate
 
 
 def _too_short_to_process(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """Log-mel frames, and the convolutions of wav2vec 2.0 and similar models, need a minimum of samples."""
+    """Returns messages if clips may have too few samples for a log-mel frame or the model's convolutions."""
     needed, given = FRAME, _least_samples(options, rate)
     if config.model_type == "whisper":  # padded with silence
         return []
@@ -71,7 +71,7 @@ def _too_short_to_process(config: PreTrainedConfig, options: AudioOptions, rate:
 
 
 def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """SpecAugment of wav2vec 2.0 and similar models refuses batches that are shorter than what it masks."""
+    """Returns a message if clips may be shorter than the mask of SpecAugment, which wav2vec 2.0 refuses."""
     masks = getattr(config, "apply_spec_augment", False) and getattr(config, "mask_time_prob", 0) > 0
     ratio = getattr(config, "inputs_to_logits_ratio", None)
     if not masks or ratio is None or _least_samples(options, rate) >= (config.mask_time_length + 1) * ratio:
@@ -79,5 +79,5 @@ def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: in
     least = (config.mask_time_length + 1) * ratio / rate * (1 + options.speed)
     return [
         f"task.audio.min_seconds: received {options.min_seconds:g}, but SpecAugment masks {config.mask_time_length} "
-        f"frames; ask for at least {least:g} s, or set model.config_overrides.mask_time_prob to 0"
+        f"frames; set it to at least {least:g} s, or set model.config_overrides.mask_time_prob to 0"
     ]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 AUTO_PROCESSOR = "AutoImageProcessor"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
-"""What is decoded; other decoders of Pillow start programs of their own or are seldom looked after."""
+"""Supported image formats; Pillow's other decoders start external programs or are rarely maintained."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B", "I;16L")
-"""Pixel modes that can be converted to grey or RGB without guessing what their numbers mean."""
+"""Pixel modes with a defined range of values, which can be converted to grey or RGB."""
 ASPECT = (3 / 4, 4 / 3)
 ERASED = (0.02, 0.33)
 DEFAULT_SIZE = 224
@@ -35,7 +35,7 @@ THUMBNAIL = 96
 
 
 def auto_model(config: PreTrainedConfig) -> str:
-    """Returns the name of the auto class that classifies."""
+    """Returns the name of the auto class for classification."""
     return "AutoModelForImageClassification"
 
 
@@ -47,56 +47,66 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes an image once, so that a broken file is known before training.
+    """Decodes an image once, so that corrupt files are found before training.
+
+    Returns:
+        The reference, unchanged.
 
     Raises:
-        BadRow: with the file's name and why it cannot be used.
+        BadRow: if the file cannot be used, with its name and the reason.
     """
     decode(file, options.image.max_pixels)
     return file
 
 
 def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
-    """Reads an image (of an animation the first frame) and applies its EXIF orientation.
+    """Reads an image (the first frame of an animation) and applies its EXIF orientation.
+
+    Args:
+        file: a reference with the file's `name` and location.
+        max_pixels: largest number of pixels, checked before decoding.
+
+    Returns:
+        The decoded image.
 
     Raises:
-        BadRow: if it is not an image, is broken, or has more than `max_pixels`; found without decoding it.
+        BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels.
     """
     from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings(), open_file(file) as opened:
-            # Pillow warns of size by a limit of its own, and of metadata that is not needed here.
+            # Pillow warns about its own size limit, and about metadata that is not needed here.
             warnings.simplefilter("ignore")
             image = Image.open(opened, formats=FORMATS)
             width, height = image.size
             if width * height > max_pixels:
                 raise BadRow(
-                    f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,} in all"
+                    f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}"
                 )
             image.load()
             _refuse_unclear_pixels(image, file["name"])
             return ImageOps.exif_transpose(image)
     except BadRow:
         raise
-    except Exception as error:  # each format's decoder has exceptions of its own
+    except Exception as error:  # each decoder has its own exception types
         raise BadRow(f"{file['name']}: {_reason(error)}") from error
 
 
 def _refuse_unclear_pixels(image: Image, name: str) -> None:
-    """Refuses pixel modes without a defined range of values; converting them would clip most values."""
+    """Refuses pixel modes without a defined range of values, because conversion would clip most values."""
     values = np.asarray(image) if image.mode == "I" else np.zeros(1)
     if image.mode not in MODES or values.min() < 0 or values.max() > 65535:
-        raise BadRow(f"{name}: pixels of the kind {image.mode!r}; save it as grey or RGB, of 8 or 16 bits")
+        raise BadRow(f"{name}: unsupported pixel mode {image.mode!r}; save it as 8- or 16-bit grey or RGB")
 
 
 def _reason(error: Exception) -> str:
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        return f"not an image in one of the formats {', '.join(FORMATS)}"
+        return f"not an image in a supported format ({', '.join(FORMATS)})"
     if isinstance(error, Image.DecompressionBombError):
-        return f"more pixels than task.image.max_pixels could ever allow ({error})"
+        return f"too many pixels for any task.image.max_pixels ({error})"
     return f"cannot be decoded: {error or type(error).__name__}"
 
 
@@ -104,9 +114,9 @@ def as_channels(image: Image, channels: int) -> Image:
     """Converts an image to grey (1 channel) or RGB (3)."""
     from PIL import Image
 
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255 instead of scaling
         image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
-    if "transparency" in image.info:  # what is behind it does not matter, but Pillow would warn
+    if "transparency" in image.info:  # avoids Pillow's warning about transparency, which is dropped
         image = image.convert("RGBA")
     return image.convert("L" if channels == 1 else "RGB")
 
@@ -115,22 +125,25 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
     """Loads the image processor of a pretrained model, a run or a checkpoint, without torchvision.
 
     Args:
-        source: hub id or folder.
-        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
-        options: the task's options; `image.size` replaces the processor's own size.
+        source: Hub id or folder.
+        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
+        options: the task's options; `image.size` replaces the processor's size.
+
+    Returns:
+        The image processor.
 
     Raises:
-        InputError: if there is none.
+        InputError: if it cannot be loaded.
     """
     from transformers import AutoImageProcessor
 
     revision = model.revision if source == model.name_or_path else None
     try:
-        # The same backend everywhere: torchvision's resampling gives other numbers.
+        # Always the same backend, because torchvision's resampling gives different results.
         processor = AutoImageProcessor.from_pretrained(
             source, revision=revision or "main", trust_remote_code=model.trust_remote_code, backend="pil"
         )
-    except Exception as error:  # hub, file format and class errors alike are about this one setting
+    except Exception as error:  # Hub, file format and class errors are all caused by this setting
         raise pretrained_error("model.name_or_path", source, error) from error
     if options.image.size is not None:
         for name in ("size", "crop_size"):
@@ -140,7 +153,7 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
-    """Makes a processor that scales images to the new model's size and their values to -1 to 1."""
+    """Creates a processor that resizes images to the new model's size and scales pixel values to [-1, 1]."""
     from transformers import ViTImageProcessorPil
 
     height, width = _sides(config, options.image)
@@ -154,7 +167,7 @@ def _sides(config: PreTrainedConfig, options: ImageOptions) -> tuple[int, int]:
 
 
 def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None:
-    """The processor is made for the model, so nothing is left to be said."""
+    """Does nothing, because the processor is created for the model."""
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
@@ -174,19 +187,26 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on: images are decoded in the loader's workers, and never stored as pixels."""
+    """Passes references on; data loader workers decode the images, and pixels are never stored."""
     return {"file": list(files), "length": [1] * len(files)}
 
 
 def collate(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes images, augments those of training rows, and returns `pixel_values` `[B, C, H, W]`, float32."""
+    """Decodes images and augments those of training rows.
+
+    Returns:
+        `pixel_values` `[B, C, H, W]` float32.
+
+    Raises:
+        DataError: if a file has changed since it was checked.
+    """
     images = [_read(row, len(processor.image_mean), options.image, random) for row in features]
     pixels = processor(images=images, return_tensors="pt")["pixel_values"]
     if random.training and options.image.random_erasing:
         for row, image in zip(features, pixels, strict=True):
-            # After the geometry's numbers, so that both can be switched independently.
+            # Drawn after the numbers of `vary`, so that both can be enabled independently.
             _erase(image, random.generator(row["row_id"]).spawn(1)[0], options.image.random_erasing)
     return {"pixel_values": pixels}
 
@@ -195,15 +215,15 @@ def _read(row: Mapping[str, Any], channels: int, options: ImageOptions, random: 
     try:
         image = as_channels(decode(row["file"], options.max_pixels), channels)
     except BadRow as error:
-        raise DataError(f"{error}. It was intact when the rows were checked; start again to check it again.") from error
+        raise DataError(f"{error}. It was intact when the rows were checked; rerun to check it again.") from error
     return vary(image, options, random.generator(row["row_id"])) if random.training else image
 
 
 def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
-    """Crops, mirrors and recolours an image at random."""
+    """Randomly crops, flips and colour-jitters an image."""
     from PIL import Image, ImageEnhance
 
-    # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
+    # All numbers are always drawn, so that one setting does not change the effect of another.
     area, ratio, left, top, flip, *factors = generator.random(8)
     if options.random_crop < 1:
         part = options.random_crop + area * (1 - options.random_crop)
@@ -227,7 +247,7 @@ def _erase(image: torch.Tensor, generator: np.random.Generator, probability: flo
         return
     full_height, full_width = image.shape[-2:]
     part = ERASED[0] + area * (ERASED[1] - ERASED[0])
-    aspect = 0.3 ** (1 - 2 * ratio)  # sides of 0.3:1 to 1:0.3, as in the paper
+    aspect = 0.3 ** (1 - 2 * ratio)  # aspect ratios from 0.3 to 1 / 0.3, as in the paper
     height = min(full_height, max(1, round(full_height * math.sqrt(part * aspect))))
     width = min(full_width, max(1, round(full_width * math.sqrt(part / aspect))))
     y, x = round(top * (full_height - height)), round(left * (full_width - width))
@@ -235,12 +255,12 @@ def _erase(image: torch.Tensor, generator: np.random.Generator, probability: flo
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns what stands for an image in messages and predictions: its name."""
+    """Returns the file name, which identifies an image in messages and predictions."""
     return str(file["name"])
 
 
 def thumbnail(file: Mapping[str, Any], options: Any) -> bytes | None:
-    """Returns an image as a small JPEG for a report, or None if it cannot be read any more."""
+    """Returns a small JPEG of an image for a report, or None if the file can no longer be read."""
     try:
         image = as_channels(decode(file, options.image.max_pixels), 3)
     except BadRow:

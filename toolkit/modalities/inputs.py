@@ -1,4 +1,4 @@
-"""The second act of a run: the model's configuration, the rows, and what the model will see of them."""
+"""Reads the inputs of a run: the model's configuration, the processor and the preprocessed rows."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Inputs:
     """Everything that a run reads before it builds its model.
 
     Args:
-        model_config: the model's configuration, complete with what task and processor decide.
+        model_config: the model's configuration, completed by task and processor.
         auto_model: name of the model's auto class in transformers.
         processor: tokenizer, image processor or feature extractor.
         rows: the checked rows.
-        data: the same, preprocessed.
-        identity: settings and fingerprints that a resumed run must share, by dotted key.
+        data: the preprocessed rows.
+        identity: settings and fingerprints that must not change on resume, by dotted key.
     """
 
     model_config: PreTrainedConfig
@@ -53,14 +53,17 @@ def read_inputs(
     Args:
         cfg: resolved configuration.
         task: the recipe's task; it learns its labels from the training rows.
-        accelerator: the first process of each node reads, the others take its cache.
-        claimed: where a new processor, and the list of bad rows, are written, and what is resumed.
-        sample: read only so many training rows, and no others; None reads all.
+        accelerator: the run's; the first process of each node reads, the others use its cache.
+        claimed: the output folder, for a new processor and the list of bad rows, and the checkpoint to resume from.
+        sample: reads only this many training rows and no other rows; None reads all.
+
+    Returns:
+        The inputs, the same on every process.
 
     Raises:
-        ConfigError: with all that is wrong between the settings, the model and the task.
-        DataError: for files or rows that cannot be used.
-        CheckpointError: if the run to be resumed had other settings or rows.
+        ConfigError: if settings, model and task do not fit together; lists all problems.
+        DataError: if files or rows cannot be used.
+        CheckpointError: if the run to resume had other settings or rows.
     """
     config, modality = load_model_config(cfg.model), modalities.load(task.modality)
     auto_model = task.auto_model(config)
@@ -85,7 +88,7 @@ def read_inputs(
 
 
 def identity_of(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
-    """Returns what a resumed run must share with the run that it resumes, by dotted key."""
+    """Returns the settings and fingerprints that must not change on resume, by dotted key."""
     return {
         **flatten(cfg),
         "num_processes": num_processes,

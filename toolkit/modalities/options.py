@@ -1,4 +1,4 @@
-"""Groups of settings that belong to a modality, in files that nothing heavy is imported for."""
+"""Option groups of the modalities, in a file without heavy imports."""
 
 from __future__ import annotations
 
@@ -14,48 +14,47 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """How images are read, and augmented in training (not in evaluation).
+    """Options for reading images and for augmenting them in training (not in evaluation).
 
-    What is drawn depends on seed, epoch and row only. Whether images are grey or coloured follows from the model's
-    `num_channels`.
+    Augmentation is seeded per epoch and row. The model's `num_channels` decides whether images are grey or RGB.
     """
 
     __pydantic_config__ = STRICT
 
     size: Positive | None = None
-    """Side in pixels of what the model sees; null takes that of the pretrained processor or of the model's
+    """Height and width of the model's input in pixels; null uses the size of the pretrained processor or of the model's
     configuration (`image_size`), or 224."""
     max_pixels: Annotated[int, Field(ge=1, le=178_956_970)] = 50_000_000
-    """An image with more pixels is a bad row, and is not decoded."""
+    """Images with more pixels are bad rows and are not decoded."""
     random_crop: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Smallest part of an image's area that a random crop keeps, with sides of 3:4 to 4:3 of the image's; 1 does not
-    crop. Pretrained models are often trained with 0.08 (Szegedy et al. 2014, arXiv 1409.4842)."""
+    """Smallest fraction of the image's area that a random crop keeps, with an aspect ratio of 3:4 to 4:3 of the
+    image's; 1 does not crop. Pretrained models are often trained with 0.08 (Szegedy et al. 2014, arXiv 1409.4842)."""
     horizontal_flip: Probability = 0.0
-    """Probability of mirroring an image."""
+    """Probability of a horizontal flip."""
     color_jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Brightness, contrast and saturation are each changed by a factor of up to 1 ± this."""
     random_erasing: Probability = 0.0
-    """Probability of blanking a rectangle of 2 to 33 % of the image (Zhong et al. 2017, arXiv 1708.04896)."""
+    """Probability of erasing a rectangle of 2 to 33 % of the image (Zhong et al. 2017, arXiv 1708.04896)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioOptions:
-    """How audio is read: mixed to one channel and resampled to the model's rate."""
+    """Options for reading audio, which is mixed to one channel and resampled to the model's rate."""
 
     __pydantic_config__ = STRICT
 
     sampling_rate: Annotated[int, Field(ge=1000)] | None = None
-    """Sampling rate of the model's input; null takes that of the pretrained extractor, or 16000."""
+    """Sampling rate of the model's input; null uses that of the pretrained extractor, or 16000."""
     min_seconds: Annotated[float, Field(gt=0)] = 0.25
-    """A shorter clip is a bad row."""
+    """Shorter clips are bad rows."""
     max_seconds: Annotated[float, Field(gt=0)] = 10.0
-    """Longer clips are cropped to this many seconds. Whisper's input and log-mel spectrograms have this length instead
-    of a fixed one such as 30 s (Whisper in full seconds)."""
+    """Longer clips are cropped to this many seconds. Whisper inputs and log-mel spectrograms have this length instead
+    of a fixed length such as 30 s (rounded to full seconds for Whisper)."""
     crop: Literal["random", "center"] = "random"
-    """Which part of a longer clip is used in training, and where in a log-mel spectrogram a shorter one is placed;
-    drawn by seed, epoch and row. In evaluation it is the centre."""
+    """Crops longer clips, and places shorter ones in the log-mel spectrogram, at a random position in training, seeded
+    per epoch and row. Evaluation uses the centre."""
     speed: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """In training, each clip is played up to this fraction faster or slower, which changes its pitch too, as another
-    voice would (Ko et al. 2015); drawn by seed, epoch and row."""
+    """Speed augmentation: in training, each clip is played up to this fraction faster or slower, which also changes its
+    pitch (Ko et al. 2015); seeded per epoch and row."""
     num_mel_bins: Positive = 64
-    """Height of the log-mel spectrogram for vision models (ConvNeXt, ResNet); other models have their own."""
+    """Height of the log-mel spectrogram for vision models (ConvNeXt, ResNet); other models define it themselves."""

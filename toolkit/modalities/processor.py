@@ -1,4 +1,4 @@
-"""The processor of a run: loaded, or made from the training rows."""
+"""Loads a run's processor, or creates one from the training rows."""
 
 from __future__ import annotations
 
@@ -32,9 +32,12 @@ def build_processor(
     output_dir: Path,
     resume: Checkpoint | None,
 ) -> Processor:
-    """Loads the processor: that of the checkpoint, of the pretrained model, or one made from the training rows.
+    """Loads the processor of the checkpoint or the pretrained model, or creates one from the training rows.
 
-    A new one is made once, on the main process, and read back from the run's folder by all.
+    A new processor is created on the main process, and every process loads it from the run's folder.
+
+    Raises:
+        InputError: if the processor cannot be loaded.
     """
     modality = modalities.load(task.modality)
     source = cfg.model.name_or_path
@@ -53,13 +56,13 @@ def build_processor(
 
 
 def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:
-    """Writes into the model's configuration what follows from the processor, and then what the task decides.
+    """Updates the model's configuration with values from the processor, then from the task.
 
     Args:
-        config: the model's configuration.
-        task: the recipe's task, which has learned what it needs from the rows.
+        config: the model's configuration, changed in place.
+        task: the recipe's task, after `learn`.
         processor: the run's.
-        new: whether the model starts without pretrained weights.
+        new: whether the model has no pretrained weights.
     """
     modalities.load(task.modality).configure(config, processor, new)
     if isinstance(task, SupportsConfiguring):
@@ -67,7 +70,7 @@ def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, 
 
 
 def _training_texts(task: Task, rows: datasets.Dataset) -> Iterator[str]:
-    """The text for a new tokenizer: what the task chooses, or all text columns that are not labels, one by one."""
+    """Yields the text for a new tokenizer: what the task selects, or all text columns that are not labels."""
     if isinstance(task, SupportsTrainingTexts):
         return task.training_texts(rows)
     schema = task.schema()

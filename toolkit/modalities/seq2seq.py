@@ -1,4 +1,4 @@
-"""Text to text, by an encoder-decoder: tokenizers, source and target ids, the decoder's input, generation."""
+"""Text-to-text modality for encoder-decoders: tokenizers, source and target ids, decoder inputs, generation."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ if TYPE_CHECKING:
 STYLE = text.TokenizerStyle(
     {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}, ("$A </s>", None), lowercase=False
 )
-"""T5's and BART's."""
+"""Special tokens of T5 and BART."""
 AUTO_PROCESSOR = text.AUTO_PROCESSOR
 MODEL_INPUTS = ("input_ids", "attention_mask")
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer, slow ones included: Marian's and M2M100's have no fast version.
+    """Loads a fast or slow tokenizer; Marian's and M2M100's have no fast version.
 
     Raises:
-        InputError: if there is none that can be used.
+        InputError: if the tokenizer cannot be loaded.
     """
     return text.load_tokenizer(source, model, fast_only=False)
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Trains one byte-level BPE tokenizer for both languages; decoding gives back exactly the text, case included.
+    """Trains one byte-level BPE tokenizer for both languages; decoding restores the exact text.
 
     Args:
         texts: sources and targets.
-        config: of the new model: `vocab_size` is the most entries the tokenizer may have.
+        config: the new model's configuration; `vocab_size` is the largest size of the vocabulary.
         options: the task's options, for the limits of `source` and `target` (see `limits_of`).
+
+    Returns:
+        The tokenizer.
     """
     limits = limits_of(options)
     longest = max(getattr(options, limits[side]) for side in ("source", "target"))
@@ -48,7 +51,7 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
 
 
 def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
-    """Gives a new model's configuration the sizes and special ids of its tokenizer."""
+    """Copies the tokenizer's vocabulary size and special ids into a new model's configuration."""
     text.configure(config, tokenizer, new)
     if new:
         config.decoder_start_token_id = tokenizer.bos_token_id
@@ -60,19 +63,20 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     """Returns what is wrong between a model and the lengths that the task allows, as full messages."""
     if not config.is_encoder_decoder:
-        wanted = "this task needs an encoder-decoder, for instance t5, bart, marian, mbart or m2m_100"
+        wanted = "this task needs an encoder-decoder, for example t5, bart, marian, mbart or m2m_100"
         return [f"model: received a {config.model_type}, {wanted}"]
     return text.too_long(config, options)
 
 
 @contextmanager
 def languages(tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None) -> Iterator[None]:
-    """Sets the languages of a tokenizer that marks them (mBART, NLLB, M2M100) for a while; others are left alone.
+    """Context manager that sets the languages of a multilingual tokenizer (mBART, NLLB, M2M100).
 
-    They are put back because a tokenizer saves them: files must not depend on what ran.
+    The previous languages are restored because a tokenizer saves them, and saved files must not depend on earlier
+    calls. Other tokenizers are not changed.
 
     Raises:
-        InputError: if such a tokenizer is not told both languages, or does not know one.
+        InputError: if a multilingual tokenizer is not given both languages, or does not know one of them.
     """
     if not hasattr(tokenizer, "src_lang"):
         yield
@@ -83,8 +87,8 @@ def languages(tokenizer: PreTrainedTokenizerBase, source: str | None, target: st
         if code not in known:
             example, *_ = *nearest(code, known), *known
             raise InputError(
-                f"{key}: received {code!r}, but {type(tokenizer).__name__} wants a language code of its own, "
-                f"for instance {example} (it has {len(known)})"
+                f"{key}: received {code!r}, but {type(tokenizer).__name__} needs one of its language "
+                f"codes, for example {example} (it has {len(known)})"
             )
     before = tokenizer.src_lang, tokenizer.tgt_lang
     tokenizer.src_lang, tokenizer.tgt_lang = source, target
@@ -95,10 +99,11 @@ def languages(tokenizer: PreTrainedTokenizerBase, source: str | None, target: st
 
 
 def language_ids(tokenizer: PreTrainedTokenizerBase, source: str | None, target: str | None) -> tuple[Any, Any]:
-    """Returns the id that the decoder starts from and the id that it must give first, None where no language says so.
+    """Returns the decoder's start id and the forced first id, each None if the language does not determine it.
 
-    What the tokenizer puts around an empty target tells: mBART-50, NLLB and M2M100 begin a target with its language,
-    which is then forced; mBART-25 ends it with that, and shifted to the right it is where the decoder starts.
+    Both follow from the special tokens around an empty target. mBART-50, NLLB and M2M100 begin a target with its
+    language, which is forced as the first token. mBART-25 ends it with the language, which is the decoder's start id
+    after the shift to the right.
     """
     if not hasattr(tokenizer, "src_lang"):
         return None, None
@@ -114,7 +119,7 @@ def encode_pairs(
     max_source_length: int,
     max_target_length: int,
 ) -> dict[str, list[Any]]:
-    """Tokenises pairs, each side cut to its limit.
+    """Tokenises pairs and truncates each side to its limit.
 
     Returns:
         `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides), and
@@ -139,11 +144,11 @@ def pad_pairs(
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Pads pairs on the right to the longest source and target.
 
-    The model is called without labels, so the decoder's input is made here: the labels, shifted to the right by
-    `decoder_start`.
+    The model is called without labels, so `decoder_input_ids` are created here: `decoder_start` followed by the labels
+    without the last one.
 
     Returns:
-        The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]`, padded with
+        The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]` int64, padded with
         `IGNORE_INDEX`. T is at least 1.
     """
     columns = [{name: row[name] for name in MODEL_INPUTS} for row in features]
@@ -158,21 +163,21 @@ def pad_pairs(
 
 
 def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settings: Any) -> torch.Tensor:
-    """Generates by greedy or beam search; nothing is drawn at random.
+    """Generates with greedy or beam search, without sampling.
 
     Args:
-        model: a `PreTrainedModel`, not wrapped for gradient exchange.
-        outputs: of its forward pass: the encoder is not run again, and so has the same arithmetic in both.
-        inputs: of that pass.
-        **settings: of `transformers.GenerationConfig`; None leaves the model's own.
+        model: a `PreTrainedModel`, not wrapped in DDP.
+        outputs: outputs of its forward pass; their encoder states are reused.
+        inputs: inputs of that pass, `[B, S]` int64 each.
+        **settings: fields of `transformers.GenerationConfig`; None keeps the model's value.
 
     Returns:
-        `[B, T]` int32 ids without the one that the decoder started from, padded as the tokenizer pads.
+        `[B, T]` int32 ids without the start token, padded with the padding id.
     """
     from transformers.modeling_outputs import BaseModelOutput
 
     states, mask = outputs.encoder_last_hidden_state, inputs["attention_mask"]
-    if virtual := states.shape[1] - mask.shape[1]:  # tokens of prompt tuning, which stand before the text
+    if virtual := states.shape[1] - mask.shape[1]:  # virtual tokens of prompt tuning, before the text
         mask = torch.cat([mask.new_ones(len(mask), virtual), mask], dim=1)
         model = model.get_base_model()  # the decoder has none
     ids: torch.Tensor = model.generate(
@@ -185,7 +190,7 @@ def generate(model: Any, outputs: Any, inputs: dict[str, torch.Tensor], **settin
 
 
 def decode(ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Turns `[rows, T]` generated ids, filled up with `IGNORE_INDEX`, into texts without special tokens."""
+    """Decodes generated ids `[rows, T]`, padded with `IGNORE_INDEX`, into texts without special tokens."""
     rows = [[token for token in row if token != IGNORE_INDEX] for row in ids.tolist()]
     return [decoded.strip() for decoded in tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
@@ -193,7 +198,7 @@ def decode(ids: Any, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 def _encode(
     tokenizer: PreTrainedTokenizerBase, side: str, texts: Sequence[str], max_length: int
 ) -> tuple[Any, list[bool]]:
-    """Encodes `text` or `text_target`, and tells which were cut; slow tokenizers do not say that by themselves."""
+    """Encodes `text` or `text_target`, and reports which were truncated, which slow tokenizers do not do."""
     encoded = tokenizer(**{side: list(texts)}, verbose=False)
     cut = [len(ids) > max_length for ids in encoded["input_ids"]]
     if any(cut):

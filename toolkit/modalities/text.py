@@ -1,4 +1,4 @@
-"""Text: tokenizers, token ids, padding."""
+"""Text modality: tokenizers, token ids, padding."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True)
 class TokenizerStyle:
-    """What the tokenizer of a new model is like; a task's options may have another as `tokenizer_style`.
+    """Format of a new model's tokenizer; a task's options may define another one as `tokenizer_style`.
 
     Args:
-        special_tokens: by their names in transformers; one text may have several names.
-        template: what stands around a text, and around a pair of texts (None: there are no pairs), or None.
-        lowercase: whether case and other variants of characters (NFKC) are made one. If not, each text can be had back
-            from its tokens, byte for byte.
+        special_tokens: special tokens by their names in transformers; one token may have several names.
+        template: templates of special tokens for a single text and for a pair (None without pairs), or None.
+        lowercase: whether to lowercase and normalise characters (NFKC). If false, decoding restores the exact text.
     """
 
     special_tokens: Mapping[str, str]
@@ -71,11 +70,11 @@ ENCODER = TokenizerStyle(
 DECODER = TokenizerStyle(
     {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>", "pad_token": "<|pad|>"}, None, lowercase=False
 )
-"""GPT-2's, with a token of its own for padding."""
+"""Special tokens of GPT-2, with an additional padding token."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
-    """Returns the name of the auto class that classifies."""
+    """Returns the name of the auto class for classification."""
     return "AutoModelForSequenceClassification"
 
 
@@ -87,10 +86,10 @@ def feature() -> Any:
 
 
 def check(value: Any, options: Any) -> str:
-    """Returns the text.
+    """Returns a text.
 
     Raises:
-        BadRow: if it is none.
+        BadRow: if the value is not text.
     """
     if not isinstance(value, str):
         raise BadRow(f"column 'text' holds {value!r}, not text")
@@ -98,10 +97,10 @@ def check(value: Any, options: Any) -> str:
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Loads a fast tokenizer, since slow ones give no character offsets; see `toolkit.api.modality.Modality`.
+    """Loads a fast tokenizer; slow ones have no character offsets. See `toolkit.api.modality.Modality`.
 
     Raises:
-        InputError: if there is none that can be used.
+        InputError: if the tokenizer cannot be loaded or is slow.
     """
     return load_tokenizer(source, model, fast_only=True)
 
@@ -110,12 +109,15 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
-        source: hub id or folder.
-        model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
-        fast_only: whether a slow one is refused.
+        source: Hub id or folder.
+        model: for `trust_remote_code`, and `revision` if the source is `name_or_path`.
+        fast_only: whether to refuse slow tokenizers.
+
+    Returns:
+        The tokenizer, with a padding token.
 
     Raises:
-        InputError: if there is none that can be used.
+        InputError: if the tokenizer cannot be loaded, or is slow despite `fast_only`.
     """
     from transformers import AutoTokenizer
 
@@ -125,23 +127,29 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
             source, revision=revision or "main", trust_remote_code=model.trust_remote_code
         )
         if fast_only and not tokenizer.is_fast:
-            raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save its fast version with the model")
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes of a folder without one
-            raise ValueError("it holds no tokenizer (tokenizer.json, vocab.txt or the like)")
-    except Exception as error:  # hub, file format and conversion errors alike are about this one setting
+            raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save the fast version with the model")
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers returns an empty one for a folder without a tokenizer
+            raise ValueError("it contains no tokenizer (tokenizer.json, vocab.txt or similar)")
+    except Exception as error:  # Hub, file format and conversion errors are all caused by this setting
         raise pretrained_error("model.name_or_path", source, error) from error
-    if tokenizer.pad_token is None:  # decoders such as GPT-2 were trained without padding; masked, it may be any token
+    if tokenizer.pad_token is None:  # GPT-2 and similar models have no padding token; padding is masked, so any token works
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Trains a tokenizer on the training text: BERT's style, or that of the options.
+    """Trains a tokenizer on the training text, in BERT's style or the options' `tokenizer_style`.
 
     Args:
         texts: the training text.
-        config: of the new model; segment ids are made only for a model with two of them.
+        config: the new model's configuration; token type ids are returned only if the model has two types.
         options: the task's options, for the limit of `input` (see `limits_of`) and `tokenizer_style`.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        TypeError: if the options do not name a limit of `input`.
     """
     segments = getattr(config, "type_vocab_size", 0) > 1
     style = getattr(options, "tokenizer_style", ENCODER)
@@ -162,15 +170,18 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer.
 
-    BPE (Sennrich et al. 2016, arXiv 1508.07909) because its training is deterministic; WordPiece and Unigram
-    training give another vocabulary in another process.
+    BPE (Sennrich et al. 2016, arXiv 1508.07909) is used because its training is deterministic; WordPiece and Unigram
+    training give different vocabularies in different processes.
 
     Args:
         texts: the training text.
-        vocab_size: the most entries that the tokenizer may have.
-        style: its special tokens, and what becomes of case.
-        max_length: most tokens of an input.
-        model_inputs: names of what it makes.
+        vocab_size: largest size of the vocabulary.
+        style: special tokens and normalisation.
+        max_length: largest number of tokens of an input.
+        model_inputs: names of the model's inputs.
+
+    Returns:
+        The tokenizer.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -195,20 +206,20 @@ def train_tokenizer(
         tokenizer_object=tokenizer,
         model_max_length=max_length,
         model_input_names=list(model_inputs),
-        clean_up_tokenization_spaces=False,  # a text is to come back as it was
+        clean_up_tokenization_spaces=False,  # decoding must restore the exact text
         **style.special_tokens,
     )
 
 
 def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
-    """Gives a new model's configuration the size and special ids of its tokenizer; any model needs the padding id."""
+    """Copies the padding id, and for a new model the vocabulary size and special ids, into the configuration."""
     if new:
         config.vocab_size = len(tokenizer)
     for name in ("pad", "bos", "eos", "cls", "sep", "mask", "unk"):
         key = f"{name}_token_id"
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
             setattr(config, key, getattr(tokenizer, key))
-    if new and config.is_encoder_decoder:  # such models find the end of a text, and start their decoder, by these
+    if new and config.is_encoder_decoder:  # encoder-decoders use these to find the end of a text and to start the decoder
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         config.eos_token_id = next(end for end in ends if end is not None)
         config.decoder_start_token_id = tokenizer.pad_token_id
@@ -217,7 +228,7 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     """Returns what is wrong between a model and the longest input that the task allows, as full messages."""
     if not hasattr(config, "vocab_size"):
-        return [f"model: a {config.model_type} model takes no text"]
+        return [f"model: a {config.model_type} model does not take text"]
     return too_long(config, options)
 
 
@@ -226,10 +237,10 @@ def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
     room = getattr(config, "max_position_embeddings", None)
     if room is None or config.model_type in RELATIVE_POSITIONS:
         return []
-    # RoBERTa and models like it count positions from the padding id on.
+    # RoBERTa and similar models count positions from the padding id.
     room -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
     given = {name: getattr(options, name) for name in limits_of(options).values()}
-    takes = f"this {config.model_type} takes at most {room} tokens"
+    takes = f"this {config.model_type} supports at most {room} tokens"
     return [f"task.{name}: received {value}, but {takes}" for name, value in given.items() if value and value > room]
 
 
@@ -239,16 +250,19 @@ def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Tokenises texts, or pairs of them, cut to the task's limit of `input`.
+    """Tokenises texts or pairs of texts, truncated to the task's limit of `input`.
 
     Args:
-        tokenizer: a fast one.
-        options: the task's, with the limit (see `limits_of`).
-        *texts: the texts or, for pairs, the first and then the second ones.
+        tokenizer: a fast tokenizer.
+        options: the task's options, with the limit (see `limits_of`).
+        *texts: the texts or, for pairs, all first texts and all second texts.
 
     Returns:
-        What the model takes of `input_ids`, `attention_mask` and `token_type_ids`, `length` (tokens), and which were
-        cut, `truncated_input`.
+        The model's inputs out of `input_ids`, `attention_mask` and `token_type_ids`, `length` (tokens), and
+        `truncated_input`.
+
+    Raises:
+        TypeError: if the options do not name a limit of `input`.
     """
     encoded = tokenizer(*map(list, texts), truncation=True, max_length=_longest_input(options))
     forget_truncation(tokenizer)
@@ -260,27 +274,27 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
 
 
 def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Undoes what a tokenizer keeps, and would save, of its last truncation: files must not depend on what ran."""
+    """Resets a tokenizer's truncation, which it would save; saved files must not depend on earlier calls."""
     tokenizer.backend_tokenizer.no_truncation()
 
 
 def collate(
     features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Pads token columns; as `pad`, since nothing of a text is drawn at random."""
+    """Pads token columns like `pad`; text is not augmented."""
     return pad(features, tokenizer)
 
 
 def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors."""
+    """Pads token columns on the right to the longest row and returns them as `[B, T]` int64 tensors."""
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
     return dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
 
 
 def shown(text: str) -> str:
-    """Returns what stands for a text in messages and predictions: itself."""
+    """Returns the text itself, which identifies it in messages and predictions."""
     return text
 
 
 def thumbnail(text: str, options: Any) -> None:
-    """Returns None: a text is shown as it is."""
+    """Returns None, because a text is shown as it is."""

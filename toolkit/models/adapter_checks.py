@@ -17,8 +17,8 @@ PROMPTABLE = {
     "AutoModelForCausalLM": "CAUSAL_LM",
     "AutoModelForSeq2SeqLM": "SEQ_2_SEQ_LM",
 }
-"""Heads that still answer for a text once virtual tokens stand before it, and what peft calls their task. Of the others
-it is left out: peft's class for question answering loses `token_type_ids` on the way."""
+"""Heads that work with a prefix of virtual tokens, and peft's names of their tasks. Other methods omit the task for the
+remaining heads, because peft's class for question answering drops `token_type_ids`."""
 
 
 def adapter_problems(model: ModelConfig) -> list[str]:

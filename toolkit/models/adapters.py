@@ -100,7 +100,7 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> N
         name = str(Path(name).absolute())
     adapted.peft_config["default"].base_model_name_or_path = name
     adapted.save_pretrained(folder, save_embedding_layers=False)
-    # A base model of another task has another head: the task's labels are here. Its weights are not of 4 bits.
+    # The base model may have another head, so the task's labels are saved here. The weights are not quantized.
     config = copy.deepcopy(adapted.config)
     vars(config).pop("quantization_config", None)
     config.save_pretrained(folder)
@@ -110,7 +110,7 @@ def merged(adapted: Any) -> PreTrainedModel:
     """Merges adapters into the base model's weights in place; returns the model without adapters."""
     from peft.utils import ModulesToSaveWrapper
 
-    # peft itself would put trained heads back last, which it cannot do for those of several layers (under IA3).
+    # peft restores trained heads last, which fails for heads with several layers (under IA3).
     model = adapted.get_base_model()
     for name, module in list(model.named_modules()):
         if isinstance(module, ModulesToSaveWrapper):

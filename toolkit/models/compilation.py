@@ -19,7 +19,7 @@ def compile_training(model: nn.Module, train: TrainConfig) -> None:
         return
     import torch._inductor.config as inductor
 
-    # Dropout then draws the same random numbers as without compiling, so that only rounding differs.
+    # Dropout draws the same random numbers as without compilation, so that only rounding differs.
     inductor.fallback_random = True
     model.compile(backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
     compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]

@@ -120,7 +120,7 @@ def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, s
         seed: seed of all new weights, the same on all processes.
 
     Returns:
-        The model, in training mode if it is new and in evaluation mode if it was loaded.
+        The model, with float32 weights.
 
     Raises:
         ConfigError: if `model.from_config` is invalid, or the model does not support the attention implementation.
