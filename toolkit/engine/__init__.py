@@ -1,4 +1,4 @@
-"""Engines turn a `Run` into a `FitResult`; all of them train on the same windows, with the same hooks around a step."""
+"""Engines, which turn a `Run` into a `FitResult`. All train on the same windows, with the same hooks around a step."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from toolkit.api.run import FitResult, Run
 from toolkit.base.importing import import_object
 
 ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer.fit"}
-"""Engines by the name in the YAML; each is imported when it is asked for."""
+"""Modules of the engines by their names in the YAML, imported on first use."""
 
 
 def fit(run: Run) -> FitResult:
-    """Trains a run to its end, in the engine that its configuration names.
+    """Trains a run to its end with the configured engine.
 
     Raises:
-        RunError: before a non-finite update.
-        Interrupted: after SIGTERM, once a checkpoint is written.
+        ConfigError: if a setting does not fit the run.
+        CheckpointError: if the checkpoint cannot be resumed.
+        RunError: if an update would be non-finite, or a checkpoint cannot be written.
+        Interrupted: after SIGTERM, once a checkpoint has been written.
     """
     result: FitResult = import_object(ENGINES[run.cfg.engine])(run)
     return result

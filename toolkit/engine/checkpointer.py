@@ -1,4 +1,4 @@
-"""Checkpoints of a training: what goes into one, what a resume takes out of it, and the best one."""
+"""Saves, restores and prunes the checkpoints of a training, and loads the best one."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Kept = tuple[dict[str, "Tensor"], dict[str, Any]]
-"""What a checkpoint holds of the strategy or of a callback: tensors, and JSON-able values."""
+"""State of the strategy or of a callback in a checkpoint: tensors, and JSON-able values."""
 
 
 class Checkpointer:
-    """Writes and reads a training's checkpoints: nothing else knows what a save and a resume are.
+    """Writes and reads a training's checkpoints.
 
     Args:
         context: the training.
-        stop: its deadline is suspended while the main process writes.
-        engine_state: returns what the engine itself wants to keep, JSON-able, by name.
-        on_save: called on every rank after a checkpoint was written.
+        stop: the SIGTERM flag; its deadline is suspended while the main process writes.
+        engine_state: returns the engine's own JSON-able state, by name.
+        on_save: called on every rank after a checkpoint has been written.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Checkpointer:
 
     @property
     def is_saved(self) -> bool:
-        """Whether the newest checkpoint is of this step, and knows whether training has ended with it."""
+        """Whether the newest checkpoint is of this step and records whether training ended with it."""
         state = self._context.state
         return self._saved == (state.step, state.ended)
 
     def save(self) -> None:
-        """Writes a checkpoint of this step, and then removes those that are too many; every rank must call it.
+        """Writes a checkpoint of this step, then removes surplus ones. Every rank must call it.
 
         Raises:
-            RunError: on every rank, if it cannot be written.
+            RunError: on every rank, if the checkpoint cannot be written.
         """
         context = self._context
         context.run.strategy.settle(for_checkpoint=True)
@@ -68,12 +68,12 @@ class Checkpointer:
         self._on_save()
 
     def restore(self, saved: Checkpoint) -> None:
-        """Puts parameters, optimizer, schedule, counters, strategy and callbacks back to a checkpoint.
+        """Restores parameters, optimizer, schedule, counters, strategy and callbacks from a checkpoint.
 
         Raises:
-            ConfigError: if the run is to end before it.
-            CheckpointError: if it is of another model or optimizer.
-            DamagedCheckpoint: on every rank, if one of them found a damaged file.
+            ConfigError: if the configured run would end before the checkpoint's step.
+            CheckpointError: if the checkpoint does not match the model or the optimizer.
+            DamagedCheckpoint: on every rank, if any rank found a damaged file.
         """
         context, run = self._context, self._context.run
         kept = on_every(run.accelerator, self._load, saved)
@@ -95,17 +95,21 @@ class Checkpointer:
         self._saved = (state.step, state.ended)
 
     def _load(self, saved: Checkpoint) -> list[tuple[Any, Kept]]:
-        """Loads all tensors; those of the strategy and of callbacks are returned."""
+        """Loads all tensors and returns those of the strategy and of callbacks."""
         contents.load_model_into(saved, self._context.bare_model)
         contents.load_optimizer_into(saved, self._context.optimizer, self._context.bare_model)
         return list(self._kept(saved))
 
     def load_best(self) -> bool:
-        """Replaces the last step's parameters by the best step's, unless they are damaged; says whether it did."""
+        """Replaces the last step's parameters by the best step's.
+
+        Returns:
+            Whether they were replaced; False if the best checkpoint is damaged.
+        """
         context = self._context
         path = self._folder(context.state.best_step)
         if problems := on_main(context.run.accelerator, verify, path):
-            warn(f"the best checkpoint, {path.name}, is damaged ({problems[0]}); the model is the last step's")
+            warn(f"the best checkpoint, {path.name}, is damaged ({problems[0]}); keeping the model of the last step")
             return False
         best = store.open_checkpoint(path)
 
@@ -146,12 +150,12 @@ class Checkpointer:
         return RunFolder(self._context.run.output_dir).checkpoint(step).path
 
     def _parts(self) -> dict[str, Strategy | Callback]:
-        """What has a state of its own, by the name in checkpoints."""
+        """Returns the strategy and the callbacks, by their names in checkpoints."""
         strategy = self._context.run.strategy
         return {strategy.name: strategy, **self._context.callbacks}
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
-        """What a checkpoint holds of each; what was not there then has nothing to restore."""
+        """Yields each part with its state in a checkpoint; parts that were not saved are left out."""
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:

@@ -1,7 +1,7 @@
-"""Evaluation: predict, gather, put back by row id, then the task's metrics.
+"""Evaluation: predicts, gathers predictions, orders them by row id and computes the task's metrics.
 
-Rows are dealt to ranks without repeating any, and predictions go to their place by row id, so metrics depend
-neither on the number of processes nor on the batch size.
+Rows are split over ranks without repetition and predictions are ordered by row id, so metrics depend neither on the
+number of processes nor on the batch size.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ Part = tuple[np.ndarray, dict[str, np.ndarray]]
 
 
 def scatter(parts: list[Part], num_rows: int) -> Predictions:
-    """Puts predictions of batches into row order.
+    """Puts the predictions of batches into row order.
 
     Args:
-        parts: per batch its row ids `[B]` and named arrays `[B, ...]`; trailing sizes may differ between batches
-            (generated ids) and are filled up with `IGNORE_INDEX`.
+        parts: row ids `[B]` and named arrays `[B, ...]` of each batch; trailing sizes may differ between batches
+            (generated ids) and are padded with `IGNORE_INDEX`.
         num_rows: number of feature rows.
 
+    Returns:
+        Arrays `[num_rows, ...]` by name.
+
     Raises:
-        AssertionError: if a row is missing or stands twice.
+        AssertionError: if a row is missing or duplicated.
     """
     ids = np.concatenate([row_ids for row_ids, _ in parts])
     if not np.array_equal(np.sort(ids), np.arange(num_rows)):
-        raise AssertionError(f"{num_rows} rows were to be predicted once each, got {len(ids)} predictions")
+        raise AssertionError(f"expected one prediction for each of {num_rows} rows, got {len(ids)} predictions")
     result: Predictions = {}
     for name, first in parts[0][1].items():
         arrays = [part[name] for _, part in parts]
@@ -60,13 +63,14 @@ def predict(
 
     Args:
         predictor: task, processor, settings and processes.
-        model: the model, not wrapped for gradient exchange (a wrapper would wait for ranks that have fewer batches).
+        model: the model, not wrapped in DDP, which would wait for ranks with fewer batches.
         data: rows and features.
-        title: shown beside the progress bar.
+        title: label of the progress bar.
         beat: called after each batch.
 
     Returns:
-        Predictions in row order on the main process (empty elsewhere), and the mean loss over items (NaN without).
+        Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the mean loss per item
+        (NaN without items).
     """
     from accelerate.utils import send_to_device
 
@@ -97,7 +101,18 @@ def predict(
 def evaluate(
     predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
 ) -> Evaluation:
-    """Predicts and scores an evaluation set; arguments as for `predict`."""
+    """Predicts an evaluation set and computes its metrics.
+
+    Args:
+        predictor: task, processor, settings and processes.
+        model: the model, not wrapped in DDP.
+        data: rows and features.
+        title: label of the progress bar.
+        beat: called after each batch.
+
+    Returns:
+        Metrics on every process, and predictions on the main process.
+    """
     predictions, loss = predict(predictor, model, data, title, beat)
     records: Iterable[Record] = ()
 

@@ -1,4 +1,4 @@
-"""Evaluation during and after training: each set at most once per step, and which step was the best."""
+"""Evaluates during and after training, each set at most once per step, and tracks the best step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolkit.engine.evaluation import evaluate
 
 
 class Evaluator:
-    """Evaluates a training's sets with the parameters as they are.
+    """Evaluates a training's evaluation sets with the current parameters.
 
     Args:
         context: the training.
@@ -23,7 +23,7 @@ class Evaluator:
         self._validation: tuple[int, Evaluation] | None = None
 
     def evaluate(self, name: str) -> Evaluation | None:
-        """Evaluates a set; the result of the validation rows is remembered for its step.
+        """Evaluates a set. The result of the validation rows is cached for its step.
 
         Args:
             name: `validation` or `test`.
@@ -44,14 +44,17 @@ class Evaluator:
         return result
 
     def forget(self) -> None:
-        """Says that parameters have changed since the last evaluation, though the step has not."""
+        """Discards the cached result, because parameters have changed without a new step."""
         self._validation = None
 
     def note_best(self, metrics: dict[str, float]) -> bool:
-        """Remembers the step if its validation metrics are the best so far; says whether they are.
+        """Records the step as the best one if its validation metrics are the best so far.
 
         Args:
-            metrics: with the prefix `eval_`.
+            metrics: metrics with the prefix `eval_`.
+
+        Returns:
+            Whether they are the best so far.
         """
         state, best = self._context.state, self._context.run.best
         value = metrics[best.name]

@@ -1,4 +1,4 @@
-"""The Accelerate loop: windows of micro-batches, one exact optimizer step each."""
+"""The Accelerate training loop, with one optimizer step per window of micro-batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.optim.schedules import build_schedule
 
 
 def fit(run: Run) -> FitResult:
-    """Trains a run to its end; errors are those of `toolkit.engine.fit`."""
+    """Trains a run to its end; see `toolkit.engine.fit`."""
     accelerator, strategy, train = run.accelerator, run.strategy, run.cfg.train
     with opened(run) as setup:
         milestones = setup.milestones
@@ -48,7 +48,7 @@ def fit(run: Run) -> FitResult:
 
 
 def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Groups micro-batches into the windows of one step each; a whole window is fetched before it is trained on."""
+    """Groups micro-batches into windows of one step each; a complete window is fetched before it is trained on."""
     iterator = iter(batches)
     while window := list(islice(iterator, size)):
         yield window

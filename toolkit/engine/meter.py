@@ -1,4 +1,4 @@
-"""Losses, items and seconds of training steps."""
+"""Sums losses, items and times of training steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toolkit.distributed.collectives import data_sum, sum_dtype
 
 
 class ProgressMeter:
-    """Sums losses, items and seconds, for the next training line and for this session.
+    """Sums losses, items and seconds for the next training line and for this session.
 
     Args:
-        run: what is trained.
-        state: gets the sums since the last line, which checkpoints hold.
+        run: the run.
+        state: receives the sums since the last line, which are saved in checkpoints.
     """
 
     def __init__(self, run: Run, state: TrainState) -> None:
@@ -27,10 +27,10 @@ class ProgressMeter:
         self._last: dict[str, float] = {}
         self._started_at = 0.0
         self.loss_sum = self.num_items = self.seconds = 0.0
-        """Of this session."""
+        """Sums of this session."""
 
     def start(self) -> None:
-        """Says that what comes next, fetching rows included, is the next step's time, and its memory."""
+        """Starts the clock and the memory measurement of the next step, including the time to fetch its rows."""
         self._run.memory.train()
         self._started_at = time.perf_counter()
 
@@ -38,10 +38,10 @@ class ProgressMeter:
         """Adds a step.
 
         Args:
-            loss_sum: this rank's summed loss, a scalar tensor; it is not read yet, so a GPU need not finish.
+            loss_sum: this rank's summed loss, a scalar tensor; it is not read here, to avoid waiting for the GPU.
             num_items: items of all ranks.
             grad_norm: norm of the gradient before clipping.
-            learning_rate: the rate that this step used.
+            learning_rate: learning rate of this step.
         """
         self._state.num_items += num_items
         self.num_items += num_items
@@ -49,13 +49,13 @@ class ProgressMeter:
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
 
     def stop(self) -> float:
-        """Ends the time of a step and returns it, in seconds."""
+        """Stops the clock of a step and returns its time in seconds."""
         seconds = time.perf_counter() - self._started_at
         self.seconds += seconds
         return seconds
 
     def reduce(self) -> None:
-        """Adds the losses of all ranks up; every rank must call it."""
+        """Sums the losses of all ranks. Every rank must call it."""
         (loss,) = data_sum(self._run.accelerator, self._run.mesh, float(self._pending_loss))
         self._state.loss_sum += loss
         self.loss_sum += loss
@@ -63,21 +63,21 @@ class ProgressMeter:
 
     @property
     def last_step(self) -> dict[str, float]:
-        """Gradient norm and learning rate of the last step; empty before the first one of this session."""
+        """Gradient norm and learning rate of the last step; empty before this session's first step."""
         return self._last
 
     @property
     def items_per_second(self) -> float:
-        """Items of this session per second of its steps."""
+        """Items per second of this session's steps."""
         return self.num_items / self.seconds if self.seconds else 0.0
 
     @property
     def train_loss(self) -> float | None:
-        """Mean loss over this session's items, None if there were none."""
+        """Mean loss per item of this session, None without items."""
         return self.loss_sum / self.num_items if self.num_items else None
 
     def line(self, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
-        """Returns a line about the steps since the last one, and begins to sum for the next; every rank must call it.
+        """Returns a line about the steps since the last line and resets the sums. Every rank must call it.
 
         Args:
             epoch: passes over the training rows so far.

@@ -1,4 +1,4 @@
-"""What happens around an optimizer step, in every engine: seed, count, stop, log, evaluate, save."""
+"""Hooks around an optimizer step, shared by all engines: seed, count, stop, log, evaluate, save."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One engine's training of one run, from its start or its checkpoint to its end: the order of all hooks.
+    """One training of a run from its start or checkpoint to its end; defines the order of all hooks.
 
     Args:
-        run: what is trained.
+        run: the run.
         model: the prepared model.
-        optimizer: its optimizer.
-        schedule: its learning-rate schedule, unprepared.
-        milestones: when things happen.
-        tracker: where numbers are written.
+        optimizer: the prepared optimizer.
+        schedule: the learning-rate schedule, not prepared.
+        milestones: steps at which to log, evaluate, save and end.
+        tracker: receives the metrics.
         stop: the flag that SIGTERM sets.
-        engine_state: returns what the engine itself wants kept in checkpoints, JSON-able, by name.
-        on_save: called after each checkpoint was written.
+        engine_state: returns the engine's own JSON-able state for checkpoints, by name.
+        on_save: called after each checkpoint has been written.
     """
 
     def __init__(
@@ -78,26 +78,26 @@ class Session:
         self._window_items = 0.0
 
     def restore(self) -> None:
-        """Resumes from the run's checkpoint, if it has one, and starts the clock."""
+        """Restores the run's checkpoint, if any, and starts the clock."""
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
         self.meter.start()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
-        """Starts a step: seeds its random numbers, counts its items, and stops if any rank was told to.
+        """Starts a step: seeds its random numbers, counts its items, and stops if any rank received SIGTERM.
 
         Args:
             batches: this rank's micro-batches of the window, on the CPU.
 
         Returns:
-            The factor of this rank's summed losses, with which gradients add up to that of the step.
+            The factor for this rank's summed losses, so that the gradients of all ranks combine to that of the step.
 
         Raises:
-            Interrupted: on every rank, after saving, when one of them received SIGTERM.
-            RunError: on every rank, when one of them had to leave out its last update.
+            Interrupted: on every rank, after saving, if any rank received SIGTERM.
+            RunError: on every rank, if any rank skipped its last update.
         """
         run = self.run
-        # Dropout of a step depends on (seed, step, data rank) only: nothing random has to be stored to resume exactly.
+        # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, own_items)
@@ -111,14 +111,14 @@ class Session:
         return self.strategy.begin_step(own_items, items)
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update; on all ranks at once if the gradient is shared, else as soon as all can stop.
+        """Refuses a non-finite update, at once if the gradient is shared, otherwise when all ranks can stop.
 
         Args:
             grad_norm: norm of the exchanged gradient, before clipping.
             batches: this rank's micro-batches of the window.
 
         Raises:
-            RunError: naming the step and the rows of its window; no parameter has been changed.
+            RunError: if the update is not finite, with the step and the rows of its window; no parameter has changed.
         """
         step = self.state.step + 1
         if is_lost(self.run.accelerator, grad_norm):
@@ -137,7 +137,7 @@ class Session:
         Args:
             loss_sum: this rank's summed loss over the window, a scalar tensor.
             grad_norm: norm of the gradient before clipping.
-            learning_rate: the rate that this step used.
+            learning_rate: learning rate of this step.
         """
         self.state.step += 1
         self.state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
@@ -148,7 +148,7 @@ class Session:
         if self.run.observer is None:
             self.meter.stop()
             return
-        # A GPU may still be at the update; to read the loss is to wait for it, which then is part of the step's time.
+        # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         loss = float(loss_sum)
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
         record["seconds"] = self.meter.stop()
@@ -165,7 +165,7 @@ class Session:
         self.meter.start()
 
     def log(self) -> dict[str, Any]:
-        """Writes a line about the steps since the last one, and returns it."""
+        """Writes and returns a line about the steps since the last line."""
         metrics = self.strategy.log_metrics()
         for callback in self.callbacks:
             metrics |= callback.log_metrics()
@@ -174,13 +174,13 @@ class Session:
         return line
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates on the validation rows, if there are any, and remembers the best step; returns the metrics."""
+        """Evaluates on the validation rows, if any, tracks the best step and returns the metrics."""
         result = self.evaluator.evaluate("validation")
         if result is None:
             return {}
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
         self.tracker.log({"step": self.state.step, "epoch": self.context.epoch, **metrics})
-        if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation: it is counted already
+        if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation, which is already counted
             return metrics
         self.state.evaluated_step = self.state.step
         if self.evaluator.note_best(metrics) and self.run.cfg.checkpoint.load_best_model_at_end:
@@ -190,7 +190,7 @@ class Session:
         return metrics
 
     def save(self) -> None:
-        """Writes a checkpoint of this step, if there is none yet."""
+        """Writes a checkpoint of this step unless it exists."""
         if self.checkpointer.is_saved:
             return
         self.meter.reduce()
@@ -199,7 +199,7 @@ class Session:
         self.checkpointer.save()
 
     def finish(self) -> FitResult:
-        """Saves and evaluates the last step, and puts the best parameters back where that was asked for."""
+        """Saves and evaluates the last step, and restores the best parameters if configured."""
         run, state, checkpoint = self.run, self.state, self.run.cfg.checkpoint
         run.memory.pause()
         if state.num_items and self.meter.last_step:  # the run ended before its last milestone
@@ -242,7 +242,7 @@ class Session:
         )
 
     def _pause(self) -> None:
-        """Prepares parameters to be read: on every rank they are those of the run."""
+        """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
         self.strategy.settle()
 

@@ -1,4 +1,4 @@
-"""What every engine opens before it trains, and closes whatever happens."""
+"""Resources that every engine opens before training and always closes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """Open for the time of one training.
+    """Resources of one training.
 
     Args:
         loader: this rank's micro-batches.
-        sampler: says where the loader starts.
-        milestones: when things happen.
-        tracker: where numbers are written.
+        sampler: determines where the loader starts.
+        milestones: steps at which to log, evaluate, save and end.
+        tracker: receives the metrics.
         stop: the flag that SIGTERM sets.
     """
 
@@ -40,7 +40,7 @@ class Setup:
 
 @contextmanager
 def opened(run: Run) -> Iterator[Setup]:
-    """Opens the training of a run."""
+    """Opens the resources of a run's training and closes them when the block ends."""
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     start_step = run.resume.step if run.resume else 0

@@ -1,8 +1,8 @@
-"""The Trainer path: the same windows and hooks inside `transformers.Trainer`, with its callbacks around them.
+"""The engine `trainer`: the same windows and hooks inside `transformers.Trainer`, with its callbacks.
 
-The Trainer keeps what it does well: its loop over epochs and steps, its callbacks, the preparation of the model.
-Order, loss, gradients, optimizer, schedule, evaluation and checkpoints are the toolkit's, handed to it through its
-hooks, so a run ends with the same parameters, bit for bit, as under `engine: loop`, and either resumes from the
+The Trainer provides the loop over epochs and steps, the callbacks and the preparation of the model. Row order, loss,
+gradients, optimizer, schedule, evaluation and checkpoints are the toolkit's and are connected through the Trainer's
+hooks. A run therefore ends with bit-identical parameters under `engine: loop`, and each engine can resume from the
 other's checkpoints.
 """
 
@@ -31,18 +31,18 @@ from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
 
 CALLBACK_STATES = "trainer_callbacks"
-"""Name of the callbacks' states in a checkpoint: by the callback's name in the YAML."""
+"""Name of the callbacks' states in a checkpoint, which are stored by the callback's name in the YAML."""
 PRIVATE = ("_init_training_state", "_clip_grad_norm", "_get_grad_norm", "_maybe_log_save_evaluate")
-"""Methods of the Trainer that are overridden below though they are private to transformers; a test looks for them."""
+"""Private methods of the Trainer that are overridden below; a test checks that they exist."""
 
 
 def fit(run: Run) -> FitResult:
     """Trains a run to its end.
 
     Raises:
-        ConfigError: for arguments that the Trainer refuses.
-        RunError: before a non-finite update.
-        Interrupted: after SIGTERM, once a checkpoint is written.
+        ConfigError: if the Trainer refuses its arguments.
+        RunError: if an update would be non-finite, or a checkpoint cannot be written.
+        Interrupted: after SIGTERM, once a checkpoint has been written.
     """
     with opened(run) as setup:
         trainer = WindowTrainer(run, setup)
@@ -58,8 +58,8 @@ class WindowTrainer(Trainer):
     """A Trainer whose optimizer steps are the toolkit's windows.
 
     Args:
-        run: what is trained.
-        setup: what was opened for it.
+        run: the run.
+        setup: its open resources.
     """
 
     def __init__(self, run: Run, setup: Setup) -> None:
@@ -81,31 +81,31 @@ class WindowTrainer(Trainer):
             callbacks=[_Steps(self), *own.values()],
         )
         self.remove_callback(PrinterCallback)
-        self.callback_handler.processing_class = run.processor  # given above, the Trainer would change its tokens
+        self.callback_handler.processing_class = run.processor  # if passed above, the Trainer would change its tokens
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Takes the run's Accelerator: its scaler and its way of exchanging gradients are part of the numbers."""
+        """Uses the run's Accelerator, because its scaler and gradient exchange affect the results."""
         super().create_accelerator_and_postprocess()
         self.accelerator = self.run.accelerator
 
     def get_train_dataloader(self) -> DataLoader:
-        """Returns the toolkit's loader, which accelerate must not deal to the ranks once more."""
+        """Returns the toolkit's loader, which is already split over the ranks."""
         return self.setup.loader
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Builds the YAML's optimizer, and its schedule, which needs it as it is before it is prepared."""
+        """Builds the configured optimizer and its schedule, which needs the optimizer before it is prepared."""
         optimizer = build_optimizer(self.run.model, self.run.cfg.train)
         self.schedule = build_schedule(optimizer, self.run.cfg.train, self.setup.milestones.total_steps)
         self.optimizer = optimizer
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LambdaLR:
-        """Returns the YAML's schedule."""
+        """Returns the configured schedule."""
         self.lr_scheduler = self.schedule
         return self.schedule
 
     def _init_training_state(self, *arguments: Any) -> tuple[int, int]:
-        """Says at which epoch training starts; the sampler knows the window, so nothing is skipped by reading it."""
+        """Returns the first epoch, and no batches to skip, because the sampler starts at the right window."""
         first = super()._init_training_state(*arguments)
         if self.run.resume is None:
             return first
@@ -118,31 +118,31 @@ class WindowTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], None]:
-        """Fetches a window and counts its items; none is left when the run, or its epoch, is over."""
+        """Fetches a window and counts its items; returns an empty window at the end of the run or epoch."""
         self.window = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
         if self.window:
             self.scale = self.session.begin_window(self.window)
         return self.window, None
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Computes the gradient of the whole window at its last micro-batch, and returns its loss; zero before."""
+        """Computes the gradient of the window at its last micro-batch and returns its loss, zero before."""
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.accelerator.device)
         self.loss_sum = self.run.strategy.window_gradient(self.window, self.scale)
         return self.loss_sum * self.scale
 
     def _clip_grad_norm(self, model: nn.Module) -> float:
-        """Clips the gradient, and returns its norm before that."""
+        """Clips the gradient and returns its norm before clipping."""
         return self.run.strategy.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
-        """Returns the norm before clipping, and stops the run before an update that is not finite."""
+        """Returns the norm before clipping, and stops the run before a non-finite update."""
         self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
         self.session.check_update(self.grad_norm, self.window)
         return self.grad_norm
 
     def _maybe_log_save_evaluate(self, *arguments: Any, **more: Any) -> None:
-        """Does what a milestone, or a callback, has asked for."""
+        """Logs, evaluates and saves when a milestone or a callback requests it."""
         if self.control.should_log and self.session.state.num_items:
             self.log(self.session.log())
         if self.control.should_evaluate:
@@ -154,7 +154,7 @@ class WindowTrainer(Trainer):
         self.session.meter.start()
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
-        """Evaluates on the validation rows as every engine does, and tells the callbacks."""
+        """Evaluates on the validation rows like every engine, and notifies the callbacks."""
         metrics = self.session.evaluate()
         self.log(dict(metrics))
         self._tell_best()
@@ -162,7 +162,7 @@ class WindowTrainer(Trainer):
         return metrics
 
     def on_save(self) -> None:
-        """Tells the callbacks of a checkpoint, whoever asked for it: a milestone, the best metric or the run's end."""
+        """Notifies the callbacks of a checkpoint, whether due to a milestone, the best metric or the run's end."""
         self._tell_best()
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
@@ -171,19 +171,19 @@ class WindowTrainer(Trainer):
         self.state.best_global_step = self.session.state.best_step
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Estimates the operations of a micro-batch as the library does, without counting the parameters each time."""
+        """Estimates a micro-batch's operations like the library, without counting the parameters every time."""
         if self.num_weights is None:
             self.num_weights = self.run.model.num_parameters(exclude_embeddings=True)
         main = inputs["inputs"].get(self.run.model.main_input_name)
         return 0 if main is None else 6 * main.numel() * self.num_weights
 
     def callback_states(self) -> dict[str, Any]:
-        """Returns what callbacks want kept in a checkpoint."""
+        """Returns the callbacks' states for a checkpoint."""
         return {CALLBACK_STATES: {name: callback.state()["attributes"] for name, callback in self.exportable.items()}}
 
 
 class _Steps(TrainerCallback):
-    """Calls the session's hooks around a step, at the Trainer's own events."""
+    """Calls the session's hooks at the Trainer's events."""
 
     def __init__(self, trainer: WindowTrainer) -> None:
         self.trainer = trainer
@@ -191,7 +191,7 @@ class _Steps(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         t, optimizer = self.trainer, cast(Optimizer, self.trainer.optimizer)
         setup = t.setup
-        # Everything is prepared and nothing was fetched: what a checkpoint holds goes in here.
+        # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
             t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
             engine_state=t.callback_states, on_save=t.on_save,

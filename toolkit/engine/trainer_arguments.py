@@ -1,4 +1,4 @@
-"""What a run hands to `transformers.Trainer`: arguments and callbacks, both checked before anything is loaded."""
+"""Builds the arguments and callbacks of `transformers.Trainer`, which are checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
-    """Returns the Trainer's arguments: what callbacks want to read of the run, and the YAML's own.
+    """Returns the Trainer's arguments: the run's settings that callbacks may read, and `trainer.args`.
 
     Raises:
         ConfigError: if the Trainer refuses them.
@@ -64,19 +64,22 @@ def trainer_callback(name: str) -> TrainerCallback:
     Args:
         name: `package.module.Name` of a callback, or of a class or function that returns one without arguments.
 
+    Returns:
+        The callback.
+
     Raises:
-        ImportError: if there is nothing of this name.
-        TypeError: if it is not a callback and returns none.
+        ImportError: if the name cannot be imported.
+        TypeError: if it is neither a callback nor returns one.
     """
     from transformers import TrainerCallback
 
     found = import_object(name)
     callback = found if isinstance(found, TrainerCallback) else found()
     if not isinstance(callback, TrainerCallback):
-        raise TypeError(f"it makes a {type(callback).__name__}, not a TrainerCallback")
+        raise TypeError(f"it returns a {type(callback).__name__}, not a TrainerCallback")
     return callback
 
 
 def callbacks(trainer: TrainerConfig) -> dict[str, TrainerCallback]:
-    """Returns the callbacks that the YAML names, by their names, in its order."""
+    """Returns the configured callbacks by name, in the order of the YAML."""
     return {name: trainer_callback(name) for name in trainer.callbacks}

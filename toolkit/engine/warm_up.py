@@ -1,4 +1,4 @@
-"""Brings in all code of a training before memory is measured: code is not what a model, or a switch, takes."""
+"""Imports all code of a training before memory is measured, so that the measurement does not include code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def import_all(cfg: Config, config: PreTrainedConfig, auto_model: str) -> None:
-    """Imports what a run will need, and takes a first step that starts the libraries' threads.
+    """Imports the modules of a run, and runs a first step that starts the libraries' threads.
 
     Args:
         cfg: resolved settings.
@@ -30,7 +30,7 @@ def import_all(cfg: Config, config: PreTrainedConfig, auto_model: str) -> None:
     load_code(config, auto_model)
     if cfg.model.peft.method != "none":
         import peft  # noqa: F401
-    # The first optimizer of a process imports torch's compiler. No random number is drawn.
+    # The first optimizer of a process imports torch's compiler. No random numbers are drawn.
     weight = nn.Parameter(torch.zeros(64, 64))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     (torch.zeros(64, 64) @ weight).sum().backward()

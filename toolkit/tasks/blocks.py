@@ -1,7 +1,7 @@
-"""Language modelling: documents become blocks of tokens, and what was found for blocks belongs to documents again.
+"""Language modelling: splits documents into blocks of tokens, and sums the results of blocks per document.
 
-A token that is predicted is a *target*. Causal models predict each token from those before it, so a block takes the
-token before its first target along: every token of the text is a target exactly once, however blocks are cut.
+A predicted token is called a *target*. Causal models predict each token from the previous ones, so a block also
+contains the token before its first target. Every token of the text is a target exactly once, for any block size.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ if TYPE_CHECKING:
 
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, causal: bool) -> list[list[int]]:
-    """Tokenises whole documents, uncut.
+    """Tokenises documents without truncation.
 
     Args:
         texts: one document each.
-        tokenizer: any.
-        causal: whether a document stands between the tokens for begin and end of text (either stands for both where a
-            tokenizer has only one), as a causal model needs it; else it is as the tokenizer makes it.
+        tokenizer: the tokenizer.
+        causal: whether to enclose each document in the begin- and end-of-text tokens (one token is used for both if
+            the tokenizer has only one); otherwise the tokenizer's special tokens are used.
+
+    Returns:
+        The token ids of each document.
 
     Raises:
         InputError: if the tokenizer lacks a special token that the objective needs.
     """
     if not causal and tokenizer.mask_token_id is None:
         raise InputError(
-            "task.objective: masked needs a tokenizer with a mask token, and the one of this model has none. "
-            "Take a model such as BERT, or task.objective=causal."
+            "task.objective: masked needs a mask token, which this model's tokenizer does not have. "
+            "Use a model such as BERT, or task.objective=causal."
         )
-    # The tokenizer's warning of texts longer than the model's input is about what blocks are for.
+    # Texts may be longer than the model's input, because they are split into blocks.
     ids: list[list[int]] = tokenizer(list(texts), add_special_tokens=not causal, verbose=False)["input_ids"]
     if not causal:
         return ids
@@ -48,13 +51,13 @@ def separators(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
     """Returns the ids that begin and end a document.
 
     Raises:
-        InputError: if the tokenizer has neither.
+        InputError: if the tokenizer has no such token.
     """
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None and end is None:
         raise InputError(
-            "task.objective: causal needs a tokenizer with a token for the end of a text (eos_token), and the one of "
-            "this model has none. Take a model that generates text, or task.objective=masked."
+            "task.objective: causal needs an end-of-text token (eos_token), which this model's tokenizer does not "
+            "have. Use a model that generates text, or task.objective=masked."
         )
     return (end if begin is None else begin), (begin if end is None else end)
 
@@ -62,24 +65,24 @@ def separators(tokenizer: PreTrainedTokenizerBase) -> tuple[int, int]:
 def cut(
     documents: Iterable[dict[str, Any]], block_size: int, *, packing: bool, causal: bool
 ) -> Iterator[dict[str, Any]]:
-    """Cuts documents into blocks. No token is lost: the last block, or that of a short document, is shorter.
+    """Splits documents into blocks. No token is lost; the last block, or that of a short document, is shorter.
 
     Args:
-        documents: in order, with `tokens` and `example` (their row's index).
-        block_size: most tokens that a model sees at once.
-        packing: whether documents are joined before they are cut; if not, each begins a new block.
-        causal: whether the token before a block's first target is taken along.
+        documents: documents in order, with `tokens` and `example` (the row's index).
+        block_size: largest number of tokens per block.
+        packing: whether documents are concatenated before splitting; otherwise each document starts a new block.
+        causal: whether each block includes the token before its first target.
 
     Yields:
-        Blocks with `tokens`, `example` (the row of the first target), `targets` (how many each row has from there on)
-        and `length`.
+        Blocks with `tokens`, `example` (row of the first target), `targets` (number of targets of that row and each
+        following row) and `length`.
     """
     before = int(causal)
     tokens: list[int] = []
     owners: list[int] = []
     for document in documents:
         ids = document["tokens"]
-        # Where one token both begins and ends documents, it stands between two of them once.
+        # A token that both begins and ends documents appears only once between two of them.
         ids = ids[1:] if causal and ids[:1] == tokens[-1:] else ids
         tokens += ids
         owners += [document["example"]] * len(ids)
@@ -117,19 +120,19 @@ def mask_tokens(
     vocab_size: int,
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Masks tokens as BERT's training did (Devlin et al. 2018, arXiv 1810.04805).
+    """Masks tokens as in BERT's pretraining (Devlin et al. 2018, arXiv 1810.04805).
 
     Args:
         tokens: `[T]` ids.
-        special: ids that are never chosen.
-        probability: part of the tokens that is chosen; 80 % of them become the mask token, 10 % any token, and 10 %
-            stay.
-        mask_token: its id.
-        vocab_size: ids that any token is drawn from.
-        random: source of all of it.
+        special: ids that are never masked.
+        probability: fraction of tokens to select; 80 % of them become the mask token, 10 % a random token, and 10 %
+            are unchanged.
+        mask_token: id of the mask token.
+        vocab_size: size of the vocabulary for random tokens.
+        random: source of randomness.
 
     Returns:
-        `[T]` input ids and `[T]` labels, the latter `IGNORE_INDEX` where nothing was chosen.
+        `[T]` input ids, and `[T]` labels that are `IGNORE_INDEX` at tokens that were not selected.
     """
     choice, fate = random.random((2, len(tokens)))
     anything = random.integers(vocab_size, size=len(tokens))
@@ -139,15 +142,15 @@ def mask_tokens(
 
 
 def by_document(predictions: Predictions, features: Dataset, num_documents: int) -> Predictions:
-    """Adds what was predicted for parts of blocks up to documents.
+    """Sums the predictions of blocks per document.
 
     Args:
-        predictions: named `[blocks, parts]` sums, one entry for each of a block's `targets`.
+        predictions: named sums `[blocks, parts]`, one entry for each of a block's `targets`.
         features: the blocks.
-        num_documents: rows of the set.
+        num_documents: number of documents.
 
     Returns:
-        The same names, `[num_documents]` float64 each; 0 for a document without targets.
+        Sums `[num_documents]` float64 by name; 0 for a document without targets.
     """
     counts = [len(targets) for targets in features["targets"][:]]
     rows = np.concatenate([first + np.arange(n) for first, n in zip(features["example"][:], counts, strict=True)])

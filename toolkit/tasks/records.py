@@ -1,4 +1,4 @@
-"""Records of predictions that are not all kept in memory at once."""
+"""Records of predictions that are created on demand instead of being kept in memory."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from toolkit.api.task import Record
 
 
 class LazyRecords:
-    """Records that are made each time they are iterated over, as `Task.decode` may return them.
+    """Records that are created again by each iteration; `Task.decode` may return them.
 
     Args:
-        make: starts over, and gives one record after another.
+        make: returns a new iterator over all records.
     """
 
     def __init__(self, make: Callable[[], Iterator[Record]]) -> None:

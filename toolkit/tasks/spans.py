@@ -1,6 +1,6 @@
-"""Extractive question answering, on the way out: a model's scores become spans, and spans become answers.
+"""Post-processing of extractive question answering: converts logits to spans, and spans to answers.
 
-Windows are those of `windows`: position 0 stands for "no answer here", and padding is on the right.
+Windows come from `windows`: position 0 means "no answer here", and padding is on the right.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Span = tuple[float, int, int]
-"""Score, first character and end (exclusive) of a stretch of the context."""
+"""Score, first character and end (exclusive) of a span of the context."""
 
 
 def context_mask(offsets: Sequence[Sequence[int]], width: int) -> Tensor:
-    """Which tokens belong to the context.
+    """Returns a mask of the tokens that belong to the context.
 
     Args:
-        offsets: `offsets` of B windows, as `encode_windows` gives them.
+        offsets: `offsets` of B windows, as returned by `encode_windows`.
         width: T, the length that the windows are padded to on the right.
 
     Returns:
@@ -37,7 +37,7 @@ def context_mask(offsets: Sequence[Sequence[int]], width: int) -> Tensor:
 
 
 def masked_logits(start_logits: Tensor, end_logits: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Takes padding out of the softmax over positions, so that a loss does not depend on the batch.
+    """Removes padding from the softmax over positions, so that the loss does not depend on the batch.
 
     Args:
         start_logits: `[B, T]`.
@@ -45,7 +45,7 @@ def masked_logits(start_logits: Tensor, end_logits: Tensor, attention_mask: Tens
         attention_mask: `[B, T]`, 0 on padding.
 
     Returns:
-        Both logits with their dtype's lowest number on padding.
+        Both logits `[B, T]`, with the lowest number of their dtype at padding.
     """
     import torch
 
@@ -57,19 +57,19 @@ def masked_logits(start_logits: Tensor, end_logits: Tensor, attention_mask: Tens
 def top_spans(
     start_logits: Tensor, end_logits: Tensor, context_mask: Tensor, n_best: int, max_answer_tokens: int
 ) -> dict[str, Tensor]:
-    """Finds each window's best spans, exactly: start <= end, at most `max_answer_tokens` tokens, context only.
+    """Finds each window's exact best spans: start <= end, at most `max_answer_tokens` tokens, context only.
 
     Args:
         start_logits: `[B, T]`.
         end_logits: `[B, T]`.
         context_mask: `[B, T]` bool.
-        n_best: N, spans to return per window.
-        max_answer_tokens: L, most tokens of a span.
+        n_best: N, number of spans to return per window.
+        max_answer_tokens: L, largest number of tokens of a span.
 
     Returns:
-        `starts`, `ends` (`[B, N]` int64 token positions, -1 where there are fewer spans), `scores` (`[B, N]` float32,
-        the sum of both logits, best first, -inf where there are fewer) and `null_score` (`[B]` float32, that of
-        position 0). Of equal scores the one that starts first comes first, then the shorter.
+        `starts`, `ends` (`[B, N]` int64 token positions, -1 if there are fewer spans), `scores` (`[B, N]` float32, the
+        sum of both logits, best first, -inf if there are fewer) and `null_score` (`[B]` float32, that of position 0).
+        Equal scores are ordered by start, then by length.
     """
     import torch
     from torch.nn import functional
@@ -116,20 +116,20 @@ def best_answers(
     more than `null_threshold`.
 
     Args:
-        starts: `[W, N]` token positions in W windows, -1 where there is no span, as `top_spans` gives them.
+        starts: `[W, N]` token positions in W windows, -1 without a span, as returned by `top_spans`.
         ends: `[W, N]` token positions, in the same form.
         scores: `[W, N]`, best first.
-        null_score: `[W]`, that of position 0.
-        features: columns `example` and `offsets` of the W windows; every example has at least one.
-        rows: the examples, with `id` and `context`; a window's `example` is a position here.
-        n_best: texts to keep per example (the null answer comes on top).
-        null_threshold: how far the null answer must be ahead.
-        allow_null: whether "no answer" is an answer.
+        null_score: `[W]`, score of position 0.
+        features: columns `example` and `offsets` of the W windows; every example has at least one window.
+        rows: the examples, with `id` and `context`; a window's `example` is an index of these rows.
+        n_best: number of texts to keep per example, in addition to the null answer.
+        null_threshold: margin by which the null answer must win.
+        allow_null: whether "no answer" is allowed.
 
     Returns:
         Per example, in row order: `id`, `prediction_text` ("" for no answer, or if no span is possible), `score`
         (its probability among the n-best, 0.0 if there are none) and `n_best`: a list of `text`, `score`
-        (probability) and `start` (character in the context, -1 for no answer), best first and each text once.
+        (probability) and `start` (character in the context, -1 for no answer), best first, without duplicate texts.
     """
     spans: dict[int, list[Span]] = defaultdict(list)
     nulls: dict[int, float] = {}
@@ -163,7 +163,7 @@ def _answer(
 
 
 def _best_texts(context: str, spans: Iterable[Span], n_best: int) -> list[tuple[str, float, int]]:
-    """The best-scoring texts, each once, with their score and first character; the earlier one of equal scores."""
+    """Returns the best texts without duplicates, with score and first character; ties go to the earlier one."""
     texts: dict[str, tuple[str, float, int]] = {}
     for score, start, end in sorted(spans, key=lambda span: (-span[0], span[1], span[2])):
         text = context[start:end]

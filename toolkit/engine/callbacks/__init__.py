@@ -1,4 +1,4 @@
-"""The toolkit's own callbacks: each in a file of its own, and one line in a dict here."""
+"""The toolkit's callbacks, one per file, listed in a dictionary here."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.max_time.MaxTime"),
     "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.ema.AveragedWeights"),
 }
-"""By the name in checkpoints: whether a configuration asks for it, and its class."""
+"""For each callback, by its name in checkpoints: whether a configuration enables it, and its class."""
 
 
 def build_callbacks(context: TrainingContext) -> dict[str, Callback]:
-    """Builds what the run's configuration asks for."""
+    """Builds the callbacks that the run's configuration enables, by name."""
     return {
         name: import_object(place)(context)
         for name, (is_asked, place) in CALLBACKS.items()

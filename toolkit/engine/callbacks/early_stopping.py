@@ -1,4 +1,4 @@
-"""Early stopping: training ends when evaluations have not improved for a while."""
+"""Early stopping: ends training when the metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.base.console import say
 
 
 class EarlyStopping(Callback):
-    """Counts evaluations that were not better than the best before by more than the threshold."""
+    """Counts evaluations that did not improve on the best one by more than the threshold."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
@@ -18,7 +18,7 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Counts, and ends training when the patience is used up."""
+        """Counts evaluations without improvement; ends training when the patience is exhausted."""
         run, train = self.context.run, self.context.run.cfg.train
         value = metrics[run.best.name]
         if self.reference is None or self._gain(value, self.reference) > train.early_stopping_threshold:
@@ -34,9 +34,9 @@ class EarlyStopping(Callback):
         return value - reference if self.context.run.best.greater_is_better else reference - value
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the value to beat and the evaluations since."""
+        """Returns the best value and the number of evaluations since."""
         return {}, {"reference": self.reference, "waited": self.waited}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Continues counting."""
+        """Restores the best value and the count."""
         self.reference, self.waited = values["reference"], values["waited"]

@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights (Polyak and Juditsky 1992): evaluated, and the run's result."""
+"""Exponential moving average (EMA) of the weights (Polyak and Juditsky 1992), which is evaluated and saved."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.api.run import Checkpoint
 
 
 class AveragedWeights(Callback):
-    """Keeps an average of every trainable parameter; others, and buffers, are the model's own."""
+    """Keeps an average of every trainable parameter; frozen parameters and buffers are the model's."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
@@ -26,7 +26,7 @@ class AveragedWeights(Callback):
 
     @torch.no_grad()
     def after_update(self) -> None:
-        """Moves the averages towards the parameters, unless the scaler of fp16 has left this update out."""
+        """Updates the averages, unless the fp16 scaler skipped this update."""
         if self.context.run.accelerator.optimizer_step_was_skipped:
             return
         pairs = [
@@ -38,7 +38,7 @@ class AveragedWeights(Callback):
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Puts the averages in the parameters' place, without copying either."""
+        """Swaps parameters and averages inside the block, without copying."""
         self._exchange()
         try:
             yield
@@ -51,11 +51,11 @@ class AveragedWeights(Callback):
             parameters[name].data, self.averages[name] = average, parameters[name].data
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Takes the best step's averages."""
+        """Loads the averages of the best step."""
         self.restore(tensors, values)
 
     def finish(self) -> None:
-        """Makes the averages the parameters."""
+        """Replaces the parameters by the averages."""
         parameters = dict(self.context.bare_model.named_parameters())
         with torch.no_grad():
             for name, average in self.averages.items():
@@ -66,6 +66,6 @@ class AveragedWeights(Callback):
         return dict(self.averages), {}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Takes the averages of a checkpoint."""
+        """Loads the averages of a checkpoint."""
         parameters = dict(self.context.bare_model.named_parameters())
         self.averages = {name: torch.empty_like(parameters[name]).copy_(value) for name, value in tensors.items()}

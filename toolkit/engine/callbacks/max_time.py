@@ -1,4 +1,4 @@
-"""A limit of time: training ends after the step in which it is used up."""
+"""Time limit: ends training after the step in which `train.max_time` is reached."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNITS = (86400, 3600, 60, 1)
 
 
 class MaxTime(Callback):
-    """Counts the seconds of training, former sessions included; the main process's clock decides for all."""
+    """Counts seconds of training, including those before a resume; the main process's clock decides for all."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
@@ -26,24 +26,24 @@ class MaxTime(Callback):
 
     @property
     def used(self) -> float:
-        """Seconds so far."""
+        """Training time so far, in seconds."""
         return self.before + time.monotonic() - self.start
 
     def after_update(self) -> None:
-        """Ends training when the time is used up."""
+        """Ends training when the time limit is reached."""
         accelerator = self.context.run.accelerator
         (up,) = all_sum(accelerator, float(accelerator.is_main_process and self.used >= self.limit))
         if up and not self.context.over:
-            say(f"stopping after step {self.context.state.step}: train.max_time is used up")
+            say(f"stopping after step {self.context.state.step}: train.max_time is reached")
             self.ended = True
             self.context.end()
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the time used, and whether it has ended the run."""
+        """Returns the training time, and whether the limit has ended the run."""
         return {}, {"used": self.used, "ended": self.ended}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Continues counting; a run that it ended continues if it was given more time since."""
+        """Restores the training time; a run that reached its limit continues if the limit was raised."""
         self.before, self.start = values["used"], time.monotonic()
         self.ended = values["ended"] and values["used"] >= self.limit
         if values["ended"] and not self.ended:

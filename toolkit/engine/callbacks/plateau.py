@@ -1,4 +1,4 @@
-"""The schedule `reduce_lr_on_plateau`: the rate falls when evaluations have not improved for a while."""
+"""The schedule `reduce_lr_on_plateau`: reduces the learning rate when the metric has stopped improving."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
 
 
 class Plateau(Callback):
-    """Gives each evaluation's metric to torch's schedule, and takes what it takes off the rate as the factor's scale.
+    """Passes each evaluation's metric to torch's `ReduceLROnPlateau` and scales all learning rates by its factor.
 
-    Rates in `min_lr` and `eps` are those of `train.learning_rate`; other groups fall by the same factor.
+    `min_lr` and `eps` refer to `train.learning_rate`; the rates of other groups are reduced by the same factor.
     """
 
     def __init__(self, context: TrainingContext) -> None:
@@ -31,7 +31,7 @@ class Plateau(Callback):
         self.rule = ReduceLROnPlateau(stand_in, "max" if best.greater_is_better else "min", **train.lr_scheduler_kwargs)
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Gives the metric to torch's schedule; the next step has the new rate."""
+        """Passes the metric to torch's schedule; the next step uses the new rate."""
         self.rule.step(metrics[self.name])
         self._apply()
 
@@ -43,11 +43,11 @@ class Plateau(Callback):
         schedules.seek(schedule, schedule.last_epoch)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the rate, the value to beat and the evaluations since."""
+        """Returns the state of torch's schedule: rate, best value and evaluations since."""
         return {}, {"lr": self.group["lr"], **{name: getattr(self.rule, name) for name in _KEPT}}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Continues counting, at the rate that was reached."""
+        """Restores the state of torch's schedule and the learning rate."""
         self.group["lr"] = values["lr"]
         for name in _KEPT:
             setattr(self.rule, name, values[name])

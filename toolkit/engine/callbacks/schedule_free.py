@@ -1,4 +1,4 @@
-"""Schedule-free optimizers train one set of parameters and are judged by their average (arXiv 2405.15682)."""
+"""Schedule-free optimizers, which train one set of parameters and evaluate their average (arXiv 2405.15682)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toolkit.checkpoint import contents
 
 
 class ScheduleFree(Callback):
-    """Shows the average wherever parameters are a result; checkpoints hold those that are trained on."""
+    """Uses the average for evaluation and as the final model; checkpoints hold the trained parameters."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
@@ -24,7 +24,7 @@ class ScheduleFree(Callback):
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Puts the average in place of the parameters, and then back their very bits, which the library would not."""
+        """Replaces the parameters by the average inside the block, then restores them exactly (the library does not)."""
         groups = self.optimizer.param_groups
         if not groups[0]["train_mode"]:
             yield
@@ -41,9 +41,9 @@ class ScheduleFree(Callback):
                 group["train_mode"] = True
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Brings the optimizer's part of that step's average."""
+        """Loads the best step's optimizer state, from which its average is computed."""
         contents.load_optimizer_into(best, self.context.optimizer, self.context.bare_model)
 
     def finish(self) -> None:
-        """Makes the average the model."""
+        """Replaces the parameters by the average."""
         self.optimizer.eval()

@@ -1,4 +1,4 @@
-"""Snapshot ensembles: one model from the end of each of the schedule's cycles (Huang et al. 2017, arXiv 1704.00109)."""
+"""Snapshot ensembles: one model per cycle of the schedule (Huang et al. 2017, arXiv 1704.00109)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolkit.optim.schedules import cycle_ends
 
 
 class Snapshots(Callback):
-    """Writes `snapshots/step-<N>.safetensors` after each cycle, and scores the mean of their predictions at the end."""
+    """Writes `snapshots/step-<N>.safetensors` after each cycle and evaluates their mean prediction at the end."""
 
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
@@ -28,7 +28,7 @@ class Snapshots(Callback):
         self.steps: list[int] = []
 
     def after_update(self) -> None:
-        """Keeps the model if a cycle is over."""
+        """Saves a snapshot at the end of a cycle."""
         step = self.context.state.step
         if step in self.ends:
             with self.context.as_result():
@@ -41,12 +41,12 @@ class Snapshots(Callback):
             save_model(self.context.bare_model, str(file))
 
     def final_metrics(self) -> dict[str, float]:
-        """Returns the metrics of the mean of the cycles' predictions on the validation rows."""
+        """Returns the validation metrics of the snapshots' mean prediction."""
         context, run = self.context, self.context.run
         there = on_main(run.accelerator, lambda: [step for step in self.steps if self.files.snapshot(step).is_file()])
         if there != self.steps:
             where = self.files.snapshots
-            warn(f"snapshots are missing in {where}: the ensemble is made of those of steps {there}")
+            warn(f"snapshots are missing in {where}: the ensemble uses those of steps {there}")
         if not there:
             return {}
         data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()
@@ -72,5 +72,5 @@ class Snapshots(Callback):
         return {}, {"steps": self.steps}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Continues with those that were taken."""
+        """Restores the steps of the snapshots."""
         self.steps = list(values["steps"])

@@ -1,4 +1,4 @@
-"""Gradual unfreezing (Howard and Ruder 2018, arXiv 1801.06146): parts of a frozen model are trained later."""
+"""Gradual unfreezing: trains parts of a frozen model from a later step on (Howard and Ruder 2018, arXiv 1801.06146)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from toolkit.models.freezing import later_parameters
 
 
 class Unfreezing(Callback):
-    """Keeps parameters as they are until their step has been trained; which they are follows from the step alone.
+    """Keeps parameters frozen until their step has been trained. The step alone determines which are frozen.
 
-    One process switches their gradients off, which also saves the work of computing them. Several exchange the
-    gradients of a set of parameters that was fixed before: there they become zeros, which neither the exchange nor
-    the norm minds, and are taken away before the update, so that the optimizer leaves these parameters alone.
+    On one process, their gradients are disabled, which also saves computing them. Several processes exchange the
+    gradients of a fixed set of parameters, so there the gradients are set to zero, which does not affect the norm, and
+    removed before the update, so that the optimizer skips these parameters.
 
     Raises:
-        ConfigError: if the run ends before something would be unfrozen.
+        ConfigError: if the run ends before a moment of `model.unfreeze`.
     """
 
     def __init__(self, context: TrainingContext) -> None:
@@ -43,12 +43,12 @@ class Unfreezing(Callback):
         self._apply()
 
     def before_update(self) -> None:
-        """Takes gradients of zeros away, lest momentum or weight decay should move what is frozen."""
+        """Removes zero gradients, so that momentum and weight decay do not change frozen parameters."""
         for name in self.hooks:
             self.parameters[name].grad = None
 
     def after_update(self) -> None:
-        """Unfreezes what is due after this step."""
+        """Unfreezes the parameters that are due after this step."""
         step = self.context.state.step
         if due := [name for name, since in self.since.items() if since == step]:
             count = sum(self.parameters[name].numel() for name in due)
@@ -56,15 +56,15 @@ class Unfreezing(Callback):
             self._apply()
 
     def finish(self) -> None:
-        """Gives all of them their gradients back: they are what the run could train."""
+        """Enables the gradients of all parameters that the run trains at any time."""
         self._apply(everything=True)
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns nothing: the step says all."""
+        """Returns nothing, because the step determines the state."""
         return {}, {}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Unfreezes what was due before."""
+        """Unfreezes the parameters that were due before the resumed step."""
         self._apply()
 
     def _apply(self, everything: bool = False) -> None:

@@ -1,6 +1,6 @@
-"""Problem types of classification and regression: labels, targets, losses and scores.
+"""Heads for classification and regression: labels, targets, losses and scores of each problem type.
 
-Whatever the input is (text, image, audio), the model returns logits `[B, N]`; a head says what they mean.
+For every modality the model returns logits `[B, N]`, which the head interprets.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class Head(Protocol):
-    """One problem type. Built as `HeadClass(options)` with the task's options."""
+    """Protocol of a problem type; instances are built as `HeadClass(options)` with the task's options."""
 
     best_metric: str
-    """Which of `scores` names the best model, unless the YAML names another."""
+    """Name of the score that selects the best model by default."""
     error_name: str
-    """What `error` measures."""
+    """Name of what `error` measures."""
     has_classes: bool
     """Whether each row has exactly one class."""
     state: dict[str, Any]
-    """JSON-able: `labels`, the names of the N logits, and whatever else was learned from the training rows."""
+    """JSON-able state learned from the training rows, including `labels`, the names of the N logits."""
 
     def __init__(self, options: Any) -> None: ...
 
     @property
     def scores(self) -> Sequence[Score]:
-        """As `toolkit.api.task.Task.scores`; those per class once the labels are known."""
+        """See `toolkit.api.task.Task.scores`; includes scores per class once the labels are known."""
 
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
@@ -49,7 +49,7 @@ class Head(Protocol):
         """Returns a row's label as `feature` describes it.
 
         Raises:
-            BadRow: with the reason why the label cannot be used.
+            BadRow: if the label cannot be used, with the reason.
         """
 
     def learn(self, labels: Sequence[Any]) -> None:
@@ -63,31 +63,31 @@ class Head(Protocol):
         """Writes names and problem type into the model's configuration."""
 
     def target(self, label: Any) -> Any:
-        """Returns what the loss compares with; of None a target that counts as no item."""
+        """Returns the target of a label for the loss; None becomes a target that counts as no item."""
 
     def count_items(self, labels: Tensor) -> Tensor:
-        """Returns what the summed loss of targets `[B]` or `[B, N]` is divided by, a scalar."""
+        """Returns the divisor of the summed loss for targets `[B]` or `[B, N]`, a scalar."""
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss of `[B, N]` logits summed over the items of `[B]` or `[B, N]` targets, a scalar."""
+        """Returns the loss of logits `[B, N]` summed over the items of targets `[B]` or `[B, N]`, a scalar."""
 
     def predict(self, logits: Tensor) -> Tensor:
-        """Returns what is kept of `[B, N]` logits as predictions, of the same shape."""
+        """Returns the predictions for logits `[B, N]`, with the same shape."""
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        """Returns metrics of `[rows, N]` scores, as `predict` gives them, against `[rows]` or `[rows, N]` targets."""
+        """Returns metrics of scores `[rows, N]` from `predict`, given targets `[rows]` or `[rows, N]`."""
 
     def record(self, scores: np.ndarray, label: Any) -> Record:
-        """Returns `label`, `prediction` and whatever else is written about one row; `scores` are its `[N]`."""
+        """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
-        """Says a record's prediction and label in words; None for a label that is not known."""
+        """Returns a record's prediction and label as text; the label is None if unknown."""
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        """As `toolkit.api.supports.SupportsErrorRanking.error`."""
+        """See `toolkit.api.supports.SupportsErrorRanking.error`."""
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
-        """As `toolkit.api.supports.SupportsReport.report_sections`."""
+        """See `toolkit.api.supports.SupportsReport.report_sections`."""
 
 
 HEADS: dict[str, type[Head]] = {
@@ -95,4 +95,4 @@ HEADS: dict[str, type[Head]] = {
     "multi_label_classification": MultiLabel,
     "regression": Regression,
 }
-"""Head by problem type, as transformers names them."""
+"""Heads by problem type, with the names of transformers."""

@@ -1,4 +1,4 @@
-"""Names of logits in a model's configuration."""
+"""Sets the names of logits in a model's configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def set_labels(config: PreTrainedConfig, labels: Sequence[str], problem_type: Any) -> None:
-    """Writes names of logits and the problem type into a model's configuration."""
+    """Writes the names of the logits and the problem type into a model's configuration."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
     config.problem_type = problem_type

@@ -1,7 +1,7 @@
-"""Losses per item, so that they can be summed and divided by what was counted.
+"""Losses per item, to be summed and divided by the number of items.
 
-Both know label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the focal loss (Lin et al. 2017, arXiv
-1708.02002): each part of a smoothed target costs `-(1 - p) ** gamma * log(p)`.
+Both support label smoothing (Szegedy et al. 2015, arXiv 1512.00567) and the focal loss (Lin et al. 2017, arXiv
+1708.02002), whose term for each target is `-(1 - p) ** gamma * log(p)`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def softmax_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0, gamma
     Args:
         logits: `[B, N]`.
         labels: `[B]` int64 class ids, none of them ignored.
-        smoothing: part of each label that is spread evenly over all N classes.
+        smoothing: part of each label that is distributed evenly over all N classes.
         gamma: exponent of the focal loss; 0 is cross entropy.
     """
     if not gamma:
@@ -33,7 +33,7 @@ def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamm
     Args:
         logits: any shape.
         targets: 0 to 1, of the same shape.
-        smoothing: part of each target that is spread evenly over yes and no.
+        smoothing: part of each target that is distributed evenly over 0 and 1.
         gamma: exponent of the focal loss; 0 is binary cross entropy.
     """
     targets = targets * (1 - smoothing) + smoothing / 2
@@ -42,7 +42,7 @@ def sigmoid_losses(logits: Tensor, targets: Tensor, smoothing: float = 0.0, gamm
 
 
 def _unsure(log_p: Tensor, gamma: float) -> Tensor:
-    """`(1 - p) ** gamma`, away from 0, where a gamma below 1 has no finite slope."""
+    """Returns `(1 - p) ** gamma`, clamped away from 0, where the slope is infinite for gamma below 1."""
     return (
         torch.ones_like(log_p) if not gamma else (-torch.expm1(log_p)).clamp(min=torch.finfo(log_p.dtype).eps) ** gamma
     )

@@ -1,4 +1,4 @@
-"""Any number of labels per row: a sigmoid each. An item is a row x label; NaN marks one that is not known."""
+"""Multi-label classification with one sigmoid per label. An item is a row x label; unknown items are NaN."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
 
 THRESHOLD = 0.5
-_VALUES = {True: 1.0, False: 0.0, None: None}  # and so for 1 and 0, which equal them
+_VALUES = {True: 1.0, False: 0.0, None: None}  # also matches 1 and 0, which equal True and False
 
 
 class MultiLabel:
     """Multi-label classification; see `toolkit.tasks.heads.Head`.
 
     A label is a list of names, text with names between `task.label_separator`, or a mapping of names to true, false
-    or null (not known). Names that are not given are false. It is kept as a list of names and values.
+    or null (unknown). Missing names are false. Labels are stored as a list of names and values.
     """
 
     best_metric = "f1_micro"

@@ -1,4 +1,4 @@
-"""One or several numbers per row. An item is a row x target; NaN marks one that is not known, -100 is a value."""
+"""Regression of one or several numbers per row. An item is a row x target; unknown ones are NaN, -100 is a value."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ ONLY_TARGET = "value"
 
 
 class Regression:
-    """Regression by squared error; see `toolkit.tasks.heads.Head`.
+    """Regression with squared error; see `toolkit.tasks.heads.Head`.
 
-    A label is a number, a list of numbers, or text with numbers between `task.label_separator`; null or nothing in a
-    list is a target that is not known.
+    A label is a number, a list of numbers, or text with numbers between `task.label_separator`; null or an empty entry
+    of a list is an unknown target.
     """
 
     best_metric = "mse"
@@ -63,7 +63,7 @@ class Regression:
         sizes = sorted({len(numbers) for numbers in labels})
         if len(sizes) != 1:
             raise DataError(f"data: labels of training rows have {' or '.join(map(str, sizes))} numbers; name the "
-                            "targets with task.labels to see which rows are wrong.")  # fmt: skip
+                            "targets in task.labels to list the wrong rows.")  # fmt: skip
         names = [ONLY_TARGET] if sizes == [1] else [str(number) for number in range(sizes[0])]
         self.state["labels"] = self.state["labels"] or names
 
@@ -116,10 +116,10 @@ class Regression:
 
 
 def _number(value: Any) -> float:
-    """A number; NaN where none is given.
+    """Returns a number; NaN if the value is missing.
 
     Raises:
-        BadRow: if it is something else, or not finite.
+        BadRow: if the value is not a finite number.
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return math.nan

@@ -1,4 +1,4 @@
-"""One class per row: softmax."""
+"""Single-label classification with a softmax over the classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SingleLabel:
         counts = Counter(labels)
         names = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
         if len(names) < 2:
-            raise DataError(f"data: all training rows have the label {names[0]!r}; classification needs another.")
+            raise DataError(f"data: all training rows have the label {names[0]!r}; classification needs at least two labels.")
         if self.options.class_weights == "balanced":
             if unseen := [name for name in names if not counts[name]]:
                 raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
@@ -77,7 +77,7 @@ class SingleLabel:
         return (losses * self._weights(labels, losses.dtype)).sum()
 
     def _weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
-        """What each row counts for: its class's weight, 0 where it is ignored."""
+        """Returns the weight `[B]` of each row: that of its class, 0 if ignored."""
         counted = (labels != IGNORE_INDEX).to(dtype)
         weights = self.state["class_weights"]
         return counted if weights is None else counted * counted.new_tensor(weights)[labels.clamp(min=0)]
@@ -116,7 +116,7 @@ class SingleLabel:
 
 
 def _label_text(label: Any) -> str:
-    """The name of a class: text, or a number as it would be written without a needless fraction."""
+    """Returns the name of a class: text, or a number without a zero fraction."""
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
@@ -125,7 +125,7 @@ def _label_text(label: Any) -> str:
 
 
 def _label_order(label: str) -> tuple[bool, float, str]:
-    """Numbers by their value, before names."""
+    """Returns a sort key that orders numbers by value, before names."""
     try:
         return False, float(label), label
     except ValueError:

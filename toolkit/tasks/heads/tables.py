@@ -1,4 +1,4 @@
-"""Tables for the report: scores per class, label or target, and the confusion matrix."""
+"""Report tables with scores per class, label or target, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.document.blocks import Cell, Figure, Table
 
 MOST_COUNTED_CLASSES = 15
-"""With more, the confusion matrix is an image, not a table."""
+"""Largest number of classes for which the confusion matrix is a table; with more it is an image."""
 
 
 def score_table(
     labels: Sequence[str], metrics: Mapping[str, float], names: Sequence[str], counts: np.ndarray | Sequence[int]
 ) -> Table:
-    """Tabulates the scores of each label, and its number of rows.
+    """Returns a table with the scores and the number of rows of each label.
 
     Args:
         labels: names of the classes, labels or numbers.
-        metrics: with `<score>/<label>` for each of `names`.
-        names: the scores.
-        counts: `[labels]` rows of each label.
+        metrics: metrics, including `<score>/<label>` for each of `names`.
+        names: names of the scores.
+        counts: number of rows of each label, `[labels]`.
     """
     rows = [
         [label, *(Cell(f"{score:.3f}", score) for name in names for score in [metrics[f"{name}/{label}"]]), int(count)]
@@ -33,13 +33,13 @@ def score_table(
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path) -> Table | Figure:
-    """Shows how often each true class was taken for which; the shade is the share of the true class.
+    """Returns the confusion matrix; cells are shaded by their share of the true class.
 
     Args:
-        counts: `[classes, classes]`, true by predicted.
+        counts: `[classes, classes]`, true by predicted class.
         labels: names of the classes.
-        name: the evaluation set's.
-        folder: where an image `confusion_<name>.png` is written, if there are too many classes for a table.
+        name: name of the evaluation set.
+        folder: folder for the image `confusion_<name>.png`, if there are too many classes for a table.
     """
     title = f"Predicted classes (columns) of the {name} rows, by true class"
     if len(labels) > MOST_COUNTED_CLASSES:
