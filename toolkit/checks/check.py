@@ -1,4 +1,4 @@
-"""A question about a run that is asked before anything heavy is loaded, and how many are asked at once."""
+"""Checks of a run that are made before anything heavy is loaded."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Kind = Literal["settings", "libraries", "machine", "model", "inputs", "folder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-class CannotCheck(Exception):  # noqa: N818 - a reason, never shown as an error
-    """Raised by a check that cannot be made, with the reason."""
+class CannotCheck(Exception):  # noqa: N818 - never shown as an error
+    """Raised by a check that cannot be performed, with the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A question about a run.
+    """A check of a run.
 
     Args:
-        about: what it is about, for those who read that it was not asked.
-        problems: gives one full message for each thing that is wrong, dotted key first.
-        kind: what it takes to answer: the settings alone, libraries and modules that are imported, the rest of this
-            machine, the model's configuration, its processor and data, or the output folder.
+        about: name of the check, shown if it could not be performed.
+        problems: returns one full message per problem, starting with the dotted key.
+        kind: what the check needs: only the settings, libraries and imported modules, the rest of this machine, the
+            model's configuration, its processor and data, or the output folder.
     """
 
     about: str
@@ -38,10 +38,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Findings:
-    """What checks found.
+    """Results of checks.
 
     Args:
-        problems: one message for each thing that is wrong.
+        problems: one message per problem.
         unchecked: what could not be checked and why, one phrase each.
     """
 
@@ -52,10 +52,10 @@ class Findings:
         return Findings(self.problems + other.problems, self.unchecked + other.unchecked)
 
     def refuse(self) -> None:
-        """Stops if there are problems.
+        """Raises an error if there are problems.
 
         Raises:
-            ConfigError: with all of them.
+            ConfigError: if there are problems; lists all of them.
         """
         if self.problems:
             raise ConfigError(list(self.problems), list(self.unchecked))
@@ -64,13 +64,16 @@ class Findings:
 def ask(
     checks: Iterable[Check], cfg: Config, make_task: Callable[[Config], Task], faulty: Collection[Key] = ()
 ) -> Findings:
-    """Makes checks, and leaves out what would only follow from a setting that is wrong itself.
+    """Performs checks and skips those that depend on an invalid setting.
 
     Args:
-        checks: what to ask.
-        cfg: the settings, a wrong one replaced by its default.
-        make_task: makes the recipe's task of settings.
-        faulty: keys of the settings that are wrong.
+        checks: the checks.
+        cfg: the settings, with invalid ones replaced by their defaults.
+        make_task: creates the recipe's task from settings.
+        faulty: keys of the invalid settings.
+
+    Returns:
+        The problems, and the checks that were skipped.
     """
     problems: list[str] = []
     unchecked: list[str] = []

@@ -1,11 +1,11 @@
-"""What cannot go together among the settings of memory, precision, compilation and data loading."""
+"""Rules about settings of memory, precision, compilation and data loading that cannot be combined."""
 
 from __future__ import annotations
 
 from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config
 
-_NO_GPU = "the launcher asks for the CPU"
+_NO_GPU = "the launcher selects the CPU"
 
 
 def _flash(config: Config) -> bool:
@@ -18,7 +18,7 @@ def _compile_only(name: str) -> Rule:
         None,
         "train.torch_compile",
         bool,
-        "nothing would be compiled",
+        "it has no effect without compilation",
         "set train.torch_compile to true",
     )
 
@@ -29,7 +29,7 @@ def _workers_only(name: str, unset: object) -> Rule:
         unset,
         "train.dataloader_num_workers",
         bool,
-        "batches are loaded in the training process itself",
+        "batches are loaded in the training process",
         "set train.dataloader_num_workers above 0",
     )
 
@@ -45,7 +45,7 @@ RULES = (
     Rule(
         lambda c: c.train.mixed_precision == "fp8",
         ("train.mixed_precision",),
-        f"fp8 needs a GPU that has it, and {_NO_GPU}",
+        f"fp8 needs a GPU that supports it, and {_NO_GPU}",
         "use bf16 or no",
         launcher="ACCELERATE_USE_CPU",
     ),
@@ -59,21 +59,21 @@ RULES = (
     Rule(
         lambda c: c.train.activation_offload,
         ("train.activation_offload",),
-        f"activations are in the CPU's memory already, since {_NO_GPU}",
+        f"activations are already in CPU memory, because {_NO_GPU}",
         "use train.activation_checkpointing, or smaller micro-batches with more accumulation",
         launcher="ACCELERATE_USE_CPU",
     ),
     Rule(
         lambda c: _flash(c) or c.model.attn_implementation == "flex_attention",
         ("model.attn_implementation",),
-        f"it can be trained on a GPU only, and {_NO_GPU}",
+        f"it can be trained only on a GPU, and {_NO_GPU}",
         "use sdpa or eager",
         launcher="ACCELERATE_USE_CPU",
     ),
     Rule(
         lambda c: _flash(c) and c.train.mixed_precision in (None, "no"),
         ("model.attn_implementation", "train.mixed_precision"),
-        "flash attention has no float32",
+        "flash attention does not support float32",
         "set train.mixed_precision to bf16 or fp16, or use sdpa",
     ),
     _compile_only("torch_compile_backend"),
@@ -81,7 +81,7 @@ RULES = (
     Rule(
         lambda c: c.train.torch_compile_mode is not None and c.train.torch_compile_backend not in (None, "inductor"),
         ("train.torch_compile_mode", "train.torch_compile_backend"),
-        "only inductor has modes",
+        "only inductor supports modes",
         "remove train.torch_compile_mode",
     ),
     _workers_only("dataloader_persistent_workers", False),
@@ -89,7 +89,7 @@ RULES = (
     Rule(
         lambda c: c.train.auto_batch_size and c.train.per_device_train_batch_size == 1,
         ("train.auto_batch_size", "train.per_device_train_batch_size"),
-        "a micro-batch of one row has no smaller parts",
+        "a micro-batch of one row cannot be split",
         "remove train.auto_batch_size",
     ),
 )

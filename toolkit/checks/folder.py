@@ -1,4 +1,4 @@
-"""Whether a run could use its output folder; claiming it is `toolkit.checkpoint.claim`'s."""
+"""Checks whether a run can use its output folder, without claiming it (see `toolkit.checkpoint.claim`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from toolkit.config.sections import Config
 
 
 def folder_problems(cfg: Config) -> list[str]:
-    """Returns why a run could not start in `output_dir`, as full messages; nothing stays written."""
+    """Returns why a run cannot start in `output_dir`, as full messages; leaves no files behind."""
     folder = Path(cfg.output_dir)
     absolute = folder.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if path.exists())
@@ -23,7 +23,7 @@ def folder_problems(cfg: Config) -> list[str]:
         with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        problems.append(f"output_dir: cannot write into {existing}: {error.strerror}; give another one")
+        problems.append(f"output_dir: cannot write into {existing}: {error.strerror}; use another one")
     if message := in_use(folder):
         problems.append(f"output_dir: {message}")
     resume = problems_of(lambda: decide_resume(folder, cfg.checkpoint.resume))

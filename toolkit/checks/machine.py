@@ -1,4 +1,4 @@
-"""What this machine cannot do, as messages, and what it does badly."""
+"""Checks which settings this machine does not support or runs slowly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from toolkit.config.messages import show
 from toolkit.config.sections import Config
 
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""Any of these in /proc/cpuinfo means that a CPU (x86, or ARM) multiplies bf16 itself."""
+"""Flags in /proc/cpuinfo of CPUs (x86 or ARM) with native bf16 multiplication."""
 TF32_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
 PROBE_SIZE = 256
-"""Rows and columns of the matrices whose product is timed."""
+"""Number of rows and columns of the matrices whose product is timed."""
 
 
 def precision_problems(cfg: Config) -> list[str]:
@@ -49,7 +49,7 @@ def offload_problems(cfg: Config) -> list[str]:
     if not cfg.train.activation_offload or torch.accelerator.is_available():
         return []
     return [
-        "train.activation_offload: no GPU is visible here, so activations are in the CPU's memory already; use "
+        "train.activation_offload: no GPU is visible here, so activations are already in CPU memory; use "
         "train.activation_checkpointing, or smaller micro-batches with more accumulation"
     ]
 
@@ -60,18 +60,18 @@ def attention_problems(cfg: Config) -> list[str]:
     if name is None or name in ("eager", "sdpa"):
         return []
     if not torch.cuda.is_available():
-        return [f"model.attn_implementation: {name} can be trained on a GPU only, and none is visible here; use sdpa"]
+        return [f"model.attn_implementation: {name} can be trained only on a GPU, and none is visible here; use sdpa"]
     if name.startswith("flash_attention"):
         from transformers import utils
 
-        # Without its package, transformers would fetch a kernel from the hub and run it.
+        # Without its package, transformers would download a kernel from the Hub and run it.
         if not getattr(utils, f"is_flash_attn_{name[-1]}_available", lambda: False)():
             return [f"model.attn_implementation: {name} needs its package (flash-attn), built for this GPU; use sdpa"]
     return []
 
 
 def compile_problems(cfg: Config) -> list[str]:
-    """Returns why this machine cannot compile the model, or cannot as the launcher says."""
+    """Returns why this machine cannot compile the model, or why the launcher's settings prevent it."""
     problems = []
     if cfg.train.torch_compile:
         known, backend = torch.compiler.list_backends(exclude_tags=()), cfg.train.torch_compile_backend or "inductor"
@@ -82,7 +82,7 @@ def compile_problems(cfg: Config) -> list[str]:
             )
         elif backend == "inductor" and not torch.cuda.is_available() and not any(map(shutil.which, compilers)):
             problems.append(
-                "train.torch_compile: inductor needs a C++ compiler on the CPU, and there is none (tried $CXX, c++, "
+                "train.torch_compile: inductor needs a C++ compiler on the CPU, and none was found (tried $CXX, c++, "
                 "g++); install one, or remove it"
             )
     launched = os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower()
@@ -98,10 +98,10 @@ def _capability() -> tuple[int, int]:
 
 
 def machine_notes(cfg: Config, device: torch.device) -> list[str]:
-    """Returns what is possible on the run's device but costs more than it saves."""
+    """Returns which settings work on the run's device but slow it down."""
     notes = []
     if device.type == "cpu" and cfg.train.torch_compile:
-        notes.append("train.torch_compile: compiling takes minutes, and on a CPU small models seldom win them back")
+        notes.append("train.torch_compile: compilation takes minutes and rarely pays off for small models on a CPU")
     if device.type == "cpu" and cfg.train.mixed_precision == "bf16" and BF16_FLAGS.isdisjoint(cpu_flags()):
         factor = bf16_slowdown()
         if factor > 1:
@@ -113,7 +113,7 @@ def machine_notes(cfg: Config, device: torch.device) -> list[str]:
 
 
 def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
-    """Returns what the first CPU says it can do; nothing where the system does not tell."""
+    """Returns the feature flags of the first CPU; empty if the system does not report them."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -123,7 +123,7 @@ def cpu_flags(file: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
 
 
 def bf16_slowdown() -> float:
-    """Measures how many times as long a matrix product takes in bf16 as in float32, on the CPU."""
+    """Measures the time of a matrix product in bf16 divided by that in float32, on the CPU."""
 
     def seconds(dtype: torch.dtype) -> float:
         matrix, times = torch.ones(PROBE_SIZE, PROBE_SIZE, dtype=dtype), []

@@ -1,6 +1,6 @@
-"""What the model's configuration, and a copy of the model without weights, say of the settings.
+"""Checks settings against the model's configuration and a copy of the model without weights.
 
-The copy is made on the meta device: it has every layer and parameter by name and shape, and no memory.
+The copy is on the meta device: it has all layers and the names and shapes of all parameters, but takes no memory.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json")
-"""Files of which a model's folder has one."""
+"""Names of weight files; a model's folder contains one of them."""
 
 
 def config_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why the model's configuration cannot be read, or made."""
+    """Returns why the model's configuration cannot be loaded or created."""
     _require_name(cfg.model)
     return problems_of(lambda: load_model_config(cfg.model))
 
 
 def weight_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns that a local folder, or the cache of an offline machine, holds no weights."""
+    """Returns a message if a local folder, or the cache of an offline machine, contains no weights."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     name = cfg.model.name_or_path
@@ -46,7 +46,7 @@ def weight_problems(cfg: Config, task: Task) -> list[str]:
     if Path(name).is_dir():
         place, there = "the folder", [(Path(name) / file).is_file() for file in WEIGHTS]
     elif constants.HF_HUB_OFFLINE:
-        place = "the cache, and HF_HUB_OFFLINE=1 keeps this process off the hub"
+        place = "the cache, and HF_HUB_OFFLINE=1 disables access to the Hub"
         revision = cfg.model.revision
         there = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in WEIGHTS]
     else:
@@ -75,7 +75,7 @@ def process_problems(cfg: Config, task: Task) -> list[str]:
 
 
 def build_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why no model can be made of its configuration."""
+    """Returns why the model cannot be built from its configuration."""
     if cfg.model.from_config is None and cfg.model.attn_implementation is None:
         return []
     config = _config(cfg)
@@ -110,7 +110,7 @@ def activation_problems(cfg: Config, task: Task) -> list[str]:
 
 
 def rate_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns which parameters do not exist that have a learning rate of their own."""
+    """Returns which parameters with their own learning rate do not exist."""
     if cfg.train.layerwise_lr_decay == 1 and cfg.train.head_learning_rate is None:
         return []
     model = _without_weights(cfg, task)
@@ -129,9 +129,9 @@ def processor_problems(cfg: Config, task: Task) -> list[str]:
 def _require_name(model: ModelConfig) -> None:
     new = model.from_config
     if (model.name_or_path is None) == (new is None):
-        raise CannotCheck("it takes either model.name_or_path or model.from_config to name a model")
+        raise CannotCheck("either model.name_or_path or model.from_config must name a model")
     if new is not None and not isinstance(new.get("model_type"), str):
-        raise CannotCheck("no model is named")
+        raise CannotCheck("no model is given")
 
 
 def _config(cfg: Config) -> PreTrainedConfig:
@@ -148,13 +148,13 @@ def _build(cfg: Config, task: Task) -> Any:
     config = _config(cfg)
     auto_model = task.auto_model(config)
     auto_class = getattr(transformers, auto_model)
-    attention(cfg.model, config, auto_class)  # refuses what the model's class does not have; the machine is asked apart
+    attention(cfg.model, config, auto_class)  # refuses what the model's class does not support; the machine is checked separately
     try:
         with torch.device("meta"):
             return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code)
-    except Exception as error:  # each model class has checks, and exception types, of its own
+    except Exception as error:  # each model class has its own checks and exception types
         key = "model.from_config" if cfg.model.from_config is not None else "model.name_or_path"
-        raise ConfigError([f"{key}: no {auto_model} can be made of this: {error}"]) from error
+        raise ConfigError([f"{key}: cannot build {auto_model}: {error}"]) from error
 
 
 def _without_weights(cfg: Config, task: Task) -> Any:
@@ -162,4 +162,4 @@ def _without_weights(cfg: Config, task: Task) -> Any:
     try:
         return _build(cfg, task)
     except ConfigError as error:
-        raise CannotCheck("no such model can be made") from error
+        raise CannotCheck("the model cannot be built") from error

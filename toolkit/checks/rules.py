@@ -1,4 +1,4 @@
-"""One table of settings that cannot go together: when, why, and what to do instead."""
+"""Table of all rules about settings that cannot be combined, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _hub_only(name: str) -> Rule:
         None,
         "checkpoint.push_to_hub",
         bool,
-        "nothing would be pushed there",
+        "it has no effect unless push_to_hub is true",
         "set checkpoint.push_to_hub to true",
     )
 
@@ -34,20 +34,20 @@ def _trackers_only(name: str) -> Rule:
         getattr(TrackingConfig(), name),
         "tracking.report_to",
         bool,
-        "no tracker would get the name",
+        "it has no effect without a tracker",
         "set tracking.report_to",
     )
 
 
 _EVALUATION = ("data.validation_split", "data.validation_file")
 _NO_ROWS = "there are no validation rows to evaluate"
-_GIVE_ROWS = "give data.validation_file, or a data.validation_split above 0"
+_GIVE_ROWS = "set data.validation_file, or data.validation_split above 0"
 
 RULES = (
     Rule(
         lambda c: bool(c.data.validation_split) and c.data.validation_file is not None,
         ("data.validation_split", "data.validation_file"),
-        "the validation rows come either from a file of their own or out of the training rows",
+        "validation rows come either from a separate file or from the training rows",
         "remove one of them",
     ),
     *model.RULES,
@@ -60,19 +60,19 @@ RULES = (
     Rule(
         lambda c: c.data.train_file is None and c.data.dataset_name is None,
         ("data.train_file", "data.dataset_name"),
-        "no training rows are named",
-        "set data.train_file to a file, or data.dataset_name to a hub id",
+        "no training rows are given",
+        "set data.train_file to a file, or data.dataset_name to a Hub id",
     ),
     Rule(
         lambda c: c.data.dataset_config_name is not None and c.data.dataset_name is None,
         ("data.dataset_config_name", "data.dataset_name"),
-        "only a hub data set has configurations",
+        "only a Hub dataset has configurations",
         "remove data.dataset_config_name",
     ),
     Rule(
         lambda c: c.data.revision is not None and c.data.dataset_name is None,
         ("data.revision", "data.dataset_name"),
-        "only a hub data set has revisions",
+        "only a Hub dataset has revisions",
         "remove data.revision",
     ),
     Rule(
@@ -90,7 +90,7 @@ RULES = (
     Rule(
         lambda c: c.checkpoint.load_best_model_at_end and c.eval.eval_steps is None,
         ("checkpoint.load_best_model_at_end", "eval.eval_steps"),
-        "the only evaluation is the one of the last step, so there is no other to choose",
+        "only the last step is evaluated, so there is no other step to choose",
         "set eval.eval_steps, for instance to epoch",
     ),
     Rule(
@@ -116,26 +116,26 @@ RULES = (
         0.0,
         "train.early_stopping_patience",
         bool,
-        "nothing would wait for a better metric",
+        "it has no effect without early stopping",
         "set train.early_stopping_patience",
     ),
     Rule(
         lambda c: c.train.max_steps == 0,
         ("train.max_steps",),
-        "this would train nothing",
-        "give a number of steps, or -1 to train for train.num_train_epochs",
+        "no step would be trained",
+        "set a number of steps, or -1 to train for train.num_train_epochs",
     ),
     Rule(
         lambda c: 0 < c.train.max_steps < c.train.warmup_steps,
         ("train.warmup_steps", "train.max_steps"),
-        "the run would end before the warm-up does",
-        "warm up for fewer steps",
+        "the run would end before the warm-up",
+        "set fewer warm-up steps",
     ),
     Rule(
         lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
         ("train.warmup_steps",),
-        "from 1 on it counts steps",
-        "give a whole number, or a fraction of all steps below 1",
+        "values from 1 are numbers of steps",
+        "set an integer, or a fraction of all steps below 1",
     ),
     *optim_rules.RULES,
     *efficiency.RULES,
@@ -143,7 +143,7 @@ RULES = (
     Rule(
         lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
         ("engine", "trainer"),
-        "only the Trainer has callbacks and arguments of its own",
+        "only the Trainer has such callbacks and arguments",
         "set engine to trainer, or remove the section trainer",
     ),
     _trackers_only("run_name"),
@@ -151,8 +151,8 @@ RULES = (
     Rule(
         lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
         ("tracking.report_to",),
-        "a tracker is named twice",
-        "name each once",
+        "a tracker is listed twice",
+        "list each once",
     ),
     *strategy_rules.RULES,
 )

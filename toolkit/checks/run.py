@@ -1,4 +1,4 @@
-"""Everything that may refuse a run before it loads weights, asked at once; `toolkit validate` asks the same."""
+"""Performs all checks of a run before it loads weights; `toolkit validate` performs the same checks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from toolkit.tracking.tracker import tracker_problems
 def _sampling_problems(cfg: Config, task: Task) -> list[str]:
     if cfg.train.train_sampling_strategy != "balanced" or class_column(task) is not None:
         return []
-    return ["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"]
+    return ["train.train_sampling_strategy: received 'balanced', but the rows of this task have no classes"]
 
 
 def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
     if not cfg.train.snapshot_ensemble or isinstance(task, SupportsEnsembling):
         return []
-    return ["train.snapshot_ensemble: received true, but this task's predictions have no mean"]
+    return ["train.snapshot_ensemble: received true, but this task's predictions cannot be averaged"]
 
 
 def _dataset_problems(cfg: Config, task: Task) -> list[str]:
@@ -41,7 +41,7 @@ def _dataset_problems(cfg: Config, task: Task) -> list[str]:
     if data.dataset_name is None:
         return []
     if not datasets.config.HF_HUB_OFFLINE:
-        raise CannotCheck("checks download no data")
+        raise CannotCheck("checks do not download data")
     return problems_of(lambda: find_hub(str(data.dataset_name), data.dataset_config_name, data.revision))
 
 
@@ -70,13 +70,13 @@ CHECKS = (
     Check("the patterns of model.freeze", model.freeze_problems, "model"),
     Check("whether model.peft fits the model", model.adapter_fit_problems, "model"),
     Check("train.activation_checkpointing", model.activation_problems, "model"),
-    Check("learning rates of single parameters", model.rate_problems, "model"),
+    Check("learning rates of individual parameters", model.rate_problems, "model"),
     Check("the model's processor", model.processor_problems, "inputs"),
-    Check("the data set", _dataset_problems, "inputs"),
+    Check("the dataset", _dataset_problems, "inputs"),
     Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "inputs"),
     Check("output_dir", lambda cfg, task: folder_problems(cfg), "folder"),
 )
-"""Every check, in the order in which problems are listed."""
+"""All checks, in the order in which problems are listed."""
 
 LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
     "libraries": "libraries of optimizers and adapters, and callbacks",
@@ -84,7 +84,7 @@ LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
     "inputs": "the data files and their first rows",
     "folder": "output_dir",
 }
-"""What only the machine that trains can tell."""
+"""Checks that need the machine that trains."""
 
 
 def examine(
@@ -94,35 +94,39 @@ def examine(
     elsewhere: bool = False,
     folder: bool = True,
 ) -> Findings:
-    """Asks everything that can be known of a run before weights are loaded.
+    """Performs all checks of a run that are possible before weights are loaded.
 
     Args:
-        cfg: the settings, a wrong one replaced by its default.
-        make_task: makes the recipe's task of settings.
-        faulty: keys of the settings that are wrong.
-        elsewhere: leave out what only another machine, which will train, can tell.
-        folder: whether the run is to write into `output_dir`.
+        cfg: the settings, with invalid ones replaced by their defaults.
+        make_task: creates the recipe's task from settings.
+        faulty: keys of the invalid settings.
+        elsewhere: skips checks of this machine, because the training will run on another one.
+        folder: whether the run will write into `output_dir`.
+
+    Returns:
+        The problems, and what could not be checked.
     """
     left_out: dict[Kind, str] = dict(LEFT_OUT_ELSEWHERE) if elsewhere else {}
     if elsewhere and cfg.model.from_config is None:
         left_out["model"] = f"the model {cfg.model.name_or_path!r}, its cache, and patterns of its parameters"
     kinds = set(KINDS) - set(left_out) - (set() if folder else {"folder"})
     found = ask(_of(*kinds), cfg, make_task, faulty)
-    return found + Findings(unchecked=tuple(f"{what} (only the other machine knows)" for what in left_out.values()))
+    return found + Findings(unchecked=tuple(f"{what} (depends on the other machine)" for what in left_out.values()))
 
 
 def refuse_wrong_run(cfg: Config, task: Task, folder: bool = True) -> None:
-    """Stops a run that cannot work, before it loads anything.
+    """Refuses a run that cannot work, before it loads anything.
 
-    What the run finds itself while it reads its inputs is asked only if something else is wrong, to be told with it.
+    Problems that a run finds itself while reading its inputs are checked only if there are others, to report them
+    together.
 
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
-        folder: whether the run is to write into `output_dir`.
+        folder: whether the run will write into `output_dir`.
 
     Raises:
-        ConfigError: with everything that is wrong.
+        ConfigError: if there are problems; lists all of them.
     """
     found = ask(_of("settings", "libraries", "machine", "model"), cfg, lambda _: task)
     if found.problems:
@@ -131,15 +135,15 @@ def refuse_wrong_run(cfg: Config, task: Task, folder: bool = True) -> None:
 
 
 def refuse_wrong_settings(cfg: Config, task: Task, simulated: bool = False) -> None:
-    """Stops what only looks ahead at a run, perhaps one on another machine.
+    """Refuses invalid settings in commands that only plan a run, possibly for another machine.
 
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
-        simulated: whether a step is simulated, which takes the libraries of optimizers and adapters.
+        simulated: whether a step is simulated, which needs the libraries of optimizers and adapters.
 
     Raises:
-        ConfigError: with everything that is wrong with the settings, for the task and the model.
+        ConfigError: if the settings do not fit the task or the model; lists all problems.
     """
     checks = _of("settings", "model") + (_of("libraries") if simulated else [])
     ask(checks, cfg, lambda _: task).refuse()

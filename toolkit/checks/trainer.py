@@ -1,4 +1,4 @@
-"""What the Trainer's own settings may be."""
+"""Checks the settings of the section `trainer`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PASSED_ON = frozenset({
     "debug", "full_determinism", "liger_kernel_config", "log_level", "log_level_replica", "log_on_each_node",
     "neftune_noise_alpha", "skip_memory_metrics", "use_liger_kernel",
 })  # fmt: skip
-"""Fields of `TrainingArguments` that the Trainer acts on here. All others are about what the toolkit does itself, and
-would be ignored."""
+"""Fields of `TrainingArguments` that have an effect. All others concern what the toolkit does itself, and would be
+ignored."""
 
 
 def argument_problems(cfg: Config) -> list[str]:
@@ -33,13 +33,13 @@ def callback_problems(cfg: Config) -> list[str]:
     for name in cfg.trainer.callbacks if cfg.engine == "trainer" else ():
         try:
             trainer_callback(name)
-        except Exception as error:  # importing a person's module can end in anything
+        except Exception as error:  # importing a user's module can raise anything
             problems.append(f"trainer.callbacks: cannot use {name!r}: {type(error).__name__}: {error}")
     return problems
 
 
 def _problem(cfg: Config, name: str, value: Any) -> str | None:
-    """What is wrong with one of the arguments, or None."""
+    """Returns a message about an invalid argument, or None."""
     from typing import get_type_hints
 
     import transformers
@@ -52,7 +52,7 @@ def _problem(cfg: Config, name: str, value: Any) -> str | None:
         return f"{key}: TrainingArguments of transformers {transformers.__version__} has no such field{near}"
     if name not in PASSED_ON:
         own = [s for s in ("train", "eval", "checkpoint", "tracking", "task") if _is_field(getattr(cfg, s), name)]
-        instead = f"set {own[0]}.{name}" if own else f"what the Trainer is asked here: {', '.join(sorted(PASSED_ON))}"
+        instead = f"set {own[0]}.{name}" if own else f"supported fields: {', '.join(sorted(PASSED_ON))}"
         return f"{key}: the toolkit does this itself, under both engines; {instead}"
     try:
         TypeAdapter(get_type_hints(transformers.TrainingArguments)[name]).validate_python(value, strict=True)

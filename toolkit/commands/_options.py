@@ -1,7 +1,4 @@
-"""Arguments that several commands share: each is described once, and means the same in all of them.
-
-One rule for what is written: a file is `--output`, a folder `--output-dir`.
-"""
+"""Arguments shared by several commands. Output files are named `--output`, output folders `--output-dir`."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from toolkit.base.errors import InputError
 
 
 class Parser(Protocol):
-    """An argument parser, or a group of one."""
+    """An argument parser or argument group."""
 
     def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
         """Adds an argument."""
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Returns the `type` of an option that is a whole number of at least `least`."""
+    """Returns an argparse `type` for integers that are at least `least`."""
 
     def number(text: str) -> int:
         try:
@@ -30,27 +27,27 @@ def at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"received {text}, must be a whole number of at least {least}")
+            raise argparse.ArgumentTypeError(f"received {text}, must be an integer of at least {least}")
         return value
 
     return number
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "recipe": {"help": "recipe file, for instance recipes/qa.py"},
+    "recipe": {"help": "recipe file, for example recipes/qa.py"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
     "run": {"metavar": "RUN", "help": "output folder of a finished run"},
     "--config": {"metavar": "FILE", "help": "the run's YAML"},
-    "--recipe": {"metavar": "FILE", "help": "the recipe, if it was moved since the run"},
-    "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's own files"},
+    "--recipe": {"metavar": "FILE", "help": "the recipe, if it was moved after the run"},
+    "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
     "--output": {"metavar": "FILE", "help": "file to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "processes of each run"},
-    "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per process and batch"},
+    "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
-    "--trust-remote-code": {"action": "store_true", "help": "run Python code that comes with the model"},
+    "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
 }
-"""Settings of `add_argument` by the name of the argument."""
+"""Parameters of `add_argument` by argument name."""
 
 FORMER = {
     "evaluate": {"--batch-size": "--per-device-eval-batch-size"},
@@ -59,17 +56,17 @@ FORMER = {
     "plan": {"--json": "--output"},
     "predict": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
 }
-"""Former spellings of options, by command; they still work, but are not documented."""
+"""Deprecated names of options by command; they still work but are not documented."""
 
 
 def add(parser: Parser, name: str, default_text: str | None = None, **settings: Any) -> None:
     """Adds one of `ARGUMENTS` to a command.
 
     Args:
-        parser: the command's parser, or a group of it.
-        name: of the argument.
-        default_text: what happens without it, to be shown in the help.
-        **settings: further settings of `add_argument`, such as `required` or `default`.
+        parser: the command's parser, or one of its groups.
+        name: name of the argument.
+        default_text: description of the default for the help text.
+        **settings: further parameters of `add_argument`, such as `required` or `default`.
     """
     shared = ARGUMENTS[name]
     text = shared["help"] if default_text is None else f"{shared['help']} (default: {default_text})"
@@ -77,21 +74,21 @@ def add(parser: Parser, name: str, default_text: str | None = None, **settings: 
 
 
 def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
-    """Returns a command's arguments with former spellings of options replaced."""
+    """Returns a command's arguments with deprecated option names replaced."""
     former = FORMER.get(command, {})
     split = [argument.partition("=") for argument in arguments]
     return ["".join((former.get(name, name), equals, value)) for name, equals, value in split]
 
 
 def output_file(path: str | Path) -> Path:
-    """Returns the file of `--output`, once its folder is known to exist and to be writable.
+    """Returns the file of `--output` after checking that it can be written.
 
     Raises:
-        InputError: if it is not.
+        InputError: if its folder does not exist, or the file cannot be written.
     """
     file = Path(path).expanduser()
     if not file.parent.is_dir():
         raise InputError(f"--output: there is no folder {file.parent.absolute()}; create it first")
     if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InputError(f"--output: cannot write {file.absolute()}; give another file")
+        raise InputError(f"--output: cannot write {file.absolute()}; use another file")
     return file

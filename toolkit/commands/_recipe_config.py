@@ -1,4 +1,4 @@
-"""What the commands about a recipe and its YAML share: their arguments, and loading both."""
+"""Arguments and loading shared by the commands that take a recipe and its YAML."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(arguments: argparse.Namespace) -> tuple[type[Task], Loaded]:
-    """Loads what `add_arguments` was given."""
+    """Loads the recipe and its settings.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+        InputError: if the recipe cannot be loaded.
+    """
     task_type = load_task_type(arguments.recipe)
     return task_type, load_settings(task_type, arguments.config, arguments.overrides)

@@ -1,4 +1,4 @@
-"""What the commands about a finished run share: their arguments, and opening the run."""
+"""Arguments and loading shared by the commands that take a finished run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run and how its rows are read."""
+    """Adds the run and the options for reading rows."""
     _options.add(parser, "run")
     _options.add(parser, "--recipe")
     _options.add(parser, "--bad-rows", default_text="as the run")
@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def open_trained(arguments: argparse.Namespace) -> TrainedRun:
-    """Opens the finished run that `add_arguments` was given."""
+    """Opens the finished run.
+
+    Raises:
+        ToolkitError: if it cannot be opened.
+    """
     from toolkit.base.console import quiet_libraries
     from toolkit.base.processes import die_with_launcher
     from toolkit.deploy.trained import load

@@ -1,4 +1,4 @@
-"""Prove the promises on your own model and rows.
+"""Verify the toolkit's guarantees on your model and data.
 
 `toolkit certify recipes/<task>.py --config FILE [--only NAME ...] [section.key=value ...]`
 """
@@ -19,21 +19,21 @@ from toolkit.report.certificate import folder_of
 
 NAMES = ("loss-scale", "engines", "resume", "ranks")
 ROWS, LEAST_ROWS = 37, 9
-"""37 rows make five steps an epoch of windows of 8, the last one short."""
+"""Default number of rows: five steps of 8 rows per epoch, the last one incomplete."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, which certificates, and on what."""
+    """Adds the recipe, the certificates and their options."""
     _recipe_config.add_arguments(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all certificates (the default)")
-    which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"some of {', '.join(NAMES)}")
+    which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"one or more of {', '.join(NAMES)}")
     parser.add_argument(
         "--rows",
         type=at_least(LEAST_ROWS),
         default=ROWS,
         metavar="N",
-        help=f"training rows to use, at least {LEAST_ROWS}, which are more than one window of 8 (default: {ROWS})",
+        help=f"training rows to use, at least {LEAST_ROWS}, more than one window of 8 (default: {ROWS})",
     )
     parser.add_argument(
         "--kill-at", type=at_least(1), metavar="STEP", help="resume: kill at this step (default: a random one)"
@@ -43,7 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Runs what the certificates need, judges it, and ends with exit code 1 if a promise is broken."""
+    """Runs the trainings of the certificates and writes the verdicts.
+
+    Raises:
+        ToolkitError: if the settings are invalid or a training cannot run.
+        SystemExit: with exit code 1 if a guarantee does not hold.
+    """
     _, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import say
     from toolkit.lab.certify import promises, text
@@ -57,7 +62,7 @@ def work(arguments: argparse.Namespace) -> None:
         cfg=loaded.config,
         rows=arguments.rows,
         kill_at=arguments.kill_at,
-        kill_after=random.uniform(1.2, 1.9),  # in the second epoch, whose order is another
+        kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
     )
     chosen = {name: promise for name, promise in promises().items() if name in (arguments.only or NAMES)}
     output = Path(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)

@@ -1,6 +1,6 @@
-"""The `toolkit` command: it only finds the sub-command's file, which does the work.
+"""The `toolkit` command, which dispatches to the sub-commands.
 
-Nothing but the standard library is imported until a sub-command is known, so that `toolkit --help` is instant.
+Only the standard library is imported until a sub-command is known, so that `toolkit --help` is instant.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ COMMANDS = {
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "compare": (
         "toolkit.commands.compare",
-        "measure what settings do to memory, time and quality",
+        "measure the effect of settings on memory, time and quality",
     ),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
-    "evaluate": ("toolkit.commands.evaluate", "score a finished run on another labelled file"),
+    "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder"),
     "diff": ("toolkit.commands.diff", "show what differs between two runs"),
     "reproduce": (
@@ -36,7 +36,7 @@ COMMANDS = {
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
     "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
 }
-"""Sub-commands: the module of each, with `add_arguments` and `work`, and its summary."""
+"""Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     name = parser.parse_known_args(arguments[:1])[0].command
     place, summary = COMMANDS[name]
     module = import_object(place)
-    # Its arguments get a parser of their own, because only `parse_intermixed_args` takes overrides after an option, and
-    # argparse does not have it for sub-parsers.
+    # The arguments get a separate parser: only `parse_intermixed_args` accepts overrides after an option, and argparse
+    # does not support it for sub-parsers.
     command = argparse.ArgumentParser(
         prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )

@@ -1,4 +1,4 @@
-"""See what switches do: `toolkit compare recipes/<task>.py --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
+"""Compare settings: `toolkit compare recipes/<task>.py --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what is compared, and how often."""
+    """Adds the settings to compare and the number of runs."""
     _recipe_config.add_arguments(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--switch", action="append", metavar="KEY=A,B",
-        help="a setting and its values, the baseline's first; A+other.key=C changes another setting with it",
+        help="a setting and its values, the baseline first; A+other.key=C changes another setting as well",
     )  # fmt: skip
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
     parser.add_argument(
@@ -40,17 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
-    parser.add_argument("--launch", metavar="FILE", help="configuration of accelerate launch, for several processes")
-    _options.add(parser, "--processes", default_text="as the file of --launch says, or 1")
+    parser.add_argument("--launch", metavar="FILE", help="configuration file of accelerate launch, for several processes")
+    _options.add(parser, "--processes", default_text="as in the --launch file, or 1")
     parser.add_argument(
-        "--draws", type=at_least(0), default=200, metavar="N", help="draws for the metric's interval (default: 200)"
+        "--draws", type=at_least(0), default=200, metavar="N", help="bootstrap samples for the metric's interval (default: 200)"
     )
-    parser.add_argument("--skip-refused", action="store_true", help="leave out variants that cannot run")
+    parser.add_argument("--skip-refused", action="store_true", help="skip variants that cannot run")
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Runs what is not finished yet, and writes the comparison; exit code 1 if nothing could be compared."""
+    """Runs the remaining variants and writes the comparison.
+
+    Raises:
+        ConfigError: if settings of variants are invalid.
+        InputError: if arguments are invalid.
+        RunError: if every variant failed.
+    """
     comparison = _comparison(arguments)
     from toolkit.checkpoint.lock import OutputLock
     from toolkit.lab.compare import progress, results
@@ -63,7 +69,7 @@ def work(arguments: argparse.Namespace) -> None:
             repeats = repeats_of(comparison)
             progress.run_and_show(comparison, repeats)
     except KeyboardInterrupt:
-        print("\nstopped by Ctrl-C; the same command continues with the runs that are not finished", file=sys.stderr)
+        print("\nstopped by Ctrl-C; rerun the same command to continue with the remaining runs", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
     facts = {
         "command": ["toolkit", *sys.argv[1:]],
@@ -80,7 +86,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:
-    """Checks everything that is asked for, and says what is to be run."""
+    """Checks the arguments and returns the comparison to run."""
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     variants = of_question(question) if question else _switched(arguments, task_type, loaded)
@@ -120,13 +126,13 @@ def _switched(arguments: argparse.Namespace, task_type: type[Task], loaded: Load
     configured = {key: value if isinstance(value, str) else to_yaml(value) for key, value in values.items()}
     variants = combine([read_switch(text, configured) for text in arguments.switch], arguments.mode)
     if len(variants) == 1:
-        raise InputError("--switch: there is nothing to compare; give a second value")
+        raise InputError("--switch: nothing to compare; add a second value")
     return variants
 
 
 def _refuse(checked: Checked, lenient: bool) -> None:
-    """Names what cannot run before anything does; stops, unless the rest is to be compared without it."""
+    """Reports variants that cannot run before any run starts; raises unless they may be skipped."""
     if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
         checked.refuse()
     for name, problems in checked.refused.items():
-        print(f"left out: variant {name}: {'; '.join(problems)}")
+        print(f"skipped: variant {name}: {'; '.join(problems)}")

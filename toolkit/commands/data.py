@@ -1,4 +1,4 @@
-"""Get public datasets that the shipped configurations name: `toolkit data get NAME`."""
+"""Download public datasets that the shipped configurations use: `toolkit data get NAME`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.commands import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what to do, the dataset and where it goes."""
+    """Adds the action, the dataset and the output folder."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, CATALOG)) + 2
     parser.epilog = "datasets:\n" + "\n".join(
@@ -18,15 +18,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("action", choices=("get",), metavar="get", help="download a dataset and convert it")
     parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help=f"one of {', '.join(CATALOG)}")
-    place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset becomes the folder NAME in it"
+    place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
     _options.add(parser, "--output-dir", default_text=place, default=DEFAULT_FOLDER)
     parser.add_argument(
-        "--from", dest="mirror", metavar="DIR", help="folder with the source files, downloaded by hand (no network)"
+        "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
     )
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Makes the folder of a dataset, or says that it is there and complete."""
+    """Downloads and converts a dataset, unless its folder is complete.
+
+    Raises:
+        InputError: if the folder of `--from` does not exist.
+        ToolkitError: if the dataset cannot be downloaded or converted.
+    """
     from toolkit.base.errors import InputError
     from toolkit.catalog.get import get_dataset
 

@@ -1,4 +1,4 @@
-"""Say what differs between two runs: `toolkit diff RUN_A RUN_B`."""
+"""Show the differences between two runs: `toolkit diff RUN_A RUN_B`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,28 @@ TITLES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds both runs."""
+    """Adds the two runs."""
     parser.add_argument("one", metavar="RUN_A", help="output folder of a run")
-    parser.add_argument("other", metavar="RUN_B", help="output folder of another")
+    parser.add_argument("other", metavar="RUN_B", help="output folder of another run")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints what differs, or that nothing does."""
+    """Prints the differences between two runs.
+
+    Raises:
+        InputError: if a folder holds no run.
+    """
     from toolkit.report.runs import differences, read_record
 
     one, other = (read_record(Path(folder)) for folder in (arguments.one, arguments.other))
     found = differences(one, other)
     if not found:
-        print("no difference in settings, data, versions, machines and results")
+        print("no differences in settings, data, versions, machines or results")
     show(found, arguments.one, arguments.other)
 
 
 def show(found: Sequence[Difference], one: str, other: str) -> None:
-    """Prints differences as a table a section."""
+    """Prints one table of differences per section."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Score a finished run: `toolkit evaluate RUN --data FILE`.
+"""Evaluate a finished run: `toolkit evaluate RUN --data FILE`.
 
 On any number of processes: `accelerate launch -m toolkit evaluate RUN --data FILE`.
 """
@@ -13,14 +13,19 @@ from toolkit.commands import _options, _trained_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, the rows and where results go."""
+    """Adds the run, the rows and the output file."""
     _trained_run.add_arguments(parser)
     _options.add(parser, "--data", required=True)
     _options.add(parser, "--output", default_text="none; the metrics as JSON")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints the metrics of the run's model on the file."""
+    """Prints the metrics of the run's model on a file.
+
+    Raises:
+        DataError: if the file or its rows cannot be used.
+        InputError: if the run cannot be opened, or the output file cannot be written.
+    """
     from toolkit.base.console import print_table, say
     from toolkit.base.files import write_json
     from toolkit.deploy.trained import read_rows

@@ -1,4 +1,4 @@
-"""Show where settings come from: `toolkit explain recipes/<task>.py --config FILE [section.key=value ...]`."""
+"""Show the source of each setting: `toolkit explain recipes/<task>.py --config FILE [section.key=value ...]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ add_arguments = _recipe_config.add_arguments
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints every key, its value, and whether it is a default, from the file, an override or the launcher."""
+    """Prints every setting with its value and source: default, file, override or launcher.
+
+    Raises:
+        ConfigError: if a setting is invalid.
+    """
     _, loaded = _recipe_config.load(arguments)
     print(explain_text(loaded))

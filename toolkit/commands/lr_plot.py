@@ -1,4 +1,4 @@
-"""Draw the learning rate before a run: `toolkit lr-plot recipes/<task>.py --config FILE [section.key=value ...]`."""
+"""Plot the learning rate of a run: `toolkit lr-plot recipes/<task>.py --config FILE [section.key=value ...]`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ MOST_POINTS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, its YAML, the picture and the number of processes."""
+    """Adds the recipe, its YAML, the image file and the number of processes."""
     _recipe_config.add_arguments(parser)
     _options.add(parser, "--output", default_text="lr.png", default="lr.png")
     _options.add(parser, "--processes", default_text="1", default=1)
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Writes the picture, and prints the peak, the warm-up and the number of steps."""
+    """Writes the plot, and prints peak, warm-up and number of steps.
+
+    Raises:
+        InputError: if the image cannot be written.
+        ToolkitError: if settings or data cannot be used.
+    """
     path = _options.output_file(arguments.output)
     task_type, loaded = _recipe_config.load(arguments)
     cfg = loaded.config
@@ -56,7 +61,11 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
-    """Reads and prepares the rows as a run does, but no model, and returns what happens when."""
+    """Reads and preprocesses the rows like a run, without a model, and returns the run's milestones.
+
+    Raises:
+        ToolkitError: if settings or data cannot be used.
+    """
     from toolkit.api.mesh import Mesh
     from toolkit.api.milestones import Milestones
     from toolkit.base.console import quiet_libraries

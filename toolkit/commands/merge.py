@@ -11,16 +11,21 @@ from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, where the model goes, and the rows that prove it."""
+    """Adds the run, the output folder, and the rows to verify the model on."""
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN/merged")
-    _options.add(parser, "--data", default_text="a few of the run's own, to check the merged model on")
+    _options.add(parser, "--data", default_text="some of the run's rows, to verify the merged model")
     _options.add(parser, "--recipe")
     _options.add(parser, "--trust-remote-code")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Writes a folder that transformers alone can load, and ends with exit code 1 if it answers otherwise."""
+    """Writes a merged model that transformers can load, and verifies its outputs.
+
+    Raises:
+        InputError: if the run cannot be merged, or the folder cannot be written.
+        RunError: if the outputs of the merged model differ.
+    """
     from dataclasses import replace
 
     from toolkit.base.console import quiet_libraries, say
@@ -51,7 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
     rows = len(batch["row_ids"])
     say(f"largest difference of logits on {rows} rows, relative to the largest logit: {difference:.1e}")
     if not difference <= TOLERANCE:
-        raise RunError(f"the merged model in {output} answers otherwise than the adapters did; do not use it")
+        raise RunError(f"the merged model in {output} differs in its outputs from the adapters; do not use it")
     say(f"merged into {output}; transformers loads it without peft")
 
 
@@ -59,7 +64,7 @@ def _output_folder(output: Path) -> Path:
     from toolkit.base.errors import InputError
 
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise InputError(f"--output-dir: {output.absolute()} is not an empty folder; give another, or delete it")
+        raise InputError(f"--output-dir: {output.absolute()} is not an empty folder; use another one, or delete it")
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

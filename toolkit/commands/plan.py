@@ -1,4 +1,4 @@
-"""Say what a run will take, before it runs: memory by parts, strategies, and what to switch to make it fit.
+"""Estimate a run's memory and compare parallel strategies and settings that make it fit.
 
 `toolkit plan recipes/<task>.py --config FILE [--gpu-memory 16GiB] [--processes 8] [section.key=value ...]`
 """
@@ -23,30 +23,36 @@ if TYPE_CHECKING:
     from toolkit.lab.plan.strategies import Scaling
 
 OF_THE_DRIVER = 512 * 2**20
-"""What a GPU's driver keeps of its memory for each process: context, kernels' code, libraries' workspaces."""
+"""Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, and what is to be planned of it."""
+    """Adds the recipe and the options of the plan."""
     _recipe_config.add_arguments(parser)
-    parser.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU of this size, for instance 16GiB")
-    _options.add(parser, "--processes", default_text="1; of several, parallel strategies are compared", default=1)
+    parser.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU with this memory, for example 16GiB")
+    _options.add(parser, "--processes", default_text="1; with several, parallel strategies are compared", default=1)
     parser.add_argument(
-        "--length", type=at_least(1), metavar="N", help="length of inputs (default: the most that the options allow)"
+        "--length", type=at_least(1), metavar="N", help="length of inputs (default: the largest that the options allow)"
     )
-    parser.add_argument("--calibrate", action="store_true", help="train a few steps here, and correct the plan")
+    parser.add_argument("--calibrate", action="store_true", help="train a few steps on this machine to correct the plan")
     parser.add_argument(
-        "--bandwidth", metavar="RATE", help="of an all-reduce, for instance 25GB/s (default: measured here)"
+        "--bandwidth", metavar="RATE", help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)"
     )
     _options.add(parser, "--output", default_text="none; the plan as JSON")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Plans, prints tables, and writes the JSON."""
+    """Prints the plan and writes it as JSON.
+
+    Raises:
+        InputError: if arguments are invalid, or the model cannot be simulated.
+        ToolkitError: if settings or data cannot be used.
+        RunError: if the calibration fails.
+    """
     from toolkit.lab.plan.units import parse_bytes
 
     if arguments.bandwidth and not arguments.calibrate:
-        raise InputError("--bandwidth: has no effect without --calibrate, which measures the computing beside it")
+        raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
     output = _options.output_file(arguments.output) if arguments.output else None
     capacity = parse_bytes(arguments.gpu_memory, "--gpu-memory") if arguments.gpu_memory else None
     bandwidth = parse_bytes(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
@@ -76,8 +82,8 @@ def work(arguments: argparse.Namespace) -> None:
     render.show(render.parts_table(footprint, cfg.train.optim))
     if arguments.processes > 1:
         render.show(*render.strategies_tables(table, arguments.processes))
-        say("Strategies in brackets are for orientation: the toolkit does not run them today.\n"
-            "Speed is against one device, as if sending took no time.\n")  # fmt: skip
+        say("Strategies in parentheses are estimates only: the toolkit does not support them.\n"
+            "Speed is relative to one device and ignores communication time.\n")  # fmt: skip
     correction = None
     if arguments.calibrate:
         correction = _calibrate(arguments, cfg, footprint, bandwidth, found, on_gpu=capacity is not None)
@@ -99,7 +105,7 @@ def _heading(subject: Subject, footprint: Footprint) -> list[str]:
         f"micro-batches of {footprint.rows} rows ({sizes(subject.batch)}), {train.gradient_accumulation_steps or 1} in "
         f"a step, {train.mixed_precision or 'no'} mixed precision",
         f"{show_flops(footprint.flops)} for forward and backward pass of one"
-        + (f", {footprint.recomputed / footprint.flops:.0%} of it done again" if footprint.recomputed else ""),
+        + (f", {footprint.recomputed / footprint.flops:.0%} recomputed" if footprint.recomputed else ""),
         "",
     ]
 
@@ -112,7 +118,7 @@ def _calibrate(
     found: dict[str, Any],
     on_gpu: bool,
 ) -> Correction | None:
-    """Measures here, says what that corrects, and how speed would grow with processes."""
+    """Measures steps on this machine, and prints the correction and the scaling with processes."""
     from toolkit.base.console import format_bytes, say
     from toolkit.lab.plan import render
     from toolkit.lab.plan.calibrate import calibrate, rows_that_fit, serial_seconds
@@ -130,11 +136,11 @@ def _calibrate(
         f"peak {format_bytes(large.peak)}, predicted {format_bytes(large.footprint.peak)}.")  # fmt: skip
     applies = large.device == ("cuda" if on_gpu else "cpu") or not on_gpu
     if applies:
-        say(f"Corrected: what comes and goes within a step times {correction.factor:.2f}, plus "
+        say(f"Correction: temporary memory of a step times {correction.factor:.2f}, plus "
             f"{format_bytes(correction.constant)} for libraries.\nPeak of a step here: "
             f"{format_bytes(correction.peak(footprint))}\n")  # fmt: skip
     else:
-        say("A GPU has another allocator, so the plan for it stays as it is.\n")
+        say("A GPU has a different allocator, so the plan for it is not corrected.\n")
     if large.seconds:
         serial = serial_seconds(runs)
         larger = footprint.flops * (cfg.train.gradient_accumulation_steps or 1) / large.footprint.flops
@@ -162,7 +168,7 @@ def _scaling(
     from toolkit.lab.plan.strategies import scaling
 
     if bandwidth is None and runs[-1].device != "cpu":
-        say("How fast GPUs exchange is not measured here: say --bandwidth for the speed of several.\n")
+        say("The bandwidth between GPUs cannot be measured here: set --bandwidth to estimate the scaling.\n")
         return []
     rate = bandwidth or measured_bandwidth()
     say(f"All-reduce at {format_bytes(rate)}/s ({'as given' if bandwidth else 'measured between two processes here'}).")
@@ -182,7 +188,7 @@ def _fit(
     correction: Correction | None,
     found: dict[str, Any],
 ) -> None:
-    """Looks for the smallest set of switches that fits, and says it."""
+    """Finds and prints the smallest set of settings with which the run fits."""
     from toolkit.base.console import say
     from toolkit.lab.plan import render
     from toolkit.lab.plan.calibrate import Correction

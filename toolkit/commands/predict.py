@@ -9,14 +9,19 @@ from toolkit.commands import _options, _trained_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, the rows and where predictions go."""
+    """Adds the run, the rows and the output file."""
     _trained_run.add_arguments(parser)
     _options.add(parser, "--data", required=True)
     _options.add(parser, "--output", default_text="the name of the --data file + .predictions.jsonl")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Writes one JSON line per row, in row order."""
+    """Writes one JSON line per row, in row order.
+
+    Raises:
+        DataError: if the file or its rows cannot be used.
+        InputError: if the run cannot be opened, or the output file cannot be written.
+    """
     from toolkit.base.console import print_lines, say
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main

@@ -1,4 +1,4 @@
-"""Run a run again from what it noted, and say whether it ends with the same bits: `toolkit reproduce RUN`."""
+"""Repeat a run and check that the results are bit-identical: `toolkit reproduce RUN`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from toolkit.report.runs import Record
 
 ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null")
-"""Settings that keep the new run from changing anything but its folder."""
+"""Settings that keep the new run from changing anything outside its folder."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, and where the new one goes."""
+    """Adds the run and the new run's folder."""
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN-reproduced")
     _options.add(parser, "--recipe")
@@ -30,7 +30,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     Raises:
         InputError: if the run is not finished, or its recipe is missing.
-        RunError: if training fails, or ends with other bits.
+        RunError: if training fails, or its results are not bit-identical.
     """
     from toolkit.commands.diff import show
     from toolkit.lab.certify.trace import weight_difference
@@ -41,7 +41,7 @@ def work(arguments: argparse.Namespace) -> None:
         raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
     recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
     if not recipe.is_file():
-        raise InputError(f"{arguments.run}: its recipe {recipe} does not exist any more; name it with --recipe")
+        raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         print(f"warning: {difference}", flush=True)
@@ -54,7 +54,7 @@ def work(arguments: argparse.Namespace) -> None:
     wrong = [found for name in files if (found := weight_difference(former.model, new.model, name))]
     lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
-        print(f"\nreproduced: parameters and {len(lines[0])} lines of numbers are the same to the last bit ({folder})")
+        print(f"\nreproduced: parameters and {len(lines[0])} lines of metrics are bit-identical ({folder})")
         return
     reason = wrong[0] if wrong else "the parameters are the same, but metrics.jsonl is not"
     raise RunError(
@@ -64,13 +64,13 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _train(recipe: Path, record: Record, folder: Path) -> None:
-    """Runs the recipe in the working directory of the run, which its paths are relative to."""
+    """Runs the recipe in the run's working directory, to which its paths are relative."""
     from toolkit.lab.jobs import run_processes
 
     working_directory = Path(record.facts.get("working_directory") or Path.cwd())
     if not working_directory.is_dir():
-        gone = f"{working_directory}, where the run was started, does not exist any more"
-        print(f"warning: {gone}; relative paths are looked for in {Path.cwd()}", flush=True)
+        gone = f"{working_directory}, where the run was started, no longer exists"
+        print(f"warning: {gone}; relative paths are resolved in {Path.cwd()}", flush=True)
         working_directory = Path.cwd()
     # The settings that the run's launcher made are in its configuration.
     code = run_processes(
@@ -84,7 +84,7 @@ def _train(recipe: Path, record: Record, folder: Path) -> None:
 
 
 def _code_difference(record: Record, recipe: Path) -> str | None:
-    """Says how the code of a run differs from that of today, and how to get it back; None where it does not."""
+    """Returns how the run's code differs from the current code and how to restore it; None without a difference."""
     from toolkit.base.environment import checkout, git
 
     noted, today = record.facts["git"], checkout(recipe.parent)
@@ -102,16 +102,16 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
         steps.append(["git", "-C", root, "apply", str(file)])
         changes = f"with the uncommitted changes in {file}"
     elif noted["changed_files"]:
-        changes = f"with {noted['changed_files']} uncommitted files that were not kept"
+        changes = f"with {noted['changed_files']} uncommitted files that were not saved"
     commands = " && ".join(shlex.join(step) for step in steps)
     return (
         f"the code differs; the run's was commit {noted['commit']} {changes}. To restore it, commit or stash the "
-        f"changes of today, then: {commands}"
+        f"current changes, then: {commands}"
     )
 
 
 def _numbers(file: Path) -> list[dict[str, float]]:
-    """The lines of a run without what was measured by a clock or in memory."""
+    """Returns the lines of a metrics file without measured times and memory."""
     from toolkit.metrics.measured import MEASURED
     from toolkit.tracking.jsonl import read_metrics
 

@@ -12,12 +12,16 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the folder."""
-    parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="where runs are (outputs)")
-    parser.add_argument("--sort", metavar="FIGURE", help="sort by a figure of the results, for instance eval_accuracy")
+    parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="folder that contains runs (default: outputs)")
+    parser.add_argument("--sort", metavar="FIGURE", help="sort by a metric, for example eval_accuracy")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints a table of all runs in a folder and below."""
+    """Prints a table of all runs in a folder and its subfolders.
+
+    Raises:
+        InputError: if there are no runs, or they do not have the metric of `--sort`.
+    """
     from rich.table import Table
 
     from toolkit.base.console import rich_console
@@ -27,7 +31,7 @@ def work(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.folder)
     records = find_records(folder)
     if not records:
-        raise InputError(f"{folder}: no runs in it or below (tried {folder.absolute()})")
+        raise InputError(f"{folder}: contains no runs (tried {folder.absolute()})")
     if arguments.sort:
         known = {name for record in records for name in record.part("result")}
         if arguments.sort not in known:

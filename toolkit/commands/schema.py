@@ -16,5 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints the JSON Schema of the recipe's YAML."""
+    """Prints the JSON Schema of the recipe's YAML.
+
+    Raises:
+        InputError: if the recipe cannot be loaded.
+    """
     print(json.dumps(schema(load_task_type(arguments.recipe).Options), indent=2))

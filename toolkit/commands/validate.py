@@ -9,17 +9,21 @@ from toolkit.recipe import load_task_type, validate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe, its YAML, and where the run will be."""
+    """Adds the recipe, its YAML and `--elsewhere`."""
     _recipe_config.add_arguments(parser)
     parser.add_argument(
         "--elsewhere",
         action="store_true",
-        help="the run will be on another machine: leave out what only that one knows (files, cache, GPUs, libraries)",
+        help="the run will be on another machine: skip checks of this one (files, cache, GPUs, libraries)",
     )
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Asks everything that a run asks before it loads weights, and says what could not be asked."""
+    """Runs every check that a run performs before it loads weights, and lists what could not be checked.
+
+    Raises:
+        ConfigError: if a setting is invalid; lists all problems.
+    """
     task_type = load_task_type(arguments.recipe)
     findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere)
     findings.refuse()

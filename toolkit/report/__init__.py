@@ -1,1 +1,1 @@
-"""What a run leaves behind: facts, results, pictures, pages."""
+"""Output files of a run: facts, results, plots and reports."""

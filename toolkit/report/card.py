@@ -1,4 +1,4 @@
-"""The model card that lies beside the weights."""
+"""Writes the model card."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PIPELINES = {
 
 
 def model_card(run: Run, figures: Mapping[str, Any]) -> str:
-    """Writes the card: what the model is, how to use it, what it scored, and on what it was trained."""
+    """Returns the model card: base model, usage, metrics and training data."""
     model, data = run.cfg.model, run.cfg.data
     base = model.name_or_path
-    if base and Path(base).is_dir():  # a card is for others, to whom a path of this machine says nothing
+    if base and Path(base).is_dir():  # a local path is of no use to readers of the card
         base = Path(base).name
     origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
     source = data.dataset_name or Path(str(data.train_file)).name
@@ -34,7 +34,7 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
     auto_model = run.task.auto_model(run.model.config)
     task = PIPELINES.get(auto_model)
     if task == "image-classification" and processor != "AutoImageProcessor":
-        task = None  # the pictures are of sound, which that pipeline does not make
+        task = None  # the pipeline does not compute spectrograms from audio
     adapted = model.peft.method != "none"
     usage = (
         adapter_usage(processor, auto_model, base or f"path/to/this/folder/{BASE}")
@@ -59,16 +59,15 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
         f"with finetune-toolkit, seed {run.cfg.seed}.",
         f"```python\n{usage}\n```",
         "## Scores\n\n" + (table(["metric", "value"], list(scores.items())) if scores else "Not evaluated."),
-        "The settings, versions and data fingerprints stand in `config.yaml` and `run.json` of the run.",
+        "The settings, versions and data fingerprints are in `config.yaml` and `run.json` of the run.",
     ]
     return "\n\n".join(blocks) + "\n"
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:
-    """Returns the lines that load adapters, their base model and its processor.
+    """Returns Python code that loads adapters, their base model and its processor.
 
-    The task's labels stand in the folder's configuration; a head of another size that the base model brings is
-    replaced by the one that was trained.
+    The task's labels are in the folder's configuration. The trained head replaces a base model's head of another size.
     """
     return (
         f"from peft import PeftModel\nfrom transformers import AutoConfig, {processor}, {auto_model}\n\n"

@@ -1,4 +1,4 @@
-"""The newest certificate of a configuration, as a report shows it."""
+"""Finds the newest certificate of a configuration for the report."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from toolkit.config import flatten
 from toolkit.config.sections import Config
 
 CERTIFICATE = "certificate.json"
-"""The file of a certificate, in its folder."""
+"""File name of a certificate."""
 
 
 def config_hash(cfg: Config) -> str:
-    """Returns what names a configuration's certificates: settings of another run, or another seed, change nothing."""
+    """Returns the hash that names a configuration's certificates; it ignores the seed and settings of a single run."""
     free = (*FREE, "seed", "data.max_train_samples")
     kept = {k: v for k, v in flatten(cfg).items() if not any(fnmatchcase(k, pattern) for pattern in free)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def folder_of(cfg: Config) -> Path:
-    """Returns where a configuration's newest certificate lies: beside the output folders of its runs."""
+    """Returns the folder of a configuration's newest certificate, next to the output folders of its runs."""
     return Path(cfg.output_dir).absolute().parent / "certificates" / config_hash(cfg)
 
 
@@ -35,6 +35,6 @@ def state_of(cfg: Config) -> str:
         verdicts = ", ".join(f"{c['name']} {c['verdict']}" for c in found["certificates"])
         return f"{verdicts} ({found['written'][:10]}, finetune-toolkit {found['versions']['finetune-toolkit']})"
     except FileNotFoundError:
-        return "none for this configuration; `toolkit certify` makes one"
+        return "none for this configuration; create one with `toolkit certify`"
     except (OSError, ValueError, KeyError, TypeError):
-        return f"{file} cannot be read; `toolkit certify` makes a new one"
+        return f"{file} cannot be read; create a new one with `toolkit certify`"

@@ -1,4 +1,4 @@
-"""Curves of a run over its steps, from the lines of `metrics.jsonl`."""
+"""Plots the metrics of a run over its steps, from the lines of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from toolkit.document.blocks import Figure
 from toolkit.document.charts import Line, line_chart
 
 MOST_METRICS = 4
-"""Most metrics that are drawn, the one for the best model first."""
+"""Largest number of metrics to plot, starting with the one that selects the best model."""
 MIB = 2**20
 
 History = Sequence[Mapping[str, Any]]
 
 
 def curves(history: History, metric: str) -> list[Figure]:
-    """Draws losses, metrics, learning rate, gradient norm, speed and memory.
+    """Plots losses, metrics, learning rate, gradient norm, speed and memory.
 
     Args:
         history: lines of `metrics.jsonl`, without scores per class.
-        metric: the metric that names the best model, with `eval_`.
+        metric: name of the metric that selects the best model, with `eval_`.
 
     Returns:
-        One figure each, without those that there is nothing to draw of.
+        One figure each; figures without data are omitted.
     """
     losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
     found = [_figure("Loss", losses, "mean loss per item")] if any(line[0] for line in losses.values()) else []

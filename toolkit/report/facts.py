@@ -1,4 +1,4 @@
-"""What a run was: configuration, code, data, machine. Written before training starts."""
+"""Records a run's configuration, code, data and machine before training starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_DIFF_BYTES = 2**20
 
 
 def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
-    """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` where the recipe's checkout has changes."""
+    """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
     write_text(files.config, dump_config(cfg))
     best = best_metric(cfg, task)
@@ -45,12 +45,12 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
 
 
 def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
-    """Describes the git checkout of the code; changes that are in no commit are kept in the output folder.
+    """Describes the git checkout of the code and saves uncommitted changes in the output folder.
 
-    Larger changes than `MOST_DIFF_BYTES` are only told apart, by their sha256.
+    Of changes larger than `MOST_DIFF_BYTES`, only the sha256 is recorded.
     """
     file = RunFolder(output_dir).diff
-    file.unlink(missing_ok=True)  # of the code of an earlier session
+    file.unlink(missing_ok=True)  # from an earlier session
     state = checkout(folder)
     if state is None:
         return None

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the model, its predictions, the report."""
+"""Writes the results of a run: model, predictions and report."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SHOWN_EXAMPLES = 3
 
 @dataclass
 class Shown:
-    """What the summary and the report show of the predictions.
+    """Predictions that are shown in the summary and the report.
 
     Args:
-        examples: the first records of the first evaluation set.
-        worst: has seen all of them; None if the task cannot rank them.
-        samples: texts that the model made.
+        examples: first records of the first evaluation set.
+        worst: largest errors of that set; None if the task cannot rank errors.
+        samples: texts that the model generated.
     """
 
     examples: list[Record] = field(default_factory=list)
@@ -49,20 +49,20 @@ class Shown:
 
 
 def write_results(run: Run, result: FitResult) -> None:
-    """Writes what came out of a run, the model first, shows a summary, and pushes; for the main process alone.
+    """Writes the results of a run, shows a summary and pushes the model. Call it on the main process only.
 
-    Nothing here may need another process: those of a command line have left. What fails does not keep the rest from
-    being written.
+    No other process may be needed here, because those of a command line have exited. If one step fails, the others are
+    still done.
 
     Args:
-        run: the run, trained.
-        result: what the engine returned, with `figures`.
+        run: the trained run.
+        result: the engine's result, with `figures`.
 
     Raises:
-        RunError: if something could not be written or pushed.
+        RunError: if a result could not be written or pushed.
     """
     files, shown, failures = RunFolder(run.output_dir), Shown(), Failures()
-    checkpoints = f"The checkpoints in {files.checkpoints} are kept: run it again with checkpoint.resume=auto."
+    checkpoints = f"The checkpoints in {files.checkpoints} are intact: rerun with checkpoint.resume=auto."
     with failures.collected("write the model"):
         write_model(run, result)
     failures.raise_any(checkpoints)
@@ -82,7 +82,7 @@ def write_results(run: Run, result: FitResult) -> None:
 
 
 class Failures:
-    """Errors of steps that do not depend on each other, raised together at the end."""
+    """Collects the errors of independent steps and raises them together."""
 
     def __init__(self) -> None:
         self._messages: list[str] = []
@@ -90,13 +90,13 @@ class Failures:
 
     @contextmanager
     def collected(self, step: str) -> Iterator[None]:
-        """Keeps the error of a step, which is named in its message as `cannot <step>`."""
+        """Collects an error inside the block, with the message `cannot <step>: ...`."""
         try:
             yield
         except ToolkitError as error:
             self._messages.append(str(error))
             self._last = error
-        except Exception as error:  # whatever it is, the steps after it must still be done
+        except Exception as error:  # later steps must be done after any error
             LOGGER.debug("cannot %s", step, exc_info=True)
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
@@ -104,17 +104,20 @@ class Failures:
             self._last = error
 
     def raise_any(self, advice: str) -> None:
-        """Raises what was collected, if anything, with what the reader has all the same.
+        """Raises the collected errors, if any.
+
+        Args:
+            advice: last line of the message.
 
         Raises:
-            RunError: with all messages.
+            RunError: if errors were collected, with all messages.
         """
         if self._messages:
             raise RunError("\n".join([*self._messages, f"  {advice}"])) from self._last
 
 
 def write_model(run: Run, result: FitResult) -> None:
-    """Writes `model/`, its card included."""
+    """Writes `model/`, including the model card."""
     save_model(run)
     write_text(RunFolder(run.output_dir).model_card, card.model_card(run, result.figures))
 
@@ -126,7 +129,7 @@ def write_figures(run: Run, result: FitResult) -> None:
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:
-    """Writes `report.html`, `report.md` and the curves that the latter shows."""
+    """Writes `report.html`, `report.md` and the plots of the latter."""
     files = RunFolder(run.output_dir)
     history, own = read_metrics(files.metrics), _sections(run, result)
     outcome = Outcome(
@@ -149,7 +152,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:
-    """Shows figures and a few predictions."""
+    """Shows metrics and a few predictions."""
     print_table(
         f"{run.output_dir.name}: {result.steps} steps", text.readable(without_classes(result.figures, run.task.scores))
     )
@@ -161,7 +164,7 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
-    """Returns the figures of a run by name."""
+    """Returns the metrics and measurements of a run by name."""
     metrics = {
         f"{'eval' if name == 'validation' else name}_{key}": value
         for name, evaluation in result.evaluations.items()
@@ -186,7 +189,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
 
 
 def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None = None) -> list[Record]:
-    """Writes one JSON line per record, in order, and returns the first few; `worst` sees them all."""
+    """Writes one JSON line per record, ranks all records by `worst`, and returns the first few."""
     first: list[Record] = []
     with written_whole(path) as file:
         for line, record in enumerate(records, start=1):
@@ -199,7 +202,7 @@ def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None
 
 
 def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
-    """Writes the predictions of every evaluation set, and notes the first and the worst records of the first one."""
+    """Writes the predictions of every evaluation set; adds first and worst records of the first set to `shown`."""
     for place, (name, evaluation) in enumerate(result.evaluations.items()):
         worst = Worst(run.task) if place == 0 and isinstance(run.task, SupportsErrorRanking) else None
         file = RunFolder(run.output_dir).predictions(name)

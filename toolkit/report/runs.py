@@ -1,4 +1,4 @@
-"""Finished runs side by side: what they were, and where they differ."""
+"""Reads the records of runs and compares them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.metrics.measured import MEASURED
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
-"""What can differ between two runs, from cause to effect."""
+"""Parts of a run that are compared, from cause to effect."""
 PLACES = ("output_dir", "checkpoint.resume")
-"""Settings that say where a run is, not what it is."""
+"""Settings that describe the location of a run and are not compared."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a run left behind about itself.
+    """Settings and facts that a run recorded.
 
     Args:
         folder: its output folder.
         settings: every setting by its dotted key.
-        facts: `run.json`; without `result` the run is not finished.
+        facts: content of `run.json`; unfinished runs have no `result`.
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether the run is finished."""
         return "result" in self.facts
 
     def part(self, section: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two runs do not share; None stands for what one of them does not have."""
+    """A difference between two runs; None is a missing value."""
 
     section: str
     name: str
@@ -66,10 +66,10 @@ class Difference:
 
 
 def read_record(folder: Path) -> Record:
-    """Reads what a run wrote about itself.
+    """Reads the settings and facts of a run.
 
     Raises:
-        InputError: if the folder holds no run, or its files are damaged.
+        InputError: if the folder contains no run, or its files are damaged.
     """
     from ruamel.yaml import YAML, YAMLError
 
@@ -79,7 +79,7 @@ def read_record(folder: Path) -> Record:
         settings = YAML(typ="safe", pure=True).load(files.config)
     except FileNotFoundError as error:
         raise InputError(
-            f"{folder}: no run, it has no {Path(str(error.filename)).name} (tried {folder.absolute()})"
+            f"{folder}: not a run, missing {Path(str(error.filename)).name} (tried {folder.absolute()})"
         ) from error
     except (OSError, ValueError, YAMLError) as error:
         raise InputError(
@@ -97,10 +97,10 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find_records(folder: Path) -> list[Record]:
-    """Returns all runs in a folder and below, by path; runs inside runs are not looked for.
+    """Returns all runs in a folder and its subfolders, sorted by path; runs inside runs are ignored.
 
     Raises:
-        InputError: if there is no such folder.
+        InputError: if the folder does not exist.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder (tried {folder.absolute()})")
@@ -111,9 +111,9 @@ def find_records(folder: Path) -> list[Record]:
 
 
 def differences(one: Record, other: Record) -> list[Difference]:
-    """Returns everything in which two runs differ, section by section.
+    """Returns all differences between two runs, section by section.
 
-    What is measured (times, rates, memory) is left out of results: it differs between any two runs.
+    Measurements (times, rates, memory) are ignored, because they differ between any two runs.
     """
     found = []
     for section in SECTIONS:

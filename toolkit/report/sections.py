@@ -1,4 +1,4 @@
-"""What the report of a run says, part by part."""
+"""Builds the sections of a run's report."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ SIZES = {
     *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),
     *("train.weight_decay", "train.adam_beta1", "train.adam_beta2", "train.adam_epsilon", "train.warmup_steps"),
 }
-"""Settings of every training, which switch nothing on."""
+"""Settings of every training that do not enable a technique."""
 PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
-"""What settings are that were left to the launcher, and not set there either."""
+"""Values of settings that neither the YAML nor the launcher sets."""
 SWITCHES = ("train.", "model.peft.", "model.freeze", "model.unfreeze", "model.attn_implementation", "engine")
-"""Beginnings of the names of settings that change how a model is trained, and not what."""
+"""Prefixes of settings that change how a model is trained."""
 DESCRIBED = ["input", "prediction", "expected"]
 """Columns of a table of predictions."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run, for its report.
+    """Results of a run for its report.
 
     Args:
-        result: what the engine returned.
-        facts: what `run.json` says of the run.
-        figures: its results by name.
+        result: the engine's result.
+        facts: content of `run.json`.
+        figures: metrics and measurements by name.
         history: lines of `metrics.jsonl`.
         examples: a few records of predictions.
-        worst: has seen the predictions of the first evaluation set; None if the task cannot rank them.
-        sections: what the task itself has to show.
-        samples: texts that the model made.
-        predicted: bytes that were predicted for parts of the memory, by the names of `MEMORY`; None if none were.
+        worst: largest errors of the first evaluation set; None if the task cannot rank errors.
+        sections: the task's own sections.
+        samples: texts that the model generated.
+        predicted: predicted bytes of parts of the memory, by the names of `MEMORY`; None without a prediction.
     """
 
     result: FitResult
@@ -73,7 +73,7 @@ def lead(run: Run, facts: Mapping[str, Any]) -> str:
 
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
-    """Returns all parts of a run's report, in order."""
+    """Returns all sections of a run's report, in order."""
     metric = run.best.name
     # Scores per class are shown in the task's own sections.
     history = [without_classes(line, run.task.scores) for line in outcome.history]
@@ -82,18 +82,18 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
     plain = readable(without_classes(outcome.figures, run.task.scores))
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
-        Section("Result", [_highlights(outcome, metric), Folded("All figures", [_pairs(plain, "figure", "value")])]),
+        Section("Result", [_highlights(outcome, metric), Folded("All metrics", [_pairs(plain, "figure", "value")])]),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
         Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
-        Section("Worst errors", _worst(run, outcome.worst)),
+        Section("Largest errors", _worst(run, outcome.worst)),
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
-        Section("Where and how", [_pairs(_where(run, outcome.facts), "what", "value")]),
+        Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Switches", _switches(changed)),
         Section("Memory", memory_table(outcome.result.memory, outcome.predicted)),
         Section("Changed settings", [_changes(changed)]),
-        Section("Run lock", _lock(run, outcome.facts)),
+        Section("Reproduce", _lock(run, outcome.facts)),
     ]
     return [part for part in parts if part.blocks]
 
@@ -117,7 +117,7 @@ def _highlights(outcome: Outcome, metric: str) -> Highlights:
 
 def _rows(facts: Mapping[str, Any]) -> Table:
     bad = facts["bad_rows"]
-    left_out = {split: f"{count:,} bad rows left out, see bad_rows.jsonl" for split, count in bad.items() if count}
+    left_out = {split: f"{count:,} bad rows skipped, see bad_rows.jsonl" for split, count in bad.items() if count}
     counts = {split: f"{count:,}" for split, count in facts["num_rows"].items()}
     return _pairs(
         {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
@@ -126,7 +126,7 @@ def _rows(facts: Mapping[str, Any]) -> Table:
 
 
 def _described(run: Run, line: int, record: Record) -> list[Any]:
-    """The cells for a line of the first set's predictions: `DESCRIBED`."""
+    """Returns the cells of `DESCRIBED` for one line of the first set's predictions."""
     description = run.task.describe(record)
     rows = next(iter(run.data.evals.values())).rows
     image = run.task.thumbnail(rows[line - 1]) if isinstance(run.task, SupportsThumbnails) else None
@@ -139,7 +139,7 @@ def _examples(run: Run, records: Sequence[Record]) -> list[Block]:
     if not records:
         return []
     rows = [_described(run, line, record) for line, record in enumerate(records, start=1)]
-    return [Text("Of rows that it was not trained on."), Table(DESCRIBED, rows)]
+    return [Text("Predictions on rows that were not used for training."), Table(DESCRIBED, rows)]
 
 
 def _worst(run: Run, worst: Worst | None) -> list[Block]:
@@ -150,7 +150,7 @@ def _worst(run: Run, worst: Worst | None) -> list[Block]:
     name = next(iter(run.data.evals))
     file = RunFolder(run.output_dir).predictions(name).name
     return [
-        Text(f"The most wrong predictions of the {name} rows; whole, in the lines of {file} named here."),
+        Text(f"The largest errors on the {name} rows; see the given lines of {file} for complete records."),
         Table(["line", worst.error_name, *DESCRIBED], rows, sortable=True),
     ]
 
@@ -167,7 +167,7 @@ def _where(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         "seed": str(facts["seed"]),
         "certificate": state_of(run.cfg),
         **{name: facts["versions"][name] for name in ("torch", "transformers", "accelerate")},
-        # How a task computes its scores, where that has a name.
+        # The signature of a task's scores, if it has one.
         **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
     }
 
@@ -178,15 +178,15 @@ def _switches(changed: Sequence[Change]) -> list[Block]:
         for change in changed
         if change.key.startswith(SWITCHES) and change.key not in SIZES
     ]
-    return [Table(["switch", "value", "what it does"], on)] if on else [Text("None: plain training.")]
+    return [Table(["switch", "value", "what it does"], on)] if on else [Text("None.")]
 
 
 def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) -> list[Block]:
-    """Returns parts of the memory as measured, beside what was predicted for them.
+    """Returns a table of measured and predicted memory by part.
 
     Args:
         memory: measured bytes.
-        predicted: bytes by the names of `MEMORY`, as far as they are known; None if nothing was predicted.
+        predicted: predicted bytes by the names of `MEMORY`, may be incomplete; None without a prediction.
     """
     rows: list[list[Any]] = []
     for part, words in MEMORY.items():
@@ -199,8 +199,8 @@ def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) 
     header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
     return [
         Text(
-            f"Memory of the main process above the {format_bytes(memory.baseline)} that it held before the model was "
-            f"built; at most it held {format_bytes(memory.peak)} in all, evaluations and rows included."
+            f"Memory of the main process above the {format_bytes(memory.baseline)} in use before the model was "
+            f"built; its peak was {format_bytes(memory.peak)} in total, including evaluations and rows."
         ),
         Table(header, rows),
     ]
@@ -212,7 +212,7 @@ def _bytes(count: int) -> Cell:
 
 def _changes(changed: Sequence[Change]) -> Table:
     missing = dataclasses.MISSING
-    rows = [[c.key, to_yaml(c.value), "must be given" if c.default is missing else to_yaml(c.default)] for c in changed]
+    rows = [[c.key, to_yaml(c.value), "required" if c.default is missing else to_yaml(c.default)] for c in changed]
     return Table(
         ["setting", "value", "default"], rows, sortable=True, caption="Settings that are not at their defaults"
     )
@@ -222,7 +222,7 @@ def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:
     kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "versions")}
     settings = RunFolder(run.output_dir).config.read_text(encoding="utf-8")
     return [
-        Text("The same run again, with a check that it ends with the same bits; and how this one was started:"),
+        Text("To repeat this run and check that the results are bit-identical, and the command that started it:"),
         Code(f"toolkit reproduce {shlex.quote(run.cfg.output_dir)}\n\n{shlex.join(facts['command'])}", "bash"),
         Folded("config.yaml: every setting", [Code(settings.rstrip(), "yaml")]),
         Folded("Versions", [_pairs(facts["versions"], "package", "version")]),

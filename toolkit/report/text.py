@@ -1,4 +1,4 @@
-"""Figures and predictions as text."""
+"""Formats metrics and predictions as text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolkit.metrics.measured import MEASURED
 
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:
-    """Formats figures: amounts of memory in KiB or MiB, counts with commas; None is left out."""
+    """Formats metrics: memory with units such as MiB, counts with commas; None is omitted."""
     shown = {}
     for name, value in figures.items():
         if value is None:
             continue
         if name in MEASURED and MEASURED[name].unit == "B":
-            shown[name.removesuffix("_bytes")] = format_bytes(value)  # the value says its unit
+            shown[name.removesuffix("_bytes")] = format_bytes(value)  # the value includes its unit
         elif isinstance(value, int):
             shown[name] = f"{value:,}"
         else:
@@ -26,7 +26,7 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
 
 
 def described(description: Description) -> str:
-    """Formats a prediction for the console, on two lines or, with what was expected, on three."""
+    """Formats a prediction for the console on two lines, or three if the expected value is known."""
     lines = [shorten(description.input), f"    -> {shorten(description.prediction)}"]
     if description.expected is not None:
         lines.append(f"    expected {shorten(description.expected)}")

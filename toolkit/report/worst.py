@@ -1,4 +1,4 @@
-"""The largest errors of an evaluation set."""
+"""Finds the largest errors of an evaluation set."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Wrong:
-    """A prediction that is wrong.
+    """A wrong prediction.
 
     Args:
-        error: how wrong, as `toolkit.api.supports.SupportsErrorRanking.error` says it.
-        line: of the file of predictions, from 1.
-        record: what stands there.
+        error: size of the error, see `toolkit.api.supports.SupportsErrorRanking.error`.
+        line: line in the file of predictions, from 1.
+        record: the record on that line.
     """
 
     error: tuple[float, ...]
@@ -27,10 +27,10 @@ class Wrong:
 
 
 class Worst:
-    """Sees records one by one and keeps the worst.
+    """Keeps the records with the largest errors.
 
     Args:
-        task: says how wrong each is.
+        task: computes the error of a record.
     """
 
     def __init__(self, task: SupportsErrorRanking) -> None:
@@ -39,17 +39,17 @@ class Worst:
 
     @property
     def error_name(self) -> str:
-        """What the first number of an error measures."""
+        """Name of what the first number of an error measures."""
         return self._task.error_name
 
     def see(self, line: int, record: Record) -> None:
-        """Ranks the record on a line of the file of predictions."""
+        """Ranks a record, given its line in the file of predictions."""
         error = self._task.error(record)
         if error is not None:
             self._kept.append(Wrong(error, line, record))
-            if len(self._kept) > 20 * SHOWN:  # sets may be large
+            if len(self._kept) > 20 * SHOWN:  # keeps memory small for large sets
                 self._kept = self.found()
 
     def found(self) -> list[Wrong]:
-        """Returns the worst ones, worst first; of equal ones those that came first."""
+        """Returns the largest errors in descending order; ties are in row order."""
         return heapq.nsmallest(SHOWN, self._kept, key=lambda wrong: tuple(-number for number in wrong.error))

@@ -80,7 +80,7 @@ def top_spans(
     width = start.shape[1]
     reach = min(max_answer_tokens, width)
     end = functional.pad(end, (0, reach - 1), value=-math.inf)
-    # A span among the N best starts at one of the N positions whose own best span is best: only those are expanded.
+    # The N best spans start at the N positions with the best spans, so only these positions are expanded.
     best_from = start + functional.max_pool1d(end[:, None], kernel_size=reach, stride=1)[:, 0]
     order = best_from.sort(dim=1, descending=True, stable=True).indices
     candidates = order[:, : min(n_best, width)].sort(dim=1).values
