@@ -34,19 +34,19 @@ def cut(content: bytes, part: float) -> bytes:
 
 BAD = {
     "image": {
-        "empty.png": (b"", "not an image in one of the formats"),
+        "empty.png": (b"", "not an image in a supported format"),
         "float.tif": (picture(Image.fromarray(np.random.default_rng(0).random((9, 9), np.float32)), "TIFF"),
-                      "pixels of the kind 'F'; save it as grey or RGB"),
-        "huge.png": (huge_png(), "more pixels than task.image.max_pixels could ever allow"),
-        "text.png": (b"just words", "not an image in one of the formats"),
+                      "unsupported pixel mode 'F'; save it as 8- or 16-bit grey or RGB"),
+        "huge.png": (huge_png(), "too many pixels for any task.image.max_pixels"),
+        "text.png": (b"just words", "not an image in a supported format"),
         "truncated.jpg": (cut(picture(noise(64, 64, 3), "JPEG"), 0.4), "cannot be decoded: image file is truncated"),
     },
     "audio": {
         "cut.flac": (cut(recording(tone(1.0), form="FLAC"), 0.5), "cannot be decoded"),
-        "cut.mp3": (cut(recording(tone(1.0), form="MP3"), 0.5), "breaks off after 0."),
+        "cut.mp3": (cut(recording(tone(1.0), form="MP3"), 0.5), "truncated after 0."),
         "nan.wav": (recording(np.full(8000, np.nan), subtype="FLOAT"), "not finite numbers"),
         "nothing.wav": (recording(tone(0.0)), "0 s long"),
-        "short.flac": (recording(tone(0.1), form="FLAC"), "0.1 s long; task.audio.min_seconds asks for 0.25 s"),
+        "short.flac": (recording(tone(0.1), form="FLAC"), "0.1 s long; task.audio.min_seconds requires 0.25 s"),
         "text.wav": (b"just words", "cannot be decoded: Format not recognised"),
     },
 }  # fmt: skip

@@ -123,9 +123,9 @@ def test_the_new_tokenizer_of_a_causal_model_gives_the_text_back():
 
 
 def test_a_tokenizer_without_the_tokens_that_the_objective_needs_is_refused():
-    with pytest.raises(InputError, match=r"causal needs a tokenizer with .*task\.objective=masked"):
+    with pytest.raises(InputError, match=r"causal needs an end-of-text token .*task\.objective=masked"):
         encode_documents(["a"], new_tokenizer("masked"), causal=True)
-    with pytest.raises(InputError, match=r"masked needs a tokenizer with a mask token.*task\.objective=causal"):
+    with pytest.raises(InputError, match=r"masked needs a mask token.*task\.objective=causal"):
         encode_documents(["a"], new_tokenizer("causal"), causal=False)
 
 
@@ -296,7 +296,7 @@ def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_pat
         train("language_modeling/smoke_masked", tmp_path / "run", "task.prompts=[a]")
     with pytest.raises(ConfigError, match=r"no AutoModelForMaskedLM for the type llama"):
         train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=['']", "task.max_new_tokens=64")
-    with pytest.raises(ConfigError, match=r"task\.block_size: received 65, but this llama takes at most 64 tokens"):
+    with pytest.raises(ConfigError, match=r"task\.block_size: received 65, but this llama supports at most 64 tokens"):
         train(TASK, tmp_path / "run", "task.block_size=65")
 
 

@@ -133,7 +133,7 @@ def test_unpaired_rows_are_named_or_left_out_and_counted(tmp_path):
         (("data.train_file=gone.{en,de}",), "line-aligned files, but there is no file 'gone.en'"),
         (("data.train_file=recipes/configs/translation/README.md",), r"line-aligned files as in 'train.\{en,de\}'"),
         (("model.from_config={model_type: bert, vocab_size: 400}",), "received a bert, this task needs an encoder-dec"),
-        (("model.from_config={model_type: bart, max_position_embeddings: 32}",), "bart takes at most 32 tokens"),
+        (("model.from_config={model_type: bart, max_position_embeddings: 32}",), "bart supports at most 32 tokens"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path, settings, message):

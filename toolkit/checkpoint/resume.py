@@ -58,7 +58,9 @@ def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str]) -> tuple[
     if steps(root):
         checkpoint, messages = latest(root, skip)
         if checkpoint is None:
-            raise CheckpointError("\n".join([f"checkpoint.resume: no usable checkpoint in {root.absolute()}:", *messages]))
+            raise CheckpointError(
+                "\n".join([f"checkpoint.resume: no usable checkpoint in {root.absolute()}:", *messages])
+            )
         messages.append(f"checkpoint.resume: using the newest valid checkpoint in {path}, {checkpoint.path.name}")
     else:
         checkpoint = open_checkpoint(path, skip)

@@ -148,7 +148,9 @@ def _build(cfg: Config, task: Task) -> Any:
     config = _config(cfg)
     auto_model = task.auto_model(config)
     auto_class = getattr(transformers, auto_model)
-    attention(cfg.model, config, auto_class)  # refuses what the model's class does not support; the machine is checked separately
+    attention(
+        cfg.model, config, auto_class
+    )  # refuses what the model's class does not support; the machine is checked separately
     try:
         with torch.device("meta"):
             return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code)

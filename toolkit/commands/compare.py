@@ -40,10 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
-    parser.add_argument("--launch", metavar="FILE", help="configuration file of accelerate launch, for several processes")
+    parser.add_argument(
+        "--launch", metavar="FILE", help="configuration file of accelerate launch, for several processes"
+    )
     _options.add(parser, "--processes", default_text="as in the --launch file, or 1")
     parser.add_argument(
-        "--draws", type=at_least(0), default=200, metavar="N", help="bootstrap samples for the metric's interval (default: 200)"
+        "--draws",
+        type=at_least(0),
+        default=200,
+        metavar="N",
+        help="bootstrap samples for the metric's interval (default: 200)",
     )
     parser.add_argument("--skip-refused", action="store_true", help="skip variants that cannot run")
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")

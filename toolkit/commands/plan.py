@@ -34,9 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length", type=at_least(1), metavar="N", help="length of inputs (default: the largest that the options allow)"
     )
-    parser.add_argument("--calibrate", action="store_true", help="train a few steps on this machine to correct the plan")
     parser.add_argument(
-        "--bandwidth", metavar="RATE", help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)"
+        "--calibrate", action="store_true", help="train a few steps on this machine to correct the plan"
+    )
+    parser.add_argument(
+        "--bandwidth",
+        metavar="RATE",
+        help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)",
     )
     _options.add(parser, "--output", default_text="none; the plan as JSON")
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the folder."""
-    parser.add_argument("folder", nargs="?", default="outputs", metavar="FOLDER", help="folder that contains runs (default: outputs)")
+    parser.add_argument(
+        "folder", nargs="?", default="outputs", metavar="FOLDER", help="folder that contains runs (default: outputs)"
+    )
     parser.add_argument("--sort", metavar="FIGURE", help="sort by a metric, for example eval_accuracy")
 
 

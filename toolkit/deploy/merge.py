@@ -26,7 +26,7 @@ def _refuse_unmergeable(cfg: Config) -> None:
     reasons = {
         "none": "it trained the full model, which is in its folder model/",
         "prompt_tuning": "virtual tokens are inputs, not weights; load its folder model/ with peft",
-        "qlora": "4-bit weights cannot hold the sum, and full-precision weights would change the outputs; load its folder "
+        "qlora": "4-bit weights cannot hold the sum, and others would change the outputs; load its folder "
         "model/ with peft",
     }
     if why := reasons.get(cfg.model.peft.method):

@@ -180,7 +180,9 @@ class Session:
             return {}
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
         self.tracker.log({"step": self.state.step, "epoch": self.context.epoch, **metrics})
-        if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation, which is already counted
+        if (
+            self.state.evaluated_step == self.state.step
+        ):  # resumed right after this evaluation, which is already counted
             return metrics
         self.state.evaluated_step = self.state.step
         if self.evaluator.note_best(metrics) and self.run.cfg.checkpoint.load_best_model_at_end:

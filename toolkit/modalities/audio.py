@@ -120,8 +120,7 @@ def read(
             raise ValueError(f"expected {wanted} samples, found {len(samples)}")
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise DataError(
-            f"{file['name']}: {_reason(error)}. "
-            "It was intact when the rows were checked; rerun to check it again."
+            f"{file['name']}: {_reason(error)}. It was intact when the rows were checked; rerun to check it again."
         ) from error
     clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
     if length is None:

@@ -43,7 +43,9 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
         return [f"model: {kind} has num_channels {config.num_channels}; a log-mel spectrogram has 1"]
     if kind == "audio-spectrogram-transformer" and num_frames(audio, rate) > config.max_length:
         longest = ((config.max_length - 1) * HOP + FRAME) / rate
-        return [f"{seconds}, but this model supports at most {longest:g} s (its max_length: {config.max_length} frames)"]
+        return [
+            f"{seconds}, but this model supports at most {longest:g} s (its max_length: {config.max_length} frames)"
+        ]
     return _too_short_to_process(config, audio, rate) or _too_short_to_mask(config, audio, rate)
 
 

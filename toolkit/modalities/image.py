@@ -81,9 +81,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
             image = Image.open(opened, formats=FORMATS)
             width, height = image.size
             if width * height > max_pixels:
-                raise BadRow(
-                    f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}"
-                )
+                raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
             image.load()
             _refuse_unclear_pixels(image, file["name"])
             return ImageOps.exif_transpose(image)

@@ -128,11 +128,15 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
         )
         if fast_only and not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save the fast version with the model")
-        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers returns an empty one for a folder without a tokenizer
+        if len(tokenizer) <= len(
+            tokenizer.all_special_ids
+        ):  # transformers returns an empty one for a folder without a tokenizer
             raise ValueError("it contains no tokenizer (tokenizer.json, vocab.txt or similar)")
     except Exception as error:  # Hub, file format and conversion errors are all caused by this setting
         raise pretrained_error("model.name_or_path", source, error) from error
-    if tokenizer.pad_token is None:  # GPT-2 and similar models have no padding token; padding is masked, so any token works
+    if (
+        tokenizer.pad_token is None
+    ):  # GPT-2 and similar models have no padding token; padding is masked, so any token works
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -219,7 +223,9 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
         key = f"{name}_token_id"
         if hasattr(config, key) and (new or (name == "pad" and getattr(config, key) is None)):
             setattr(config, key, getattr(tokenizer, key))
-    if new and config.is_encoder_decoder:  # encoder-decoders use these to find the end of a text and to start the decoder
+    if (
+        new and config.is_encoder_decoder
+    ):  # encoder-decoders use these to find the end of a text and to start the decoder
         ends = (tokenizer.eos_token_id, tokenizer.sep_token_id)
         config.eos_token_id = next(end for end in ends if end is not None)
         config.decoder_start_token_id = tokenizer.pad_token_id

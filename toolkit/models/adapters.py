@@ -163,8 +163,8 @@ def _prompt_tuning(model: PreTrainedModel, settings: AdapterConfig, shared: dict
 
     if "score" in dict(model.named_children()):
         raise ConfigError([
-            f"model.peft.method: received 'prompt_tuning', but {type(model).__name__} classifies by the last token that "
-            "is not padding, which it cannot find after virtual tokens; use lora"
+            f"model.peft.method: received 'prompt_tuning', but {type(model).__name__} classifies by the last token "
+            "that is not padding, which it cannot find after virtual tokens; use lora"
         ])  # fmt: skip
     return PromptTuningConfig(
         num_virtual_tokens=settings.num_virtual_tokens, prompt_tuning_init="SAMPLE_VOCAB",

@@ -43,7 +43,9 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
     model_type = fields["model_type"]
     if model_type not in CONFIG_MAPPING_NAMES:
         hint = did_you_mean(model_type, CONFIG_MAPPING_NAMES, most=3)
-        raise ConfigError([f"model.from_config.model_type: received {model_type!r}, not a model type of transformers{hint}"])
+        raise ConfigError(
+            [f"model.from_config.model_type: received {model_type!r}, not a model type of transformers{hint}"]
+        )
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
     _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
     try:

@@ -90,7 +90,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
-        Section("Switches", _switches(changed)),
+        Section("Techniques used", _switches(changed)),
         Section("Memory", memory_table(outcome.result.memory, outcome.predicted)),
         Section("Changed settings", [_changes(changed)]),
         Section("Reproduce", _lock(run, outcome.facts)),

@@ -168,9 +168,7 @@ def test_auto_starts_from_the_beginning_where_nothing_can_be_used_and_says_so(tm
     found, messages = decide_resume(tmp_path, "auto")
     assert found is None
     assert messages[0].endswith("; no valid checkpoint is left")
-    assert messages[1].endswith(
-        "holds checkpoints, but no valid checkpoint; nothing could be used, starting from the beginning"
-    )
+    assert messages[1].endswith("holds checkpoints, but no valid checkpoint; starting from the beginning")
 
 
 def test_a_path_names_the_checkpoint(tmp_path: Path) -> None:
@@ -267,7 +265,7 @@ def test_every_other_change_is_named() -> None:
         'data.fingerprint.train: the run was started with "aa", now "cc"',
         'model.name_or_path: the run was started with null, now "näme"',
         "num_processes: the run was started with 1, now 2",
-        "seed: the run was started with 42, now it is not there",
+        "seed: the run was started with 42, now it is not set",
         "task.extra: the run was started without it, now null",
         'task.labels: the run was started with ["a", "b"], now ["b", "a"]',
         "train.gradient_accumulation_steps: the run was started with 3, now 4",

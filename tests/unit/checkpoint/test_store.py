@@ -264,7 +264,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(RunError, match=r"step-6: .*No space left on device.*Checkpoints before it are untouched"):
+    with pytest.raises(RunError, match=r"step-6: .*No space left on device.*Earlier checkpoints are intact"):
         save(tmp_path, 6, model, optimizer, {}, full)
     save_file = contents.save_file
     monkeypatch.setattr(contents, "save_file", lambda tensors, path, **_: save_file(tensors, path / "nowhere"))
@@ -289,7 +289,9 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     found = open_checkpoint(tmp_path / "step-1")
     other = nn.Linear(4, 4)
-    with pytest.raises(CheckpointError, match=r"not of this model:\n    missing: weight\n(.|\n)*unexpected: hidden"):
+    with pytest.raises(
+        CheckpointError, match=r"do not match this model:\n    missing: weight\n(.|\n)*unexpected: hidden"
+    ):
         load_model_into(found, other)
     with pytest.raises(CheckpointError, match=r"hidden\.weight: was saved"):
         load_optimizer_into(found, torch.optim.AdamW(other.parameters()), other)

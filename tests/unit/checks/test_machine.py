@@ -18,8 +18,8 @@ ONE_STEP = ("train.max_steps=1", "checkpoint.save_steps=null", "data.max_train_s
         ("train.mixed_precision=fp16", "fp16 needs a GPU, and none is visible here; use bf16 or no"),
         ("train.mixed_precision=fp8", r"fp8 needs a GPU of compute capability 8\.9 or newer .* use bf16"),
         ("train.tf32=true", r"train\.tf32: TensorFloat32 needs a GPU of compute capability 8\.0 or newer"),
-        ("train.activation_offload=true", "activations are in the CPU's memory already; use"),
-        ("model.attn_implementation=flex_attention", "flex_attention can be trained on a GPU only.* use sdpa"),
+        ("train.activation_offload=true", "activations are already in CPU memory; use"),
+        ("model.attn_implementation=flex_attention", "flex_attention can be trained only on a GPU.* use sdpa"),
         (
             "train.torch_compile=true train.torch_compile_backend=indctor",
             "received 'indctor', this PyTorch has .*induct",

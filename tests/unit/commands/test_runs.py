@@ -47,7 +47,7 @@ def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
     code, _, err = call(capsys, "runs", folder, "--sort", "bleu")
     assert (code, "eval_accuracy" in err) == (2, True)
     code, _, err = call(capsys, "runs", tmp_path)
-    assert (code, "no runs in it" in err) == (2, True)
+    assert (code, "contains no runs" in err) == (2, True)
 
 
 def test_an_unfinished_run_says_so(folder, capsys, tmp_path):
@@ -70,9 +70,9 @@ def test_a_difference_is_named_by_its_key(folder, capsys):
     assert {line.split()[0] for line in settings[2:] if line.strip()} == {"train.learning_rate", "engine"}
     assert "train_seconds" not in out
     _, out, _ = call(capsys, "diff", folder / "one", folder / "one")
-    assert out.strip() == "no difference in settings, data, versions, machines and results"
+    assert out.strip() == "no differences in settings, data, versions, machines or results"
     code, _, err = call(capsys, "diff", folder / "one", folder)
-    assert (code, "no run, it has no run.json" in err) == (2, True)
+    assert (code, "not a run, missing run.json" in err) == (2, True)
 
 
 def change_facts(run, **changes) -> None:
@@ -85,7 +85,7 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
     monkeypatch.chdir(folder)  # paths in its configuration are relative to another folder
     code, out, err = call(capfd, "reproduce", "one", "--output-dir", "again")
     assert code == 0, err
-    assert "are the same to the last bit" in out
+    assert "are bit-identical" in out
     assert "warning: the code differs" not in out
     assert (folder / "again" / "run.json").is_file()
 
@@ -99,7 +99,7 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
     code, out, err = call(capfd, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
     assert code == 1
     assert "not reproduced: model.safetensors: classifier.bias differs by up to 1" in err
-    assert "/gone, where the run was started, does not exist any more" in out
+    assert "/gone, where the run was started, no longer exists" in out
     for text in (out.split("\n")[0], err):
         assert (
             f"the code differs; the run's was commit {'0' * 40} with the uncommitted changes in {folder}/one/" in text

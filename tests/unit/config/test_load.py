@@ -334,18 +334,18 @@ def test_null_does_not_clear_the_other_way_to_name_a_model() -> None:
             BUILT.replace("from_config", "name_or_path: a, from_config"),
             (),
             "a.yaml:2: model.name_or_path ('a'), "
-            "model.from_config ({'model_type': 'bert', 'hidden_size': 64}): a model is either loaded or built anew",
+            "model.from_config ({'model_type': 'bert', 'hidden_size': 64}): a model is either pretrained or trained from scratch",
         ),
         (
             GOOD,
             ("model.name_or_path=a", "model.from_config={model_type: bert}"),
             "override model.name_or_path=a: "
-            "model.name_or_path ('a'), model.from_config ({'model_type': 'bert'}): a model is either loaded or built",
+            "model.name_or_path ('a'), model.from_config ({'model_type': 'bert'}): a model is either pretrained or trained",
         ),
         (
             GOOD,
             ("model.name_or_path=null",),
-            "override model.name_or_path=null: model.name_or_path (null), model.from_config (null): no model is named",
+            "override model.name_or_path=null: model.name_or_path (null), model.from_config (null): no model is given",
         ),
         (
             GOOD,

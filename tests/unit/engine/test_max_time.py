@@ -31,7 +31,7 @@ def test_a_run_ends_when_its_time_is_up_and_goes_on_when_it_gets_more(engine, tm
     limited = (*RUN, f"engine={engine}", "checkpoint.resume=auto")
     first = train("reviews", tmp_path / "parts", *limited, "train.max_time=0:00:00:09")
     assert 0 < first.steps < 12
-    assert f"stopping after step {first.steps}: train.max_time is used up" in capsys.readouterr().out
+    assert f"stopping after step {first.steps}: train.max_time is reached" in capsys.readouterr().out
     again = train("reviews", tmp_path / "parts", *limited, "train.max_time=0:00:00:09")
     assert again.steps == first.steps  # its time stays used up
     more = train("reviews", tmp_path / "parts", *limited, "train.max_time=0:00:00:15")

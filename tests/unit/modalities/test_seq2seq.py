@@ -207,5 +207,5 @@ def test_models_that_do_not_fit_are_refused():
     assert "received a bert" in message
     assert "encoder-decoder" in message
     (message,) = seq2seq.check_model(small("bart", max_position_embeddings=128), options)
-    assert message == "task.max_source_length: received 200, but this bart takes at most 128 tokens"
+    assert message == "task.max_source_length: received 200, but this bart supports at most 128 tokens"
     assert seq2seq.check_model(small("t5"), options) == []

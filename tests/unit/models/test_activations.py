@@ -100,7 +100,7 @@ def test_older_libraries_are_asked_by_their_own_name():
 
 
 def test_models_that_cannot_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"received 'full', but ConvNext\w+ cannot compute activations anew"):
+    with pytest.raises(ConfigError, match=r"received 'full', but ConvNext\w+ cannot recompute activations"):
         train("reviews/smoke_image", tmp_path / "run", CHECKPOINTED)
     model = bert()
     _layers(model)[0].extra = nn.BatchNorm1d(16)
@@ -159,7 +159,7 @@ def test_attention_is_chosen_and_refused(tmp_path):
         "model.from_config.model_type=deberta-v2",
         "model.attn_implementation=sdpa",
     )
-    with pytest.raises(ConfigError, match=r"received 'sdpa', which DebertaV2\w+ does not have; use eager"):
+    with pytest.raises(ConfigError, match=r"received 'sdpa', which DebertaV2\w+ does not support; use eager"):
         train("reviews", tmp_path / "no", *settings)
 
 

@@ -160,7 +160,7 @@ def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, caps
     assert run_command("merge", tmp_path / "run", "--output-dir", tmp_path / "merged", "--data", rows) == 0
     assert transformers.pipeline("text-classification", str(tmp_path / "merged"))("good")[0]["label"]
     assert run_command("merge", tmp_path / "first") == 2
-    assert "nothing to merge: it trained the model itself" in capsys.readouterr().err
+    assert "nothing to merge: it trained the full model" in capsys.readouterr().err
 
 
 def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
@@ -175,12 +175,12 @@ def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        ("qa", ("method=prompt_tuning",), "an answer is a position in the text"),
-        ("language_modeling/smoke_masked", ("method=prompt_tuning",), "masked tokens are foreseen where they stand"),
-        ("reviews/smoke_image", ("method=prompt_tuning",), "virtual tokens stand before a text"),
+        ("qa", ("method=prompt_tuning",), "answers are positions in the text"),
+        ("language_modeling/smoke_masked", ("method=prompt_tuning",), "masked tokens are predicted at their positions"),
+        ("reviews/smoke_image", ("method=prompt_tuning",), "virtual tokens are a prefix of a text"),
         ("reviews", ("method=prompt_tuning", "num_virtual_tokens=20"), "the longest input has 64 tokens and the model"),
         ("reviews", ("method=lora", "target_modules=[qery]"), r"ends in 'qery' \(did you mean 'query'\?\)"),
-        ("reviews", ("method=qlora",), "qlora computes with weights of 4 bits on a GPU|model built anew|4 bits"),
+        ("reviews", ("method=qlora",), "qlora needs a GPU for its 4-bit weights|trained from scratch|4 bits"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(task, settings, message, tmp_path):
@@ -215,7 +215,7 @@ def test_linear_layers_and_heads_are_found_in_every_architecture(kind):
 
 def test_models_that_answer_at_the_last_token_take_no_prompts():
     model = transformers.AutoModelForSequenceClassification.from_config(transformers.LlamaConfig(**LLAMA))
-    with pytest.raises(ConfigError, match="answers at the last token"):
+    with pytest.raises(ConfigError, match="classifies by the last token"):
         add_adapters(model, AdapterConfig(method="prompt_tuning"), "AutoModelForSequenceClassification", seed=1)
 
 

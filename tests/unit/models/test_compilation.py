@@ -31,7 +31,7 @@ def test_both_engines_end_as_they_would_without(tmp_path, capsys):
     counters.clear()
     train("reviews", tmp_path / "loop", *RUN, *COMPILED)
     assert counters["stats"]["unique_graphs"] >= 1
-    assert "warning: train.torch_compile: compiling takes minutes" in capsys.readouterr().out
+    assert "warning: train.torch_compile: compilation takes minutes" in capsys.readouterr().out
     torch.compiler.reset()
     train("reviews", tmp_path / "trainer", *RUN, *COMPILED, "engine=trainer")
     assert_same_weights(tmp_path / "loop", tmp_path / "trainer")

@@ -79,7 +79,7 @@ def test_gradual_unfreezing_moves_nothing_before_its_time(optim, tmp_path, monke
         (("model.freeze=[bert.encodr.*]",), r"'bert.encodr.\*' matches no parameter.*bert\.enc"),
         (("model.freeze=['*']",), "no parameter would be trained; leave the head out"),
         (("model.freeze=['*']", "model.unfreeze.step_1=['*']"), r"no parameter would be trained before model.unfreeze"),
-        (("model.freeze=feature_extractor",), "BertForSequenceClassification has none that transformers knows"),
+        (("model.freeze=feature_extractor",), "BertForSequenceClassification has none that transformers can"),
         (("model.freeze=backbone", "model.unfreeze.step_1=[classifier.*]"), r"unfreeze.step_1: .* that is frozen"),
         (("model.freeze=backbone", "model.unfreeze.epoch_3=[bert.*]"), r"epoch_3: that is after step 9, and this run"),
     ],

@@ -67,11 +67,11 @@ def test_a_push_that_fails_loses_nothing(tmp_path, calls, monkeypatch):
 
 def test_what_cannot_work_is_said_before_the_run(tmp_path, calls, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ConfigError, match="nobody is logged in"):
+    with pytest.raises(ConfigError, match="not logged in"):
         train("reviews", tmp_path / "run", *FEW)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE=1"):
         train("reviews", tmp_path / "run", *FEW)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="nothing would be pushed there"):
+    with pytest.raises(ConfigError, match="it has no effect unless push_to_hub is true"):
         train("reviews", tmp_path / "run", "checkpoint.hub_model_id=lab/model")

@@ -23,8 +23,8 @@ from toolkit.report.sections import memory_table
 
 NASTY = "<script>alert(1)</script> & \"quoted\" | 'and' `ticks` <img src=x>"
 HEADINGS = [
-    "Result", "Curves", "Classes (validation)", "Classes (test)", "Rows", "Worst errors", "Example predictions",
-    "Where and how", "Switches", "Memory", "Changed settings", "Run lock",
+    "Result", "Curves", "Classes (validation)", "Classes (test)", "Rows", "Largest errors", "Example predictions",
+    "Environment", "Techniques used", "Memory", "Changed settings", "Reproduce",
 ]  # fmt: skip
 
 
@@ -83,8 +83,8 @@ def test_rows_stay_text(page: str, text: str) -> None:
     assert "<img" not in page
     assert "<b>bad" not in page
     assert "&lt;b&gt;bad&lt;/b&gt;" in page
-    assert "<script" not in text.split("## Run lock")[0]
-    assert "<b>" not in text.split("## Run lock")[0]
+    assert "<script" not in text.split("## Reproduce")[0]
+    assert "<b>" not in text.split("## Reproduce")[0]
 
 
 def test_it_is_one_small_file(folder: Path, page: str) -> None:
@@ -104,7 +104,7 @@ def test_curves_show_all_that_metrics_jsonl_has(page: str) -> None:
 
 
 def test_the_worst_errors_are_the_surest_wrong_ones(folder: Path, page: str) -> None:
-    rows = cells(page, "Worst errors")
+    rows = cells(page, "Largest errors")
     records = predictions(folder)
     wrong = [
         (record["scores"][record["prediction"]], line)
@@ -121,7 +121,7 @@ def test_the_worst_errors_are_the_surest_wrong_ones(folder: Path, page: str) -> 
 
 
 def test_switches_say_what_they_do(page: str) -> None:
-    rows = {name: (value, words) for name, value, words in cells(page, "Switches")}
+    rows = {name: (value, words) for name, value, words in cells(page, "Techniques used")}
     assert rows.keys() == {"train.optim", "train.activation_checkpointing"}
     value, words = rows["train.activation_checkpointing"]
     assert value == "full"
@@ -138,9 +138,9 @@ def test_changed_settings_stand_beside_their_defaults(page: str) -> None:
 
 
 def test_the_state_of_the_certificate_and_the_lock_are_there(folder: Path, page: str, text: str) -> None:
-    assert "none for this configuration; `toolkit certify` makes one" in page
+    assert "none for this configuration; create one with `toolkit certify`" in page
     assert f"toolkit reproduce '{folder}'" in text
-    lock = html.unescape(part(page, "Run lock"))
+    lock = html.unescape(part(page, "Reproduce"))
     assert (folder / "config.yaml").read_text().strip() in lock
     facts = json.loads((folder / "run.json").read_text())
     assert f"<td>{facts['versions']['torch']}</td>" in lock
@@ -244,5 +244,5 @@ def test_a_browser_shows_and_sorts_it_without_a_word(folder: Path, page: str, tm
     shutil.copy(folder / "report.html", tmp_path)
     _, (wide, order, images) = open_page(tmp_path / "report.html", SCRIPT)
     assert wide == [1280, 400]
-    assert order == sorted(int(row[0]) for row in cells(page, "Worst errors"))
+    assert order == sorted(int(row[0]) for row in cells(page, "Largest errors"))
     assert images == 0

@@ -24,7 +24,7 @@ class ScheduleFree(Callback):
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Replaces the parameters by the average inside the block, then restores them exactly (the library does not)."""
+        """Replaces the parameters by the average inside the block, then restores them bit-exactly."""
         groups = self.optimizer.param_groups
         if not groups[0]["train_mode"]:
             yield

@@ -43,7 +43,7 @@ def sections(found: Found) -> list[Section]:
     facts = {"command": shlex.join(found["command"]), "seeds": ", ".join(map(str, found["seeds"])),
              **(found["hardware"] or {}), **(found["versions"] or {})}  # fmt: skip
     rows = [[name, to_yaml(value) if isinstance(value, list) else str(value)] for name, value in facts.items()]
-    return [*parts, Section("Where and how", [Table(["what", "value"], rows)])]
+    return [*parts, Section("Environment", [Table(["what", "value"], rows)])]
 
 
 def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:

@@ -54,7 +54,9 @@ class SingleLabel:
         counts = Counter(labels)
         names = self.state["labels"] = self.state["labels"] or sorted(counts, key=_label_order)
         if len(names) < 2:
-            raise DataError(f"data: all training rows have the label {names[0]!r}; classification needs at least two labels.")
+            raise DataError(
+                f"data: all training rows have the label {names[0]!r}; classification needs at least two labels."
+            )
         if self.options.class_weights == "balanced":
             if unseen := [name for name in names if not counts[name]]:
                 raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
