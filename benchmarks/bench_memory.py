@@ -1,4 +1,4 @@
-"""Peak memory and time of one step with activations kept, computed anew in some layers, and in all.
+"""Peak memory and time of one step with activations kept, recomputed in some layers, or recomputed in all.
 
     python benchmarks/bench_memory.py [--layers 12] [--hidden 256] [--rows 16] [--length 256]
 

@@ -8,8 +8,8 @@ once for a model with and once without checkpointing, on variants that are not j
 eighth.
 
 With `--malloc mapped` the C library (glibc) gives every larger block pages of its own, and back when it is freed. By
-default it keeps blocks on a heap with holes that few others fit into: memory that the plan does not foresee, and that
-the correction can only extrapolate.
+default it keeps blocks on a fragmented heap: memory that the plan does not predict, and that the correction can only
+extrapolate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKPOINTING = ("none", "full")
 MALLOC = {"default": {}, "mapped": {"MALLOC_MMAP_THRESHOLD_": "65536"}}
 """Environment of the measured processes."""
 FILES = 24
-"""Pictures, and recordings."""
+"""Cases with images and audio."""
 TEXTS = 120
 WORDS = 200
 

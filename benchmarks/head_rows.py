@@ -31,7 +31,7 @@ SPECIAL = 5
 CLASSES = ["a", "b", "c"]
 LENGTHS = (4, 15, 7, 11, 5, 13, 9, 14)
 SIDE = 16
-"""Height and width of pictures, mel bins and frames of log-mel pictures."""
+"""Height and width of images, mel bins and frames of log-mel spectrograms."""
 RANDOM = RowRandom(seed=0, epoch=0)
 
 Features = list[dict[str, Any]]
@@ -85,7 +85,7 @@ class Problem:
     """A kind of problem.
 
     Args:
-        task: makes the recipe's task anew.
+        task: creates the recipe's task.
         columns: makes what one row has beside `row_id`, of a random generator and the row's length.
         plain: turns rows, and the toolkit's batch of them, into what a Trainer script hands to the model.
         collate: makes the toolkit's batch of a task and rows.

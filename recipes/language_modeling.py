@@ -44,24 +44,25 @@ ONLY_FOR = {"causal": ("prompts", "max_new_tokens"), "masked": ("mlm_probability
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelingOptions:
-    """What is predicted, and how text is cut; names as in transformers' `run_clm.py` and `run_mlm.py`."""
+    """Options of the objective and the blocks, named as in transformers' `run_clm.py` and `run_mlm.py`."""
 
     __pydantic_config__ = STRICT
     limits: ClassVar[Mapping[str, str]] = {"input": "block_size"}
 
     objective: Literal["causal", "masked"] = "causal"
-    """`causal` predicts each token from those before it (GPT-2, Llama), `masked` some tokens from all others (BERT)."""
+    """`causal` predicts each token from the previous ones (GPT-2, Llama), `masked` masked tokens from all others
+    (BERT)."""
     block_size: Annotated[int, Field(ge=2)] = 1024
-    """Most tokens that the model sees at once."""
+    """Maximum number of tokens per block."""
     packing: bool = True
-    """Join documents, in their order, and cut them into blocks of `block_size`. False: each document begins a new
-    block; shorter ones are padded and longer ones become several blocks. Either way no token is lost."""
+    """Concatenate documents in order and split them into blocks of `block_size`. If false, each document starts a new
+    block; short documents are padded and long ones become several blocks. No token is lost in either case."""
     mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Part of the tokens that is predicted (masked); 80 % of them are masked, 10 % replaced and 10 % left."""
+    """Fraction of tokens to predict (masked only); 80 % of them are masked, 10 % replaced and 10 % unchanged."""
     prompts: list[str] = field(default_factory=lambda: [""])
-    """Prompts that the samples in the report continue (causal); an empty one starts a text."""
+    """Prompts for the samples in the report (causal only); an empty prompt starts a new text."""
     max_new_tokens: Positive = 64
-    """Most tokens of a sample (causal)."""
+    """Maximum number of tokens per sample (causal only)."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
@@ -75,7 +76,7 @@ class LanguageModelingOptions:
 
     @property
     def tokenizer_style(self) -> TokenizerStyle:
-        """What the tokenizer of a new model is like."""
+        """Format of a new model's tokenizer."""
         from toolkit.modalities import text
 
         return text.DECODER if self.objective == "causal" else text.ENCODER

@@ -40,23 +40,23 @@ NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 @dataclass(frozen=True, kw_only=True)
 class QAOptions:
-    """How contexts are cut into windows and answers are chosen; names as in transformers' `run_qa.py`."""
+    """Options of windows and answers, named as in transformers' `run_qa.py`."""
 
     __pydantic_config__ = STRICT
     limits: ClassVar[Mapping[str, str]] = {"input": "max_length"}
 
     max_length: Annotated[int, Field(ge=16)] = 384
-    """Most tokens of question and context together; a longer context becomes several windows."""
+    """Maximum number of tokens of question and context; longer contexts are split into several windows."""
     doc_stride: Annotated[int, Field(ge=0)] = 128
-    """Tokens of context that neighbouring windows share."""
+    """Number of context tokens that consecutive windows share."""
     max_answer_length: Positive = 30
-    """Most tokens of an answer."""
+    """Maximum number of tokens per answer."""
     n_best_size: Positive = 20
-    """Candidate answers kept per window, and written per question."""
+    """Number of candidate answers to keep per window and to write per question."""
     version_2_with_negative: bool = False
     """Whether questions may have no answer (SQuAD v2, Rajpurkar et al. 2018, arXiv 1806.03822)."""
     null_score_diff_threshold: float = 0.0
-    """How far "no answer" must score above the best answer to be given (with `version_2_with_negative`)."""
+    """Margin by which "no answer" must outscore the best answer (with `version_2_with_negative`)."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
@@ -119,7 +119,7 @@ class QuestionAnswering:
 
     def notes(self, rows: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
-        return [f"{trimmed} of {len(rows)} answers had blanks around them, which were taken off."] if trimmed else []
+        return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         yield from dict.fromkeys(rows["context"])
@@ -195,7 +195,7 @@ class QuestionAnswering:
         from toolkit.metrics.answers import f1
 
         wrong = 1.0 - f1(record["prediction_text"], record["answers"])
-        return (wrong, record["score"]) if wrong else None  # of equally wrong ones, those it was surest of
+        return (wrong, record["score"]) if wrong else None  # ties are ordered by confidence
 
 
 TASK = QuestionAnswering

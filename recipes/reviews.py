@@ -1,4 +1,4 @@
-"""Classification and regression: what a text, an image or a sound is, as classes, labels or numbers.
+"""Classification and regression of text, images and audio.
 
 accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml [section.key=value ...]
 """
@@ -43,38 +43,38 @@ PROBLEM_SETTINGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewsOptions:
-    """What the input is, what is predicted, and how classes count."""
+    """Options of the input, the labels and the loss."""
 
     __pydantic_config__ = STRICT
 
     modality: Literal["text", "image", "audio"] = "text"
-    """What the model's input is."""
+    """Modality of the input."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = (
         "single_label_classification"
     )
-    """What is predicted: one class, any number of labels, or one or several numbers."""
+    """Type of prediction: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
-    """Most tokens of a text; longer ones are cut, and the number of them is reported."""
+    """Maximum number of tokens per text; longer texts are truncated, and their number is reported."""
     labels: list[str] | None = None
-    """Label names in the order of their ids (for regression: names of the targets); null takes those of the training
-    rows, sorted. A row with another label is a bad row."""
+    """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
+    rows, sorted. Rows with other labels are bad rows."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
-    """Separates several labels or numbers in text (CSV); alone it marks a row without any label."""
+    """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
     class_weights: Literal["none", "balanced"] = "none"
-    """`balanced` weighs each class by rows / (classes x rows of the class), as scikit-learn does, and divides the
-    loss by the summed weights."""
+    """`balanced` weights each class by rows / (classes x rows of the class), as in scikit-learn, and divides the loss
+    by the sum of the weights."""
     label_smoothing_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of each label's probability that is spread evenly over all classes."""
+    """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
-    """Exponent of the focal loss, which gives confident predictions less weight; 0 is cross entropy."""
+    """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
     image: ImageOptions = field(default_factory=ImageOptions)
-    """How images are read and augmented."""
+    """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
-    """How audio is read and augmented."""
+    """Options for reading and augmenting audio."""
 
     @property
     def limits(self) -> dict[str, str]:
-        """The options that limit an input; see `toolkit.api.task.limits_of`."""
+        """Names of the options that limit inputs; see `toolkit.api.task.limits_of`."""
         return {"input": "max_length"} if self.modality == "text" else {}
 
     def problems(self) -> list[str]:
@@ -124,7 +124,7 @@ class Reviews:
 
     @property
     def inputs(self) -> InputModality:
-        """The modality's functions; not kept, since modules cannot be sent to a loader's workers."""
+        """The modality's functions; not stored, because modules cannot be pickled for data loader workers."""
         return modalities.load_input(self.modality)
 
     def auto_model(self, config: PreTrainedConfig) -> str:

@@ -1,4 +1,4 @@
-"""Translation: a text in one language becomes a text in another.
+"""Sequence-to-sequence translation.
 
 accelerate launch recipes/translation.py --config recipes/configs/translation/smoke.yaml [section.key=value ...]
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
-    """Languages, lengths and generation; names as in transformers' `run_translation.py` and `GenerationConfig`."""
+    """Options of languages, lengths and generation, named as in `run_translation.py` and `GenerationConfig`."""
 
     __pydantic_config__ = STRICT
     limits: ClassVar[Mapping[str, str]] = {
@@ -50,27 +50,27 @@ class TranslationOptions:
     }
 
     source_lang: str | None = None
-    """Language translated from: its key in a `translation` column, and the code of models that mark languages (mBART,
-    NLLB, M2M100). A key may be the code's part before the underscore: `en_XX` finds `en`."""
+    """Source language: its key in a `translation` column, and the language code of multilingual models (mBART, NLLB,
+    M2M100). A key may be the part of the code before the underscore: `en_XX` matches `en`."""
     target_lang: str | None = None
-    """Language translated to, in the same form."""
+    """Target language, in the same form."""
     source_prefix: str = ""
-    """Text put before every source, which T5 wants: `translate English to German: `, with the blank at its end."""
+    """Text before every source, required by T5: `translate English to German: `, with the trailing space."""
     max_source_length: Positive = 128
-    """Most tokens of a source; longer ones are cut, and counted."""
+    """Maximum number of tokens per source; longer ones are truncated and counted."""
     max_target_length: Positive = 128
-    """Most tokens of a target; longer ones are cut, and counted. Scores compare with the uncut text."""
+    """Maximum number of tokens per target; longer ones are truncated and counted. Metrics use the complete text."""
     val_max_target_length: Positive | None = None
-    """Most tokens of a generated translation; null means `max_target_length`."""
+    """Maximum number of tokens per generated translation; null uses `max_target_length`."""
     num_beams: Positive = 4
-    """Beams of the search for a translation; 1 takes the best token at each place."""
+    """Number of beams of beam search; 1 is greedy search."""
     length_penalty: float = 1.0
-    """Exponent of the length that a beam's score is divided by; above 0, more favours longer translations."""
+    """Exponent of the length by which a beam's score is divided; larger values favour longer translations."""
     label_smoothing_factor: Fraction = 0.0
-    """Part of each token's probability that is spread over the vocabulary (Szegedy et al. 2016,
-    arXiv 1512.00567), in training and in the evaluation's loss alike."""
+    """Part of each token's probability that is distributed over the vocabulary (Szegedy et al. 2016,
+    arXiv 1512.00567), in training and evaluation losses."""
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
-    """sacrebleu's tokenizer for BLEU: `zh` for Chinese, `char` for Japanese and other scripts without blanks."""
+    """sacrebleu's tokenizer for BLEU: `zh` for Chinese, `char` for Japanese and other scripts without spaces."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
@@ -118,7 +118,7 @@ class Translation:
         return {"source": source, "target": target}
 
     def _text(self, row: Row, side: Literal["source", "target"]) -> str:
-        """One side of a pair, from the mapping if the row has one."""
+        """Returns one side of a pair, from the mapping if the row has one."""
         column = self.cfg.data.columns.get(side, side)
         pair, place = row["translation"], f"column {column!r}"
         value = row[side]

@@ -279,7 +279,7 @@ def test_a_recording_that_changes_after_its_check_is_named(tmp_path):
     path.write_bytes(encoded(tone(1.0)))
     file = audio.check({"path": str(path), "bytes": None, "name": "x.wav"}, options())
     path.write_bytes(encoded(tone(0.5)))
-    with pytest.raises(DataError, match=r"x\.wav: .*start again"):
+    with pytest.raises(DataError, match=r"x\.wav: .*rerun"):
         audio.read(file, 16000, AudioOptions(), None)
     with pytest.raises(BadRow, match="cannot be decoded"):
         audio.check({"path": str(tmp_path), "bytes": None, "name": "folder"}, options())

@@ -1,4 +1,4 @@
-"""What training takes of a device's memory, in parts."""
+"""Memory of a training step by part."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of one process's training steps, in bytes, and what they compute.
+    """Memory of one process's training steps in bytes, and their operations.
 
     Args:
-        parameters: all weights; tied ones once.
-        buffers: what else the model holds.
-        gradients: of all weights that are trained.
-        optimizer_state: of the optimizer (`toolkit.optim.state.state_bytes`).
+        parameters: all weights; tied weights count once.
+        buffers: the model's buffers.
+        gradients: gradients of all trained weights.
+        optimizer_state: state of the optimizer (`toolkit.optim.state.state_bytes`).
         copies: further copies of the weights: averages, anchors of local SGD.
-        weight_copies: weights in the type of mixed precision, once the forward pass is done.
-        activations: what the forward pass keeps for the backward pass.
-        logits: the model's answer and what the loss makes of it.
-        batch: the micro-batches of a window, or one of them where they wait elsewhere.
-        working: what the moment of the peak holds besides, such as the gradients of activations, or what was computed
-            anew.
-        gradients_at_peak: gradients of weights that are there in the moment of the peak.
-        peak: the most at any moment of a step. Less than the sum of the parts: gradients grow while activations go.
-        step_peak: the most while the optimizer does its step.
-        trained: number of weights that are trained.
+        weight_copies: weights in the mixed-precision type after the forward pass.
+        activations: tensors saved by the forward pass for the backward pass.
+        logits: outputs of the model and the loss.
+        batch: the micro-batches of a window, or only one if the others are kept elsewhere.
+        working: other memory at the peak, such as gradients of activations or recomputed activations.
+        gradients_at_peak: gradients of weights that exist at the peak.
+        peak: largest memory during a step; less than the sum of the parts, because activations are freed while
+            gradients are created.
+        step_peak: largest memory during the optimizer's step.
+        trained: number of trained weights.
         total: number of weights.
         flops: floating-point operations of forward and backward pass of one micro-batch.
-        recomputed: part of `flops` that is done a second time.
-        rows: rows of that micro-batch.
-        layers: number of repeated layers, 0 if there are none that are known.
-        layer_parameters: bytes of the largest of them, or of all weights.
-        boundary: bytes of what one layer hands to the next, 0 if not known; of the one that hands on the most.
-        crossing: bytes of what all of them hand on.
+        recomputed: part of `flops` that is recomputed.
+        rows: rows of the micro-batch.
+        layers: number of repeated layers, 0 if unknown.
+        layer_parameters: bytes of the largest layer, or of all weights without layers.
+        boundary: bytes of the largest output of a layer, 0 if unknown.
+        crossing: bytes of the outputs of all layers.
     """
 
     parameters: int
@@ -60,10 +60,10 @@ class Footprint:
 
     @property
     def states(self) -> int:
-        """What is there in every moment between two steps."""
+        """Bytes that are allocated between two steps."""
         return self.parameters + self.buffers + self.optimizer_state + self.copies
 
     @property
     def passing(self) -> int:
-        """What the peak holds besides."""
+        """Additional bytes at the peak."""
         return max(0, self.peak - self.states)

@@ -25,8 +25,8 @@ WORKING = "working"
 class Ledger(TorchDispatchMode):
     """Counts the bytes that are alive, their peak, and floating-point operations, of all that runs inside it.
 
-    A storage counts from the operation that makes it until nobody refers to it, as with an allocator that wastes
-    nothing. What a kernel allocates inside itself is not seen.
+    A storage counts from its creation until the last reference is gone, as with an ideal allocator. Temporary memory
+    inside kernels is not counted.
 
     `torch.distributed._tools.mem_tracker.MemTracker` was tried: the same weights and optimizer state, and peaks within
     2 % for BERT, GPT-2, T5 and LLaMA. But it stops at models that look at values (wav2vec2 at its mask), and tells
@@ -89,7 +89,7 @@ class Ledger(TorchDispatchMode):
         self._add(kind, size)
 
     def _is_copy_of_weight(self, tensor: Tensor, args: Any) -> bool:
-        """Whether this is a parameter in another type, as autocast makes."""
+        """Returns whether a tensor is a cast copy of a parameter, as created by autocast."""
         source = args[0] if args and isinstance(args[0], Tensor) else None
         if source is None or source.dtype == tensor.dtype or source.numel() != tensor.numel():
             return False

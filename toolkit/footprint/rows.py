@@ -1,4 +1,4 @@
-"""The micro-batch that a plan is about: real rows through the task's own code, as long as they may be."""
+"""Builds the micro-batch of a plan: real rows, collated by the task and extended to the maximum length."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, 
     """Collates the longest rows, and the shortest as the last of them, since models leave out masks of full batches.
 
     Args:
-        features: tokenised rows; they are repeated where there are too few.
-        task: collates them.
-        processor: likewise.
-        seed: of what is random in a row.
-        rows: rows of the micro-batch.
+        features: preprocessed rows; repeated if there are too few.
+        task: the task, which collates them.
+        processor: the run's processor.
+        seed: seed of augmentation.
+        rows: number of rows of the micro-batch.
     """
     order = np.argsort(-np.asarray(features["length"][:]), kind="stable")
     picked = [int(order[i % len(order)]) for i in range(rows)]

@@ -37,11 +37,11 @@ _INDEXED = {
 
 
 class UnknownValue(InputError):  # noqa: N818 - what is unknown, not what went wrong
-    """A step cannot be done without values that only a real computation has."""
+    """Raised if a step needs values that only a real computation has."""
 
     def __init__(self, operation: Any) -> None:
         super().__init__(
-            f"this model's step cannot be done without real numbers ({operation}); train a few steps instead "
+            f"this model's step cannot be simulated without real values ({operation}); train a few steps instead "
             "(train.max_steps=3), and see the memory in the report of that run"
         )
 

@@ -108,7 +108,7 @@ def test_probe_tells_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         raise OSError(number, reason, str(path))
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}: {reason}; give another"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}: {reason}; fix this, or set another output_dir"):
         probe(tmp_path)
 
 

@@ -334,13 +334,13 @@ def test_null_does_not_clear_the_other_way_to_name_a_model() -> None:
             BUILT.replace("from_config", "name_or_path: a, from_config"),
             (),
             "a.yaml:2: model.name_or_path ('a'), "
-            "model.from_config ({'model_type': 'bert', 'hidden_size': 64}): a model is either pretrained or trained from scratch",
+            "model.from_config ({'model_type': 'bert', 'hidden_size': 64}): a model is either pretrained or trained",
         ),
         (
             GOOD,
             ("model.name_or_path=a", "model.from_config={model_type: bert}"),
             "override model.name_or_path=a: "
-            "model.name_or_path ('a'), model.from_config ({'model_type': 'bert'}): a model is either pretrained or trained",
+            "model.name_or_path ('a'), model.from_config ({'model_type': 'bert'}): a model is either pretrained or",
         ),
         (
             GOOD,

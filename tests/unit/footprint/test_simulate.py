@@ -160,7 +160,7 @@ def test_parts_are_those_of_a_real_run(tmp_path) -> None:
 def test_what_decides_by_numbers_is_refused() -> None:
     planned = subject("bert")
     planned.task.loss_sum = lambda outputs, batch: outputs.logits.sum() if outputs.logits.sum() > 0 else 1 / 0
-    with pytest.raises(InputError, match="without real numbers"):
+    with pytest.raises(InputError, match="without real values"):
         simulate(planned)
     model = replace(planned.cfg.model, peft=replace(planned.cfg.model.peft, method="qlora"))
     quantized = replace(planned, cfg=replace(planned.cfg, model=model))

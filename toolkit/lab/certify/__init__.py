@@ -1,4 +1,4 @@
-"""Certificates: what this toolkit promises, proved on your own model and rows.
+"""Certificates: verify the toolkit's guarantees on your model and data.
 
 `toolkit.lab.certify.trainings` trains on a few rows, each promise has a file that says which trainings it
 needs and judges what came out, and `toolkit.commands.certify` puts both together.

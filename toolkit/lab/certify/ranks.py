@@ -44,7 +44,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
             problems.append(f"{processes} processes predicted {len(rows)} rows instead of {len(one[1])}")
         elif wrong:
             moved = all(any(close(row, other) for other in rows) for row in one[1])
-            cause = "the same predictions stand in other rows" if moved else "some rows were lost or predicted twice"
+            cause = "the same predictions are in other rows" if moved else "some rows were lost or predicted twice"
             problems.append(
                 f"{processes} processes: {len(wrong)} of {len(rows)} rows have other predictions, first row "
                 f"{wrong[0] + 1}: {cause}. Predictions must be put back by their row ids, not cut from what was "

@@ -34,9 +34,9 @@ def write(certificates: Sequence[Certificate], cfg: Config, facts: dict[str, Any
 
     Args:
         certificates: what was found.
-        cfg: the person's configuration.
-        facts: how it was found: recipe, configuration file, rows, seconds.
-        folder: where to.
+        cfg: the user's configuration.
+        facts: recipe, configuration file, rows and seconds of the experiment.
+        folder: folder to write to.
     """
     document = {
         "config_hash": config_hash(cfg),

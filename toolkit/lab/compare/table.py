@@ -12,7 +12,7 @@ NAME_LETTERS = 26
 
 
 SAME, UNKNOWN = "~", "?"
-"""Stand before a ratio that could be chance, and before one of which nobody can tell."""
+"""Marks of a ratio that could be chance, and of one without an interval."""
 
 
 LEGEND = (

@@ -86,7 +86,7 @@ QUESTIONS: dict[str, Question] = {
         "AdamW against 8-bit Adam and Adafactor", _each("train.optim", "adamw_torch", "adamw_bnb_8bit", "adafactor")
     ),
     "memory": Question(
-        "what each of the ways to need less memory saves, and costs",
+        "savings and costs of each memory-saving technique",
         [
             {},
             {_CHECKPOINTING: "every_2_layers"},
@@ -99,14 +99,14 @@ QUESTIONS: dict[str, Question] = {
         ],
     ),
     "communication": Question(
-        "two processes that exchange gradients in every step, or parameters now and then",
+        "two processes that exchange gradients in every step, or parameters periodically",
         [
             {"train.strategy": "sync"},
             *({"train.strategy": "local_sgd", "train.local_sgd_steps": steps} for steps in ("2", "4", "8")),
         ],
         processes=2,
     ),
-    "precision": Question("arithmetic of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
+    "precision": Question("precision of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
 }
 """By the name after `--preset`."""
 

@@ -1,1 +1,1 @@
-"""Before a run: what memory it needs, how that could be shared out, and what would make it fit."""
+"""Plans a run: its memory, parallel strategies, and settings that make it fit."""

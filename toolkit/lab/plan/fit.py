@@ -23,9 +23,8 @@ SWITCHES: tuple[tuple[tuple[float, str], ...], ...] = (
     ((2.0, "train.optim=adamw_bnb_8bit"), (2.5, "train.optim=adafactor")),
     ((6.0, "model.peft.method=lora"),),
 )
-"""Overrides that exclude each other, by what they cost in speed and quality, from little to much: bf16 rounds, anew
-computed activations take a third of the time more, 8 bits and Adafactor are other optimizers, and LoRA trains other
-weights."""
+"""Mutually exclusive overrides, ordered by their cost in speed and quality: bf16 rounds, recomputed activations add a
+third to the time, 8-bit Adam and Adafactor are different optimizers, and LoRA trains other weights."""
 
 
 @dataclass(frozen=True)

@@ -95,11 +95,11 @@ def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footpr
         return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
     dearer = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
     lines = [f"    {override}" for override in fit.overrides]
-    slower = f", {dearer:.2f} times the computing" if dearer > 1.005 else ""
+    slower = f", {dearer:.2f} times the compute" if dearer > 1.005 else ""
     if fits:
         return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
     return [
-        f"Nothing that a run may switch fits {format_bytes(capacity)}. Nearest is {format_bytes(needed)}, with",
-        *(lines or ["    what the configuration says"]),
-        "Take shorter inputs, a smaller model, or several devices that share it (see --processes).",
+        f"No combination of settings fits {format_bytes(capacity)}. The smallest needs {format_bytes(needed)}, with",
+        *(lines or ["    the settings as configured"]),
+        "Use shorter inputs, a smaller model, or several devices (see --processes).",
     ]
