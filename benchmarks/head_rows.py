@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast, Wav2Vec2FeatureExtractor
 
 from toolkit.api.random import RowRandom
 from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.data.batches import collate
 from toolkit.recipe import load_settings, load_task_type
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,15 +68,11 @@ class TokenTask:
         """Pads tokens and labels on the right."""
         from toolkit.modalities import text
 
-        inputs = text.collate(features, processor)
+        inputs = text.pad(features, processor)
         labels = torch.full_like(inputs["input_ids"], IGNORE_INDEX)
         for place, row in zip(labels, features, strict=True):
             place[: len(row["tags"])] = torch.tensor(row["tags"])
-        return {"inputs": inputs, "labels": labels, "row_ids": torch.tensor([row["row_id"] for row in features])}
-
-    def count_items(self, batch: Batch) -> Tensor:
-        """Counts labelled tokens."""
-        return (batch["labels"] != IGNORE_INDEX).sum()
+        return {"inputs": inputs, "labels": labels}
 
     def loss_sum(self, outputs: Any, batch: Batch) -> Tensor:
         """Sums the tokens' cross entropies."""
@@ -202,8 +199,7 @@ def _whole_blocks(features: Features, batch: Batch) -> Inputs:
 
 
 def _collate(task: Any, features: Features) -> Batch:
-    batch: Batch = task.collate(features, tokenizer(), RANDOM)
-    return batch
+    return collate(features, task, tokenizer(), RANDOM)
 
 
 def _stacked(task: Any, features: Features) -> Batch:

@@ -1,4 +1,4 @@
-"""Language modelling: foresee the next token of a text (causal) or the masked ones (masked).
+"""Language modelling: predict the next token of a text (causal) or its masked tokens (masked).
 
 accelerate launch recipes/language_modeling.py --config recipes/configs/language_modeling/smoke.yaml [section.key=value]
 """
@@ -11,11 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
-from toolkit.base.console import shorten
+from toolkit.api.task import (
+    IGNORE_INDEX,
+    BadRow,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores, perplexity
+from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
     import datasets
@@ -35,18 +47,19 @@ class LanguageModelingOptions:
     """What is predicted, and how text is cut; names as in transformers' `run_clm.py` and `run_mlm.py`."""
 
     __pydantic_config__ = STRICT
+    limits: ClassVar[Mapping[str, str]] = {"input": "block_size"}
 
     objective: Literal["causal", "masked"] = "causal"
     """`causal` predicts each token from those before it (GPT-2, Llama), `masked` some tokens from all others (BERT)."""
     block_size: Annotated[int, Field(ge=2)] = 1024
     """Most tokens that the model sees at once."""
     packing: bool = True
-    """Join documents, in their order, and cut them into blocks of `block_size`. False: each document begins a block of
-    its own, shorter ones are padded and longer ones become several blocks. Either way no token is lost."""
+    """Join documents, in their order, and cut them into blocks of `block_size`. False: each document begins a new
+    block; shorter ones are padded and longer ones become several blocks. Either way no token is lost."""
     mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Part of the tokens that is predicted (masked); 80 % of them are masked, 10 % replaced and 10 % left."""
     prompts: list[str] = field(default_factory=lambda: [""])
-    """Beginnings that the samples in the report go on from (causal); an empty one starts a text."""
+    """Prompts that the samples in the report continue (causal); an empty one starts a text."""
     max_new_tokens: Positive = 64
     """Most tokens of a sample (causal)."""
 
@@ -74,19 +87,18 @@ class LanguageModeling:
     Options: ClassVar[type] = LanguageModelingOptions
     columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
     modality = "text"
-    scores: ClassVar[Mapping[str, bool]] = {"perplexity": False, "token_accuracy": True}
+    scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
         self.causal = self.options.objective == "causal"
-        self.state: dict[str, Any] = {}
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return AUTO_MODELS[self.options.objective]
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         from datasets import Features, Value
 
         return Features(text=Value("string"))
@@ -96,22 +108,10 @@ class LanguageModeling:
             raise BadRow(f"column 'text' holds {row['text']!r}, not text")
         return {"text": row["text"]}
 
-    def learn(self, rows: datasets.Dataset) -> None:
-        pass  # a text is its own answer
-
-    def notes(self, rows: datasets.Dataset) -> list[str]:
-        return []
-
-    def stratify_by(self) -> str | None:
-        return None
-
-    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return iter(rows["text"])
-
     def configure(self, config: PreTrainedConfig) -> None:
         if not self.causal:
             return
-        if hasattr(config, "is_decoder"):  # else BERT and its kin look at the token that they are to predict
+        if hasattr(config, "is_decoder"):  # else models such as BERT see the token that they predict
             config.is_decoder = True
         # A padding token's embedding is never trained, so that may not be a token of the text, as in GPT-2's tokenizer.
         pad, *ends = (getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
@@ -119,12 +119,12 @@ class LanguageModeling:
             config.pad_token_id = None
 
     def preprocess(
-        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         from toolkit.tasks.blocks import encode_documents
 
         tokens = encode_documents(rows["text"], processor, self.causal)
-        return {"tokens": tokens, "example": list(indices), "length": [len(ids) for ids in tokens]}
+        return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         from toolkit.tasks.blocks import cut
@@ -138,7 +138,7 @@ class LanguageModeling:
         from toolkit.modalities import text
 
         pairs = [self._input_and_labels(row, processor, random) for row in features]
-        inputs = text.collate([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
+        inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
         labels = torch.full_like(inputs["input_ids"], IGNORE_INDEX)
         parts = torch.zeros_like(labels)
         for i, (row, (_, targets)) in enumerate(zip(features, pairs, strict=True)):
@@ -148,8 +148,7 @@ class LanguageModeling:
             # The cache of keys and values is for generation; it would be made, and kept, in every pass.
             "inputs": inputs | ({"use_cache": False} if self.causal else {}),
             "labels": labels,
-            "row_ids": torch.tensor([row["row_id"] for row in features]),
-            "parts": parts,
+            "extra": {"parts": parts},
         }
 
     def _input_and_labels(
@@ -170,14 +169,11 @@ class LanguageModeling:
             tokens, special, self.options.mlm_probability, processor.mask_token_id, len(processor), generator
         )
 
-    def count_items(self, batch: Batch) -> Tensor:
-        return (batch["labels"] != IGNORE_INDEX).sum()
-
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         return self._losses(outputs, batch, "sum")
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        labels, parts = batch["labels"], batch["parts"]
+        labels, parts = batch["labels"], batch["extra"]["parts"]
         counted = labels != IGNORE_INDEX
         values = {
             "loss": self._losses(outputs, batch, "none").view_as(labels),
@@ -193,34 +189,35 @@ class LanguageModeling:
         logits, labels = outputs.logits.flatten(0, 1), batch["labels"].flatten()
         return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction=reduction)
 
-    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
-        from toolkit.metrics.likelihood import likelihood
+    def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
+        from toolkit.tasks.blocks import by_document
+
+        def records() -> Iterator[Record]:
+            sums = by_document(predictions, data.features, len(data.rows))
+            for row, loss, tokens in zip(data.rows, sums["loss"], sums["tokens"], strict=True):
+                mean = float(loss / tokens) if tokens else None
+                yield {
+                    "text": row["text"],
+                    "loss": mean,
+                    "perplexity": None if mean is None else perplexity(mean),
+                    "num_tokens": int(tokens),
+                }
+
+        return LazyRecords(records)
+
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         from toolkit.tasks.blocks import by_document
 
         sums = by_document(predictions, data.features, len(data.rows))
         num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
-        return likelihood(loss, tokens, correct, num_bytes)
+        return likelihood_scores(loss, tokens, correct, num_bytes)
 
-    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
-        from toolkit.metrics.likelihood import perplexity
-        from toolkit.tasks.blocks import by_document
-
-        sums = by_document(predictions, data.features, len(data.rows))
-        for row, loss, tokens in zip(data.rows, sums["loss"], sums["tokens"], strict=True):
-            mean = float(loss / tokens) if tokens else None
-            yield {
-                "text": row["text"],
-                "loss": mean,
-                "perplexity": None if mean is None else perplexity(mean),
-                "num_tokens": int(tokens),
-            }
-
-    def summary(self, record: dict[str, Any]) -> str:
+    def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
-        return f"{shorten(record['text'])}\n    -> {known} ({record['num_tokens']} tokens)"
+        return Description(record["text"], f"{known} ({record['num_tokens']} tokens)")
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:

@@ -1,21 +1,32 @@
-"""Extractive question answering: the answer to a question is a stretch of its context.
+"""Extractive question answering: the answer to a question is a span of its context.
 
 accelerate launch recipes/qa.py --config recipes/configs/qa/smoke.yaml [section.key=value ...]
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
-from toolkit.base.console import shorten
+from toolkit.api.task import (
+    IGNORE_INDEX,
+    BadRow,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
+from toolkit.metrics.squad import SQUAD, squad_scores
 
 if TYPE_CHECKING:
     import datasets
@@ -32,6 +43,7 @@ class QAOptions:
     """How contexts are cut into windows and answers are chosen; names as in transformers' `run_qa.py`."""
 
     __pydantic_config__ = STRICT
+    limits: ClassVar[Mapping[str, str]] = {"input": "max_length"}
 
     max_length: Annotated[int, Field(ge=16)] = 384
     """Most tokens of question and context together; a longer context becomes several windows."""
@@ -68,18 +80,17 @@ class QuestionAnswering:
         "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
     }
     modality = "text"
-    scores: ClassVar[Mapping[str, bool]] = {"exact_match": True, "f1": True}
+    scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
-        self.state: dict[str, Any] = {}
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModelForQuestionAnswering"
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         from datasets import Features, List, Value
 
         answers = {"text": List(Value("string")), "answer_start": List(Value("int64"))}
@@ -106,15 +117,9 @@ class QuestionAnswering:
             "trimmed": trimmed,
         }
 
-    def learn(self, rows: datasets.Dataset) -> None:
-        pass  # spans need nothing learned
-
     def notes(self, rows: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had blanks around them, which were taken off."] if trimmed else []
-
-    def stratify_by(self) -> str | None:
-        return None
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         yield from dict.fromkeys(rows["context"])
@@ -124,11 +129,11 @@ class QuestionAnswering:
         config.num_labels = 2  # a start and an end logit per token, also where the model had another head before
 
     def preprocess(
-        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         from toolkit.tasks.windows import encode_windows
 
-        return encode_windows(rows, indices, processor, self.options.max_length, self.options.doc_stride, labelled)
+        return encode_windows(rows, processor, self.options.max_length, self.options.doc_stride, labelled)
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
@@ -136,16 +141,12 @@ class QuestionAnswering:
         from toolkit.modalities import text
         from toolkit.tasks.spans import context_mask
 
-        inputs = text.collate(features, processor)
+        inputs = text.pad(features, processor)
         return {
             "inputs": inputs,
             "labels": torch.tensor([[row["start"], row["end"]] for row in features]),
-            "row_ids": torch.tensor([row["row_id"] for row in features]),
-            "context_mask": context_mask([row["offsets"] for row in features], inputs["input_ids"].shape[1]),
+            "extra": {"context_mask": context_mask([row["offsets"] for row in features], inputs["input_ids"].shape[1])},
         }
-
-    def count_items(self, batch: Batch) -> Tensor:
-        return (batch["labels"] != IGNORE_INDEX).sum()
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from torch.nn.functional import cross_entropy
@@ -161,42 +162,40 @@ class QuestionAnswering:
         from toolkit.tasks.spans import top_spans
 
         return top_spans(
-            outputs.start_logits, outputs.end_logits, batch["context_mask"],
+            outputs.start_logits, outputs.end_logits, batch["extra"]["context_mask"],
             self.options.n_best_size, self.options.max_answer_length,
         )  # fmt: skip
 
-    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
-        from toolkit.metrics.squad import Squad
+    def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
+        from toolkit.tasks.spans import best_answers
 
-        # Numbered, not named by the user's ids: those may be missing or stand twice.
-        answers = [record["prediction_text"] for record in self._answers(predictions, data)]
-        return Squad().compute(
-            predictions=[{"id": str(i), "prediction_text": text} for i, text in enumerate(answers)],
-            references=[{"id": str(i), "answers": gold} for i, gold in enumerate(data.rows["answers"])],
-        )
+        answers = best_answers(
+            **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,
+            null_threshold=self.options.null_score_diff_threshold, allow_null=self.options.version_2_with_negative,
+        )  # fmt: skip
+        return [
+            {
+                **answer,
+                "id": str(row["_number"]) if answer["id"] is None else answer["id"],
+                "question": row["question"],
+                "answers": row["answers"]["text"],
+            }
+            for row, answer in zip(data.rows, answers, strict=True)
+        ]
 
-    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
-        for row, answer in zip(data.rows, self._answers(predictions, data), strict=True):
-            identifier = answer["id"] if answer["id"] is not None else str(row["_number"])
-            yield {**answer, "id": identifier, "question": row["question"], "answers": row["answers"]["text"]}
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
+        pairs = [(record["prediction_text"], record["answers"]) for record in records]
+        return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
 
-    def summary(self, record: dict[str, Any]) -> str:
-        known = f", expected {shorten(' / '.join(record['answers']), 24)!r}" if record["answers"] else ""
-        return f"{shorten(record['question'])}\n    -> {shorten(record['prediction_text'], 32)!r}{known}"
+    def describe(self, record: Record) -> Description:
+        expected = " / ".join(map(repr, record["answers"])) or None
+        return Description(record["question"], repr(record["prediction_text"]), expected)
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         from toolkit.metrics.answers import f1
 
         wrong = 1.0 - f1(record["prediction_text"], record["answers"])
         return (wrong, record["score"]) if wrong else None  # of equally wrong ones, those it was surest of
-
-    def _answers(self, predictions: Predictions, data: EvalData) -> list[dict[str, Any]]:
-        from toolkit.tasks.spans import best_answers
-
-        return best_answers(
-            **predictions, features=data.features, rows=data.rows, n_best=self.options.n_best_size,
-            null_threshold=self.options.null_score_diff_threshold, allow_null=self.options.version_2_with_negative,
-        )  # fmt: skip
 
 
 TASK = QuestionAnswering

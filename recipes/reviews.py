@@ -1,31 +1,32 @@
-"""Reviews: what a text, a picture or a recording is, as classes, labels or numbers.
+"""Classification and regression: what a text, an image or a sound is, as classes, labels or numbers.
 
 accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml [section.key=value ...]
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from toolkit import modalities
-from toolkit.api.task import Batch, EvalData, ModelOutput, Predictions, Processor, Row
-from toolkit.base.console import shorten
+from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
+from toolkit.metrics.score import Score
 from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
     from transformers import PreTrainedConfig
 
+    from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.tasks.heads import Head
@@ -37,39 +38,44 @@ PROBLEM_SETTINGS = {
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
     "label_separator": ("multi_label_classification", "regression"),
 }
-"""Settings that only some kinds of reviews have a use for."""
+"""Settings that only some problem types use."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewsOptions:
-    """What a review is, what is predicted of it, and how classes count."""
+    """What the input is, what is predicted, and how classes count."""
 
     __pydantic_config__ = STRICT
 
     modality: Literal["text", "image", "audio"] = "text"
-    """What a review is."""
+    """What the model's input is."""
     problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = (
         "single_label_classification"
     )
     """What is predicted: one class, any number of labels, or one or several numbers."""
     max_length: Annotated[int, Field(ge=8)] = 256
-    """Most tokens of a text; longer ones are cut, and counted."""
+    """Most tokens of a text; longer ones are cut, and the number of them is reported."""
     labels: list[str] | None = None
-    """Label names in the order of their ids (of a regression: names of its numbers); null takes those of the training
-    rows, sorted. Others are bad rows."""
+    """Label names in the order of their ids (for regression: names of the targets); null takes those of the training
+    rows, sorted. A row with another label is a bad row."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
-    """What stands between several labels or numbers in text (CSV); alone it is a row with no label."""
+    """Separates several labels or numbers in text (CSV); alone it marks a row without any label."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` weighs each class by rows / (classes x rows of the class), as scikit-learn does, and divides the
     loss by the summed weights."""
     label_smoothing_factor: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Part of each label that is spread evenly over all classes."""
+    """Part of each label's probability that is spread evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
-    """Exponent of the focal loss, which counts what the model is sure of for less; 0 is cross entropy."""
+    """Exponent of the focal loss, which gives confident predictions less weight; 0 is cross entropy."""
     image: ImageOptions = field(default_factory=ImageOptions)
-    """Pictures."""
+    """How images are read and augmented."""
     audio: AudioOptions = field(default_factory=AudioOptions)
-    """Recordings."""
+    """How audio is read and augmented."""
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """The options that limit an input; see `toolkit.api.task.limits_of`."""
+        return {"input": "max_length"} if self.modality == "text" else {}
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
@@ -94,13 +100,13 @@ def _input(name: str, help: str) -> Column:
 
 
 class Reviews:
-    """Classification and regression of texts, pictures and recordings; see `toolkit.api.task.Task`."""
+    """Classification and regression of text, images and audio; see `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = ReviewsOptions
     columns: ClassVar[Mapping[str, Column]] = {
         "text": _input("text", "the review"),
-        "image": _input("image", "the picture's file"),
-        "audio": _input("audio", "the recording's file"),
+        "image": _input("image", "the image's file"),
+        "audio": _input("audio", "the audio file"),
         "label": Column("the name of its class, its labels or its numbers", label=True),
     }
 
@@ -110,48 +116,44 @@ class Reviews:
         self.options: ReviewsOptions = cfg.task
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
-        self.state, self.scores, self.best_metric = self.head.state, self.head.scores, self.head.best_metric
-        self.error_name = self.head.error_name
+        self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
 
     @property
-    def inputs(self) -> ModuleType:
+    def scores(self) -> Sequence[Score]:
+        return self.head.scores
+
+    @property
+    def inputs(self) -> InputModality:
         """The modality's functions; not kept, since modules cannot be sent to a loader's workers."""
-        return modalities.load(self.modality)
+        return modalities.load_input(self.modality)
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return self.inputs.auto_model(config)
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         from datasets import Features
 
         return Features({self.modality: self.inputs.feature(), "label": self.head.feature()})
 
     def check_row(self, row: Row, labelled: bool) -> Row:
-        # The label first: looking at a picture takes longer.
+        # The label first: decoding an image takes longer.
         label = self.head.check(row["label"]) if labelled else None
         return {self.modality: self.inputs.check(row[self.modality], self.options), "label": label}
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])
 
-    def notes(self, rows: datasets.Dataset) -> list[str]:
-        return []
-
-    def stratify_by(self) -> str | None:
+    def class_column(self) -> str | None:
         return "label" if self.head.has_classes else None
-
-    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
-        return iter(rows[self.modality])
 
     def configure(self, config: PreTrainedConfig) -> None:
         self.head.configure(config)
 
     def preprocess(
-        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         targets = [self.head.target(label if labelled else None) for label in rows["label"]]
-        columns: dict[str, list[Any]] = self.inputs.preprocess(rows[self.modality], processor, self.options)
-        return columns | {"example": list(indices), "label": targets}
+        return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         import torch
@@ -159,7 +161,6 @@ class Reviews:
         return {
             "inputs": self.inputs.collate(features, processor, self.options, random),
             "labels": torch.tensor([row["label"] for row in features]),
-            "row_ids": torch.tensor([row["row_id"] for row in features]),
         }
 
     def count_items(self, batch: Batch) -> Tensor:
@@ -176,22 +177,25 @@ class Reviews:
 
         return {"scores": np.mean([each["scores"] for each in predictions], axis=0)}
 
-    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
+    def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
+        def records() -> Iterator[Record]:
+            for row, scores in zip(data.rows, predictions["scores"], strict=True):
+                yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
+
+        return LazyRecords(records)
+
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         import numpy as np
 
         return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
 
-    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
-        for row, scores in zip(data.rows, predictions["scores"], strict=True):
-            yield {self.modality: self.inputs.shown(row[self.modality]), **self.head.record(scores, row["label"])}
+    def describe(self, record: Record) -> Description:
+        return Description(record[self.modality], *self.head.describe(record))
 
-    def summary(self, record: dict[str, Any]) -> str:
-        return f"{shorten(record[self.modality])}\n    -> {self.head.summary(record)}"
+    def thumbnail(self, row: Row) -> bytes | None:
+        return self.inputs.thumbnail(row[self.modality], self.options)
 
-    def picture(self, row: Row) -> bytes | None:
-        return self.inputs.thumbnail(row["image"], self.options) if self.modality == "image" else None
-
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         return self.head.error(record)
 
     def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:

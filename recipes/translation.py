@@ -5,17 +5,30 @@ accelerate launch recipes/translation.py --config recipes/configs/translation/sm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Batch, EvalData, ModelOutput, Predictions, Processor, Row
+from toolkit.api.task import (
+    IGNORE_INDEX,
+    BadRow,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
 from toolkit.base.console import shorten
 from toolkit.base.errors import InputError
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
+from toolkit.metrics.score import Score
+from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
 
 if TYPE_CHECKING:
     import datasets
@@ -30,18 +43,23 @@ class TranslationOptions:
     """Languages, lengths and generation; names as in transformers' `run_translation.py` and `GenerationConfig`."""
 
     __pydantic_config__ = STRICT
+    limits: ClassVar[Mapping[str, str]] = {
+        "source": "max_source_length",
+        "target": "max_target_length",
+        "generated": "val_max_target_length",
+    }
 
     source_lang: str | None = None
     """Language translated from: its key in a `translation` column, and the code of models that mark languages (mBART,
     NLLB, M2M100). A key may be the code's part before the underscore: `en_XX` finds `en`."""
     target_lang: str | None = None
-    """Language translated to, likewise."""
+    """Language translated to, in the same form."""
     source_prefix: str = ""
     """Text put before every source, which T5 wants: `translate English to German: `, with the blank at its end."""
     max_source_length: Positive = 128
     """Most tokens of a source; longer ones are cut, and counted."""
     max_target_length: Positive = 128
-    """Most tokens of a target; longer ones are cut, and counted. Scores are against the whole text."""
+    """Most tokens of a target; longer ones are cut, and counted. Scores compare with the uncut text."""
     val_max_target_length: Positive | None = None
     """Most tokens of a generated translation; null means `max_target_length`."""
     num_beams: Positive = 4
@@ -49,7 +67,7 @@ class TranslationOptions:
     length_penalty: float = 1.0
     """Exponent of the length that a beam's score is divided by; above 0, more favours longer translations."""
     label_smoothing_factor: Fraction = 0.0
-    """Part of each token's probability that is spread over the whole vocabulary (Szegedy et al. 2016,
+    """Part of each token's probability that is spread over the vocabulary (Szegedy et al. 2016,
     arXiv 1512.00567), in training and in the evaluation's loss alike."""
     bleu_tokenize: Literal["13a", "intl", "char", "zh", "none"] = "13a"
     """sacrebleu's tokenizer for BLEU: `zh` for Chinese, `char` for Japanese and other scripts without blanks."""
@@ -77,7 +95,7 @@ class Translation:
         "translation": Column("both, as a mapping from language to text, instead of the other two", required=False),
     }
     modality = "seq2seq"
-    scores: ClassVar[Mapping[str, bool]] = {"bleu": True, "chrf": True, "token_accuracy": True}
+    scores = (*TRANSLATION, Score("token_accuracy"))
     best_metric = "bleu"
     error_name = "100 - chrF"
 
@@ -88,7 +106,7 @@ class Translation:
     def auto_model(self, config: PreTrainedConfig) -> str:
         return "AutoModelForSeq2SeqLM"
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         from datasets import Features, Value
 
         return Features(source=Value("string"), target=Value("string"))
@@ -118,41 +136,27 @@ class Translation:
             raise BadRow(f"{place} holds {shorten(repr(value))}, not text")
         return value
 
-    def learn(self, rows: datasets.Dataset) -> None:
-        pass  # pairs need nothing learned
-
-    def notes(self, rows: datasets.Dataset) -> list[str]:
-        return []
-
-    def stratify_by(self) -> str | None:
-        return None
-
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         return chain(rows["source"], rows["target"])
 
     def configure(self, config: PreTrainedConfig) -> None:
-        from toolkit.metrics.translation import signatures
-
         self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
         self.state |= signatures(self.options.bleu_tokenize)
 
     def preprocess(
-        self, rows: Mapping[str, Sequence[Any]], indices: Sequence[int], processor: Processor, labelled: bool
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         from toolkit.modalities import seq2seq
 
         options = self.options
         sources = [options.source_prefix + source for source in rows["source"]]
         with seq2seq.languages(processor, options.source_lang, options.target_lang):
-            features = seq2seq.preprocess(
+            return seq2seq.encode_pairs(
                 sources, rows["target"] if labelled else None, processor,
                 options.max_source_length, options.max_target_length,
             )  # fmt: skip
-        return features | {"example": list(indices)}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        import torch
-
         from toolkit.modalities import seq2seq
 
         start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
@@ -162,12 +166,8 @@ class Translation:
                 "model: its configuration has no decoder_start_token_id, so where a translation starts is not known; "
                 "set model.config_overrides.decoder_start_token_id"
             )
-        inputs, labels = seq2seq.collate(features, processor, start)
-        row_ids = torch.tensor([row["row_id"] for row in features])
-        return {"inputs": inputs, "labels": labels, "row_ids": row_ids, "start": start, "first": first}
-
-    def count_items(self, batch: Batch) -> Tensor:
-        return (batch["labels"] != IGNORE_INDEX).sum()
+        inputs, labels = seq2seq.pad_pairs(features, processor, start)
+        return {"inputs": inputs, "labels": labels, "extra": {"start": start, "first": first}}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from torch.nn.functional import cross_entropy
@@ -183,7 +183,7 @@ class Translation:
         options, labels = self.options, batch["labels"]
         ids = seq2seq.generate(
             model, outputs, batch["inputs"],
-            decoder_start_token_id=batch["start"], forced_bos_token_id=batch["first"],
+            decoder_start_token_id=batch["extra"]["start"], forced_bos_token_id=batch["extra"]["first"],
             max_new_tokens=options.val_max_target_length or options.max_target_length,
             num_beams=options.num_beams, length_penalty=options.length_penalty,
         )  # fmt: skip
@@ -193,34 +193,30 @@ class Translation:
             "correct": (outputs.logits.argmax(-1) == labels).sum(-1).int(),  # never so where a label is ignored
         }
 
-    def metrics(self, predictions: Predictions, data: EvalData) -> dict[str, float]:
-        from toolkit.metrics.translation import Translation as Score
+    def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
+        from toolkit.modalities import seq2seq
 
-        scores: dict[str, float] = Score().compute(
-            predictions=self._texts(predictions, data), references=data.rows["target"],
-            tokenize=self.options.bleu_tokenize,
-        )  # fmt: skip
-        return scores | {"token_accuracy": float(predictions["correct"].sum() / predictions["tokens"].sum())}
+        texts = seq2seq.decode(predictions["ids"], data.processor)
+        return [
+            {"source": row["source"], "prediction": text, "reference": row["target"]}
+            for row, text in zip(data.rows, texts, strict=True)
+        ]
 
-    def records(self, predictions: Predictions, data: EvalData) -> Iterator[dict[str, Any]]:
-        for row, text in zip(data.rows, self._texts(predictions, data), strict=True):
-            yield {"source": row["source"], "prediction": text, "reference": row["target"]}
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
+        pairs = [(record["prediction"], record["reference"]) for record in records]
+        texts, references = [text for text, _ in pairs], [reference for _, reference in pairs]
+        accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
+        return translation_scores(texts, references, self.options.bleu_tokenize) | {"token_accuracy": accuracy}
 
-    def summary(self, record: dict[str, Any]) -> str:
-        known = f"\n    expected {shorten(record['reference'])}" if record["reference"] else ""
-        return f"{shorten(record['source'])}\n    ->       {shorten(record['prediction'])}{known}"
+    def describe(self, record: Record) -> Description:
+        return Description(record["source"], record["prediction"], record["reference"])
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         from sacrebleu import sentence_chrf
 
         if record["reference"] is None or record["reference"] == record["prediction"]:
             return None
         return (100.0 - float(sentence_chrf(record["prediction"], [record["reference"]]).score),)
-
-    def _texts(self, predictions: Predictions, data: EvalData) -> list[str]:
-        from toolkit.modalities import seq2seq
-
-        return seq2seq.decode(predictions["ids"], data.processor)
 
 
 TASK = Translation

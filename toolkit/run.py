@@ -28,7 +28,6 @@ from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
-from toolkit.metrics.score import Score
 from toolkit.modalities.inputs import read_inputs
 from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
@@ -119,6 +118,6 @@ def prepared_run(
             memory=memory,
             mesh=mesh,
             strategy=strategy,
-            best=Score(*best_metric(cfg, task)),
+            best=best_metric(cfg, task),
             observer=observer,
         )

@@ -34,11 +34,11 @@ def cut(content: bytes, part: float) -> bytes:
 
 BAD = {
     "image": {
-        "empty.png": (b"", "not a picture in one of the formats"),
+        "empty.png": (b"", "not an image in one of the formats"),
         "float.tif": (picture(Image.fromarray(np.random.default_rng(0).random((9, 9), np.float32)), "TIFF"),
                       "pixels of the kind 'F'; save it as grey or RGB"),
         "huge.png": (huge_png(), "more pixels than task.image.max_pixels could ever allow"),
-        "text.png": (b"just words", "not a picture in one of the formats"),
+        "text.png": (b"just words", "not an image in one of the formats"),
         "truncated.jpg": (cut(picture(noise(64, 64, 3), "JPEG"), 0.4), "cannot be decoded: image file is truncated"),
     },
     "audio": {

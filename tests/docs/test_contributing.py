@@ -117,7 +117,7 @@ def outcomes(copy: Path) -> dict[str, list[tuple[int, CompletedProcess[str]]]]:
         return dict(zip(SECTIONS, pool.map(partial(run_all, root=copy), SECTIONS), strict=True))
 
 
-@pytest.mark.parametrize("title", ["a task", "an optimizer", "a setting"])
+@pytest.mark.parametrize("title", ["a task", "an optimizer", "a metric", "a setting"])
 def test_the_steps_work(outcomes, title: str) -> None:
     assert len(outcomes[title]) >= 2
     for code, done in outcomes[title]:

@@ -168,10 +168,10 @@ def test_whisper_s_positions_are_cut_to_the_clips_and_stay_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "settings", "message"),
     [
-        ("whisper", {}, {"max_seconds": 31.0}, "hears at most 30 s"),
+        ("whisper", {}, {"max_seconds": 31.0}, "takes at most 30 s"),
         ("audio-spectrogram-transformer", {}, {"max_seconds": 2.0}, "its max_length: 98 frames"),
         ("wav2vec2", {}, {"num_mel_bins": 32}, "no effect with a model of type wav2vec2"),
-        ("convnext", {"num_channels": 3}, {}, "a log-mel picture has 1"),
+        ("convnext", {"num_channels": 3}, {}, "a log-mel spectrogram has 1"),
         ("wav2vec2", {"mask_time_prob": 0.05, "mask_time_length": 20}, {}, "mask_time_prob to 0"),
         ("wav2vec2", {"mask_time_prob": 0.05}, {"min_seconds": 0.3, "speed": 0.4}, "ask for at least 0.308 s"),
         ("wav2vec2", {}, {"min_seconds": 3.0, "max_seconds": 2.0}, "must be at most 2"),
@@ -179,9 +179,9 @@ def test_whisper_s_positions_are_cut_to_the_clips_and_stay_the_same(tmp_path):
             "wav2vec2",
             {},
             {"min_seconds": 0.034},
-            "min_seconds: received 0.034, but this wav2vec2 hears nothing in less",
+            "min_seconds: received 0.034, but this wav2vec2 needs at least",
         ),
-        ("audio-spectrogram-transformer", {}, {"min_seconds": 0.02, "max_seconds": 0.5}, "less than 400 samples"),
+        ("audio-spectrogram-transformer", {}, {"min_seconds": 0.02, "max_seconds": 0.5}, "needs at least 400 samples"),
         ("convnext", {}, {"min_seconds": 0.01, "max_seconds": 0.02}, "max_seconds: received 0.02, but"),
     ],
 )

@@ -194,7 +194,7 @@ def test_every_split_of_a_window_trains_a_vision_model_alike(kind, tmp_path):
     [
         ("vit", ("task.image.size=64",), "has image_size 32; set that instead"),
         ("vit", ("model.config_overrides.num_channels=2",), "num_channels 2"),
-        ("bert", (), "not a model of pictures"),
+        ("bert", (), "does not take images"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(kind, changes, message, tmp_path):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
-from toolkit.api.task import Batch, Predictions, Prepared, Processor, Task
+from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
 from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
 from toolkit.config.messages import did_you_mean
@@ -107,26 +107,34 @@ class FitResult:
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
-def best_metric(cfg: Config, task: Task) -> tuple[str, bool]:
-    """Returns the name of the metric that names the best model, with its prefix, and whether greater is better.
+def best_metric(cfg: Config, task: Task) -> Score:
+    """Returns the metric that names the best model; its name has the prefix `eval_`.
 
     Raises:
         ConfigError: if the task has no metric of the name that the YAML gives.
     """
     name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
-    known = {"loss": False, **task.scores}
+    scores = [Score("loss", greater_is_better=False), *task.scores]
+    known = {score.name: score for score in scores if not score.per_class}
     if name not in known:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
-    return f"eval_{name}", known[name]
+    return replace(known[name], name=f"eval_{name}")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics without prefix on every rank, and predictions in row order on the main process (empty elsewhere)."""
+    """What an evaluation set scored.
+
+    Args:
+        metrics: without prefix, on every rank.
+        predictions: in row order, on the main process; empty elsewhere.
+        records: what the task decoded from them, one per example, on the main process; empty elsewhere.
+    """
 
     metrics: dict[str, float]
     predictions: Predictions
+    records: Iterable[Record] = ()
 
 
 class Predictor(Protocol):

@@ -181,8 +181,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        if "/" not in name:  # metrics of single classes are in the report
-            table.add_row(Text(name), Text(format_value(value)))
+        table.add_row(Text(name), Text(format_value(value)))
     LOGGER.info(_Rendered(table))
 
 

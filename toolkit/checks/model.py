@@ -119,10 +119,11 @@ def rate_problems(cfg: Config, task: Task) -> list[str]:
 
 def processor_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why the tokenizer, image processor or feature extractor of a pretrained model cannot be loaded."""
-    if cfg.model.name_or_path is None or config_problems(cfg, task):
+    source = cfg.model.name_or_path
+    if source is None or config_problems(cfg, task):
         return []
     modality = modalities.load(task.modality)
-    return problems_of(lambda: modality.load_processor(cfg.model.name_or_path, cfg.model, task.options))
+    return problems_of(lambda: modality.load_processor(source, cfg.model, task.options))
 
 
 def _require_name(model: ModelConfig) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from toolkit.api.run import best_metric
-from toolkit.api.task import Averages, Task
+from toolkit.api.supports import SupportsEnsembling, class_column
+from toolkit.api.task import Task
 from toolkit.base.errors import problems_of
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
@@ -22,13 +23,13 @@ from toolkit.tracking.tracker import tracker_problems
 
 
 def _sampling_problems(cfg: Config, task: Task) -> list[str]:
-    if cfg.train.train_sampling_strategy != "balanced" or task.stratify_by() is not None:
+    if cfg.train.train_sampling_strategy != "balanced" or class_column(task) is not None:
         return []
     return ["train.train_sampling_strategy: received 'balanced', but the rows have no classes here"]
 
 
 def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
-    if not cfg.train.snapshot_ensemble or isinstance(task, Averages):
+    if not cfg.train.snapshot_ensemble or isinstance(task, SupportsEnsembling):
         return []
     return ["train.snapshot_ensemble: received true, but this task's predictions have no mean"]
 

@@ -25,13 +25,15 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_json
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
+    from toolkit.metrics.score import without_classes
 
     output = _options.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     metrics = run.scores(data)
-    print_table(f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)", metrics)
+    title = f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)"
+    print_table(title, without_classes(metrics, run.task.scores))
     if output:
         on_main(run.accelerator, write_json, output, metrics)
         say(f"also written to {output}")

@@ -21,12 +21,14 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
     from toolkit.report.results import write_predictions
+    from toolkit.report.text import described
 
     source = Path(arguments.data)
     output = _options.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
     run = _trained_run.open_trained(arguments)
     bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
     data = read_rows(run, arguments.data, labelled=False, report=bad)
-    records = on_main(run.accelerator, write_predictions, run.task, run.predictions(data), data, output)
-    print_lines("The first predictions", (run.task.summary(record) for record in records))
+    predictions = run.predictions(data)
+    records = on_main(run.accelerator, lambda: write_predictions(run.task.decode(predictions, data), output))
+    print_lines("The first predictions", [described(run.task.describe(record)) for record in records])
     say(f"{len(data.rows)} predictions are in {output}", blank_line_before=True)

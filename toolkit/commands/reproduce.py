@@ -111,8 +111,8 @@ def _code_difference(record: Record, recipe: Path) -> str | None:
 
 
 def _numbers(file: Path) -> list[dict[str, float]]:
-    """The lines of a run without what a clock or the memory says."""
+    """The lines of a run without what was measured by a clock or in memory."""
+    from toolkit.metrics.measured import MEASURED
     from toolkit.tracking.jsonl import read_metrics
 
-    measured = ("_per_second", "_bytes")
-    return [{k: v for k, v in line.items() if not k.endswith(measured)} for line in read_metrics(file)]
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in read_metrics(file)]

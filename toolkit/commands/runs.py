@@ -54,8 +54,7 @@ def _row(record: Record, folder: Path, sort: str | None) -> list[str]:
     start = [name, Path(facts["recipe"]).stem, engine]
     if not record.finished:
         return [*start, "", "not finished", ""]
-    # The figure after the loss is the one that each task holds its models by.
-    names = [name for name in result if name.startswith("eval_") and name != "eval_loss" and "/" not in name]
-    shown = sort or (names[0] if names else "train_loss")
+    best = facts.get("metric_for_best_model")
+    shown = sort or (best if best in result else "train_loss")
     score = f"{shown} {format_value(result.get(shown))}"
     return [*start, f"{result['steps']:,}", score, f"{result['train_seconds']:,.0f} s"]

@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from toolkit.config.sections import Config, TrainConfig
 
 
+def collate(features: list[dict[str, Any]], task: Task, processor: Processor, random: RowRandom) -> Batch:
+    """Returns the task's batch of feature rows, with `row_ids`."""
+    batch = task.collate(features, processor, random)
+    batch["row_ids"] = torch.tensor([row["row_id"] for row in features])
+    return batch
+
+
 def collate_or_mask(
     features: list[dict[str, Any]], *, task: Task, processor: Processor, random: RowRandom, stand_in: dict[str, Any]
 ) -> Batch:
@@ -32,8 +39,8 @@ def collate_or_mask(
     Every label of that row is ignored, so its loss, and each gradient, is exactly zero.
     """
     if features:
-        return task.collate(features, processor, random)
-    batch = task.collate([stand_in], processor, random)
+        return collate(features, task, processor, random)
+    batch = collate([stand_in], task, processor, random)
     labels = batch["labels"]
     batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
     batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
@@ -60,7 +67,7 @@ def split_batch(
         return
     random = RowRandom(seed, epoch)
     for start in range(0, len(ids), size):
-        yield task.collate(features.__getitems__(ids[start : start + size]), processor, random)
+        yield collate(features.__getitems__(ids[start : start + size]), task, processor, random)
 
 
 def _loader(

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import EvalData, Prepared, Processor, Regroups, Task
+from toolkit.api.supports import SupportsLearning, SupportsNotes, SupportsPacking, class_column, state_of
+from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
-from toolkit.data.rows import Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
+from toolkit.data.rows import NUMBER, Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROGRESS_FROM_ROWS = 50_000
+NUMBER_IN_FILE = "number"
+"""Column of feature rows with the number, in its file, of the row that each was made from."""
 SPLITS = ("train", "validation", "test")
 DEFAULT_SPLIT = 0.1
 
@@ -61,10 +64,10 @@ def load_rows(
     rows = {name: table.rows for name, table in tables.items()}
     fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
     if "validation" not in rows and fraction > 0 and sample is None:
-        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, task.stratify_by())
+        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, class_column(task))
     limits = {"train": cfg.data.max_train_samples}
     rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
-    task.learn(rows["train"])
+    _learn(task, rows["train"])
     return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad)
 
 
@@ -92,12 +95,17 @@ def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table
     tables = {"train": sources.pop("train")()}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
-        task.learn(tables["train"].rows)
+        _learn(task, tables["train"].rows)
     return tables | {split: load() for split, load in sources.items()}
 
 
+def _learn(task: Task, rows: datasets.Dataset) -> None:
+    if isinstance(task, SupportsLearning):
+        task.learn(rows)
+
+
 def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, accelerator: Accelerator) -> Prepared:
-    """Tokenises checked rows, and says what was cut on the way."""
+    """Tokenises checked rows, and reports what was truncated."""
     with accelerator.local_main_process_first():
         features = {
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
@@ -106,8 +114,10 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     if cfg.train.train_sampling_strategy == "balanced":
         features["train"] = _with_classes(features["train"], rows.splits["train"], task)
     evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
-    notes = [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
-    notes += [f"{name}: {note}" for name, part in features.items() for note in _cut(part)]
+    notes = []
+    if isinstance(task, SupportsNotes):
+        notes += [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
+    notes += [f"{name}: {note}" for name, part in features.items() for note in _truncated(part, task)]
     for note in notes:
         say(note)
     return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, notes)
@@ -115,7 +125,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:
     """Adds `class_id`, the class of each feature row's example."""
-    column = task.stratify_by()
+    column = class_column(task)
     if column is None:
         raise AssertionError("only a task whose rows have classes can be balanced")
     names = rows[column][:]
@@ -124,14 +134,13 @@ def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task
     return features.add_column("class_id", ids, new_fingerprint=f"{features._fingerprint[:-3]}cls")
 
 
-def _cut(features: datasets.Dataset) -> list[str]:
-    """Counts what was cut: column `truncated` is about task.max_length, `truncated_<side>` about max_<side>_length."""
+def _truncated(features: datasets.Dataset, task: Task) -> list[str]:
+    """Counts what was cut to the limits of the task's options."""
     notes = []
-    for name in features.column_names:
-        kind, _, side = name.partition("_")
-        if kind == "truncated" and (count := sum(features[name][:])):
-            limit = f"task.max_{side}_length" if side else "task.max_length"
-            notes.append(f"{count} of {len(features)} {side or 'input'}s are longer than {limit} and were cut.")
+    for side, option in limits_of(task.options).items():
+        name = f"truncated_{side}"
+        if name in features.column_names and (count := sum(features[name][:])):
+            notes.append(f"{count} of {len(features)} {side}s are longer than task.{option} and were cut.")
     return notes
 
 
@@ -144,23 +153,30 @@ def tokenise(
     """
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
-        features = task.preprocess(columns, indices, processor, labelled)
-        return features | {"number": [columns["_number"][example - indices[0]] for example in features["example"]]}
+        features = task.preprocess(columns, processor, labelled)
+        owners = features.pop("example", range(len(indices)))
+        if len(owners) != len(features["length"]):
+            raise AssertionError(
+                f"{type(task).__name__}.preprocess made {len(features['length'])} feature rows of {len(indices)} rows; "
+                "unless it makes one of each, it must return the column `example`"
+            )
+        places = {"example": [indices[owner] for owner in owners]}
+        return features | places | {NUMBER_IN_FILE: [columns[NUMBER][owner] for owner in owners]}
 
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           task.state, labelled, code_fingerprint(task)]  # fmt: skip
+           state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
     features = rows.map(
         batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
         new_fingerprint=fingerprint, desc="preprocess",
     )  # fmt: skip
-    if isinstance(task, Regroups):
-        features = _regrouped(features, task, rows["_number"][:], f"{fingerprint[:-3]}grp")
+    if isinstance(task, SupportsPacking):
+        features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp")
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
 def _regrouped(
-    features: datasets.Dataset, task: Regroups, numbers: Sequence[int], fingerprint: str
+    features: datasets.Dataset, task: SupportsPacking, numbers: Sequence[int], fingerprint: str
 ) -> datasets.Dataset:
     """Lets the task make rows out of all features; not in `map`, whose batches end in the middle of what it joins."""
     import datasets
@@ -168,7 +184,7 @@ def _regrouped(
     def rows() -> Iterator[dict[str, Any]]:
         count = 0
         for count, row in enumerate(task.regroup(features), start=1):  # noqa: B007 - used after the loop
-            yield row | {"number": numbers[row["example"]]}
+            yield row | {NUMBER_IN_FILE: numbers[row["example"]]}
         if not count:
             raise DataError(f"none of the {len(numbers)} rows is long enough to learn from or to score.")
 

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
@@ -45,7 +46,7 @@ class Table:
     """A source after its check.
 
     Args:
-        rows: the usable rows in file order, with the columns of `Task.features` and `_number`.
+        rows: the usable rows in file order, with the columns of `Task.schema` and `_number`.
         bad: the others, in file order.
         fingerprint: sha256 of the file, or the hub data set's id, revision and content.
         source: the file or hub split, for messages.
@@ -216,7 +217,7 @@ def checked_features(task: Task) -> datasets.Features:
     import datasets
 
     text = datasets.Value("string")
-    return datasets.Features({**task.features(), NUMBER: datasets.Value("int64"), _REASON: text, _PREVIEW: text})
+    return datasets.Features({**task.schema(), NUMBER: datasets.Value("int64"), _REASON: text, _PREVIEW: text})
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
@@ -236,7 +237,8 @@ def _cache_key(
     # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
-             type(task).__qualname__, repr(getattr(task, "options", None)), task.state, features.to_dict()]  # fmt: skip
+             type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
+             features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
 
@@ -246,7 +248,7 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     first = list(islice(raw, PEEKED_ROWS))
     if present := columns_of(first):
         require_columns(source.name, present, task, columns, labelled)
-    names = list(task.features())
+    names = list(task.schema())
     for row in chain(first, raw):
         try:
             checked = check_raw(row, task, columns, labelled, source.folder)

@@ -11,6 +11,7 @@ import torch
 
 from toolkit import modalities
 from toolkit.api.mesh import Mesh
+from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
@@ -61,7 +62,7 @@ class TrainedRun:
         with quiet_libraries(), random_state_kept():
             data = self._given(rows, labelled=False)
             predictions = self.predictions(data)
-            return on_main(self.accelerator, lambda: list(self.task.records(predictions, data)))
+            return on_main(self.accelerator, lambda: list(self.task.decode(predictions, data)))
 
     def evaluate(self, rows: Any) -> dict[str, float]:
         """Scores the model on labelled rows; arguments and errors are those of `predict`.
@@ -157,7 +158,7 @@ def read_settings(folder: Path, recipe: str | Path | type[Task] | None) -> tuple
     # The run's own data need not be there any more, and its launcher's settings are not today's.
     cfg = load_settings(task_type, files.config, [], environ={}, check_files=False)
     task = task_type(cfg.config)
-    task.state.update(state)
+    state_of(task).update(state)
     return cfg.config, task
 
 

@@ -6,7 +6,7 @@ neither on the number of processes nor on the batch size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from toolkit.api.run import Evaluation, Predictor
-from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions
+from toolkit.api.supports import count_items
+from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.data.batches import evaluation_loader
 from toolkit.distributed.collectives import data_sum, on_main
@@ -77,7 +78,7 @@ def predict(
     model.eval()
     with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
         for cpu_batch in loader:
-            num_items += float(task.count_items(cpu_batch))
+            num_items += float(count_items(task, cpu_batch))
             batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
             outputs = model(**batch["inputs"])
             loss_sum += float(task.loss_sum(outputs, batch))
@@ -98,8 +99,15 @@ def evaluate(
 ) -> Evaluation:
     """Predicts and scores an evaluation set; arguments as for `predict`."""
     predictions, loss = predict(predictor, model, data, title, beat)
-    metrics = on_main(predictor.accelerator, predictor.task.metrics, predictions, data)
-    return Evaluation({"loss": loss, **metrics}, predictions)
+    records: Iterable[Record] = ()
+
+    def score() -> dict[str, float]:
+        nonlocal records
+        records = predictor.task.decode(predictions, data)
+        return predictor.task.metrics(records, predictions, data)
+
+    metrics = on_main(predictor.accelerator, score)
+    return Evaluation({"loss": loss, **metrics}, predictions, records)
 
 
 def _gather(accelerator: Accelerator, parts: list[Part]) -> list[Part]:

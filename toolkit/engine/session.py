@@ -14,6 +14,7 @@ from toolkit.api.milestones import Due, Milestones
 from toolkit.api.run import FitResult, Run
 from toolkit.api.state import TrainState
 from toolkit.api.strategy import LostGradient, Replica
+from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.errors import Interrupted
 from toolkit.data.batches import split_batch
@@ -98,7 +99,7 @@ class Session:
         run = self.run
         # Dropout of a step depends on (seed, step, data rank) only: nothing random has to be stored to resume exactly.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
-        own_items = sum(float(run.task.count_items(batch)) for batch in batches)
+        own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, own_items)
         stop, lost = all_sum(run.accelerator, float(self.stop.requested), float(self.strategy.lost is not None))
         self.stop.beat()

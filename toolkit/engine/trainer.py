@@ -124,7 +124,7 @@ class WindowTrainer(Trainer):
             self.scale = self.session.begin_window(self.window)
         return self.window, None
 
-    def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Computes the gradient of the whole window at its last micro-batch, and returns its loss; zero before."""
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.accelerator.device)
@@ -170,7 +170,7 @@ class WindowTrainer(Trainer):
         self.state.best_metric = self.session.state.best_metric
         self.state.best_global_step = self.session.state.best_step
 
-    def floating_point_ops(self, inputs: Batch) -> int:
+    def floating_point_ops(self, inputs: Any) -> int:
         """Estimates the operations of a micro-batch as the library does, without counting the parameters each time."""
         if self.num_weights is None:
             self.num_weights = self.run.model.num_parameters(exclude_embeddings=True)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from toolkit.api.random import RowRandom
-from toolkit.api.task import Batch, Processor, Task
+from toolkit.api.task import Batch, Processor, Task, limits_of
+from toolkit.data.batches import collate
 
 if TYPE_CHECKING:
     import datasets
-
-LIMITS = ("max_source_length", "max_length", "block_size")
-"""Options of tasks that limit how long an input is; the first one that a task has counts."""
 
 
 def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, seed: int, rows: int) -> Batch:
@@ -40,16 +38,16 @@ def collated(features: datasets.Dataset, picked: list[int], task: Task, processo
     """Collates rows by their numbers, which may repeat."""
     numbers = sorted(set(picked))
     rows = dict(zip(numbers, features.__getitems__(numbers), strict=True))
-    return task.collate([rows[number] for number in picked], processor, RowRandom(seed, epoch=0))
+    return collate([rows[number] for number in picked], task, processor, RowRandom(seed, epoch=0))
 
 
 def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
     """Returns the most that a task's options allow along an input, and along a target; None where they do not say."""
     options = task.options
-    target = getattr(options, "max_target_length", None)
+    lengths = {side: getattr(options, name) for side, name in limits_of(options).items()}
     if task.modality == "audio":
-        return round(options.audio.max_seconds * processor.sampling_rate), target
-    return next((getattr(options, name) for name in LIMITS if hasattr(options, name)), None), target
+        return round(options.audio.max_seconds * processor.sampling_rate), lengths.get("target")
+    return lengths.get("input", lengths.get("source")), lengths.get("target")
 
 
 def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | None) -> Batch:
@@ -74,7 +72,8 @@ def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | No
                 tensor = _repeated(tensor, axis, size)
         return tensor
 
-    return {name: along(name, value, shorter[name]) for name, value in batch.items()}
+    other: Mapping[str, Any] = shorter
+    return cast(Batch, {name: along(name, value, other[name]) for name, value in batch.items()})
 
 
 def with_rows(batch: Batch, rows: int) -> Batch:
@@ -88,7 +87,7 @@ def with_rows(batch: Batch, rows: int) -> Batch:
             return _repeated(value, 0, rows)
         return value
 
-    return {name: along(value) for name, value in batch.items()}
+    return cast(Batch, {name: along(value) for name, value in batch.items()})
 
 
 def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:

@@ -1,5 +1,5 @@
-"""Metrics: `evaluate.Metric` subclasses over installed libraries; nothing is fetched and no file is written.
+"""Metrics as pure functions over installed libraries: nothing is fetched and no file is written.
 
-Importing `evaluate` takes seconds, so import the modules here where they are used. `answers` and `likelihood` are
-free of it.
+Each module has one function, `<problem>_scores(...) -> dict[str, float]`, and the `Score`s that say how to read what it
+returns. `adapter` turns a function into an `evaluate.Metric` for those who want one; nothing here needs `evaluate`.
 """

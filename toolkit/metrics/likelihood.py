@@ -1,8 +1,12 @@
-"""How well a language model foresees text, from summed losses."""
+"""How well a language model predicts text, from summed losses."""
 
 from __future__ import annotations
 
 import math
+
+from toolkit.metrics.score import Score
+
+LIKELIHOOD = (Score("perplexity", greater_is_better=False), Score("token_accuracy"))
 
 
 def perplexity(mean_loss: float) -> float:
@@ -13,13 +17,15 @@ def perplexity(mean_loss: float) -> float:
         return math.inf
 
 
-def likelihood(loss_sum: float, num_tokens: float, num_correct: float, num_bytes: int | None) -> dict[str, float]:
+def likelihood_scores(
+    loss_sum: float, num_tokens: float, num_correct: float, num_bytes: int | None
+) -> dict[str, float]:
     """Scores predicted tokens.
 
     Args:
         loss_sum: their summed loss in nats.
-        num_tokens: how many they are.
-        num_correct: for how many of them the most likely token was the right one.
+        num_tokens: their number.
+        num_correct: the number of those whose most likely token was the right one.
         num_bytes: UTF-8 bytes of their text; None where only part of its tokens was predicted.
 
     Returns:

@@ -1,56 +1,62 @@
-"""Scores of regression as an `evaluate.Metric` over scikit-learn."""
+"""Scores of regression, by scikit-learn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import evaluate
 import numpy as np
-from sklearn.feature_selection import r_regression
-from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+from numpy.typing import ArrayLike
 
-from toolkit.metrics.memory import InMemoryMetric
-from toolkit.metrics.targets import Targets, features
+from toolkit.metrics.score import Score
+from toolkit.metrics.targets import Targets
+
+REGRESSION = (
+    Score("mse", greater_is_better=False),
+    Score("mae", greater_is_better=False),
+    Score("r2"),
+    Score("pearson"),
+)
+"""The scores of all targets together."""
+PER_TARGET = ("r2", "pearson")
 
 
-class RegressionScores(InMemoryMetric):
-    """Mean squared and absolute error, R2 and Pearson's correlation.
+def regression_scores(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> dict[str, float]:
+    """Scores predicted numbers.
 
-    `compute(predictions, references, labels)` takes `[rows, targets]` arrays and the names of the targets; NaN in
-    `references` is not known and not scored. It returns `mse` and `mae` over all items, `r2` and `pearson` as means
-    over targets and, of several targets, each one's `<score>/<name>`. R2 and the correlation of fewer than two
-    values, or of values that are all the same, are 0.0.
+    Args:
+        predictions: `[rows, targets]`.
+        references: `[rows, targets]`, NaN where it is not known, which is not scored.
+        labels: names of the targets.
+
+    Returns:
+        `mse` and `mae` over all items, `r2` and Pearson's correlation `pearson` as means over targets and, if there are
+        several, `r2/<name>` and `pearson/<name>` of each. R2 and the correlation of fewer than two values, or of values
+        that are all the same, are 0.0.
     """
+    from sklearn.metrics import mean_absolute_error, mean_squared_error
 
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description="Mean squared error, mean absolute error, R2 and Pearson's correlation.",
-            citation="Pedregosa et al. 2011, Scikit-learn: Machine Learning in Python, JMLR 12",
-            inputs_description="predictions, references: rows of numbers; labels: the names of the targets.",
-            features=features(),
-        )
-
-    def _compute(
-        self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[float]], labels: Sequence[str]
-    ) -> dict[str, float]:
-        targets = Targets(predictions, references)
-        per_target = [_scores(*pair) for pair in targets.columns()]
-        result = {
-            "mse": float(mean_squared_error(*targets.items())),
-            "mae": float(mean_absolute_error(*targets.items())),
-            **{name: float(np.mean([scores[name] for scores in per_target])) for name in ("r2", "pearson")},
-        }
-        if len(labels) > 1:
-            named = zip(labels, per_target, strict=True)
-            result |= {f"{name}/{label}": value for label, scores in named for name, value in scores.items()}
-        return result
+    targets = Targets(predictions, references)
+    per_target = [_scores(*pair) for pair in targets.columns()]
+    result = {
+        "mse": float(mean_squared_error(*targets.items())),
+        "mae": float(mean_absolute_error(*targets.items())),
+        **{name: float(np.mean([scores[name] for scores in per_target])) for name in PER_TARGET},
+    }
+    if len(labels) > 1:
+        named = zip(labels, per_target, strict=True)
+        result |= {f"{name}/{label}": value for label, scores in named for name, value in scores.items()}
+    return result
 
 
-def _scores(true: np.ndarray, guessed: np.ndarray) -> dict[str, float]:
+def _scores(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    """R2 and Pearson's correlation of `[rows]` numbers."""
+    from sklearn.feature_selection import r_regression
+    from sklearn.metrics import r2_score
+
     if len(true) < 2 or np.ptp(true) == 0:
         return {"r2": 0.0, "pearson": 0.0}
-    varies = np.ptp(guessed) > 0
+    varies = np.ptp(predicted) > 0
     return {
-        "r2": float(r2_score(true, guessed)),
-        "pearson": float(r_regression(guessed[:, None], true)[0]) if varies else 0.0,
+        "r2": float(r2_score(true, predicted)),
+        "pearson": float(r_regression(predicted[:, None], true)[0]) if varies else 0.0,
     }

@@ -1,8 +1,15 @@
-"""What a metric is called, and how to read it."""
+"""What a metric is called and how to read it, so that nothing has to be guessed from the spelling of a name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PREFIXES = ("", "eval_", "test_", "ensemble_")
+"""What stands before a metric's name: nothing where a task returns it, else the set or model that was scored."""
 
 
 @dataclass(frozen=True)
@@ -20,3 +27,19 @@ class Score:
     greater_is_better: bool = True
     per_class: bool = False
     unit: str = ""
+
+
+def per_class_scores(names: Iterable[str], labels: Sequence[str] | None) -> tuple[Score, ...]:
+    """Returns the scores `<name>/<label>`, all labels of a name together; none while the labels are not known."""
+    return tuple(Score(f"{name}/{label}", per_class=True) for name in names for label in labels or ())
+
+
+def without_classes(figures: Mapping[str, T], scores: Iterable[Score]) -> dict[str, T]:
+    """Leaves out what there is once per class.
+
+    Args:
+        figures: values by name, with or without one of `PREFIXES`.
+        scores: those of the task.
+    """
+    hidden = {f"{prefix}{score.name}" for score in scores if score.per_class for prefix in PREFIXES}
+    return {name: value for name, value in figures.items() if name not in hidden}

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from datasets import Features, List, Value
+from numpy.typing import ArrayLike
 
 Pair = tuple[np.ndarray, np.ndarray]
 """True and predicted values, of the same shape."""
-
-
-def features() -> Features:
-    """Returns the types of `[rows, targets]` predictions and references."""
-    return Features(predictions=List(Value("float64")), references=List(Value("float64")))
 
 
 class Targets:
@@ -24,20 +17,20 @@ class Targets:
         references: `[rows, targets]`, NaN where not known.
     """
 
-    def __init__(self, predictions: Sequence[Sequence[float]], references: Sequence[Sequence[float]]) -> None:
-        self._guessed, self._true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
+    def __init__(self, predictions: ArrayLike, references: ArrayLike) -> None:
+        self._predicted, self._true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
         self._known = ~np.isnan(self._true)
 
     def items(self) -> Pair:
-        """Returns `[items]` all that is known."""
-        return self._true[self._known], self._guessed[self._known]
+        """Returns `[items]` every known value."""
+        return self._true[self._known], self._predicted[self._known]
 
     def columns(self) -> list[Pair]:
-        """Returns for each target `[rows]` what is known of it."""
-        columns = zip(self._true.T, self._guessed.T, self._known.T, strict=True)
-        return [(true[known], guessed[known]) for true, guessed, known in columns]
+        """Returns for each target the `[rows]` whose value is known."""
+        columns = zip(self._true.T, self._predicted.T, self._known.T, strict=True)
+        return [(true[known], predicted[known]) for true, predicted, known in columns]
 
-    def whole_rows(self) -> Pair:
-        """Returns `[rows, targets]` the rows of which all is known."""
-        whole = self._known.all(axis=1)
-        return self._true[whole], self._guessed[whole]
+    def complete_rows(self) -> Pair:
+        """Returns `[rows, targets]` the rows whose values are all known."""
+        complete = self._known.all(axis=1)
+        return self._true[complete], self._predicted[complete]

@@ -1,34 +1,31 @@
-"""BLEU and chrF of translations as an `evaluate.Metric`, computed by sacrebleu."""
+"""Scores of translations, by sacrebleu."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import evaluate
-from datasets import Features, Value
-from sacrebleu.metrics import BLEU, CHRF
+from toolkit.metrics.score import Score
 
-from toolkit.metrics.memory import InMemoryMetric
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU, CHRF
+
+TRANSLATION = (Score("bleu"), Score("chrf"))
 
 
-class Translation(InMemoryMetric):
-    """Corpus BLEU and chrF2, both from 0 to 100, with one reference per translation.
+def translation_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
+    """Scores translations, with one reference each.
 
-    `compute(predictions=["..."], references=["..."], tokenize="13a")` returns `bleu` and `chrf`; `tokenize` is the
-    name of sacrebleu's tokenizer for BLEU.
+    Args:
+        predictions: the translations.
+        references: what each should have been.
+        tokenize: name of sacrebleu's tokenizer for BLEU.
+
+    Returns:
+        `bleu` (Papineni et al. 2002) and `chrf`, that is chrF2 (Popovic 2015), of the corpus, from 0 to 100.
     """
-
-    def _info(self) -> evaluate.MetricInfo:
-        return evaluate.MetricInfo(
-            description="BLEU and chrF as sacrebleu computes them.",
-            citation="Papineni et al. 2002, ACL; Popovic 2015, WMT; Post 2018, arXiv 1804.08771",
-            inputs_description="predictions, references: texts; tokenize: sacrebleu's tokenizer for BLEU.",
-            features=Features(predictions=Value("string"), references=Value("string")),
-        )
-
-    def _compute(self, predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
-        scores = {name: metric.corpus_score(list(predictions), [list(references)]) for name, metric in _both(tokenize)}
-        return {name: float(score.score) for name, score in scores.items()}
+    scores = {name: metric.corpus_score(list(predictions), [list(references)]) for name, metric in _both(tokenize)}
+    return {name: float(score.score) for name, score in scores.items()}
 
 
 def signatures(tokenize: str) -> dict[str, str]:
@@ -41,5 +38,7 @@ def signatures(tokenize: str) -> dict[str, str]:
 
 
 def _both(tokenize: str) -> list[tuple[str, BLEU | CHRF]]:
-    # `force` only keeps BLEU from warning of texts that look tokenized.
+    from sacrebleu.metrics import BLEU, CHRF
+
+    # `force` only keeps BLEU from warning about texts that look tokenized.
     return [("bleu", BLEU(tokenize=tokenize, force=True)), ("chrf", CHRF())]

@@ -1,20 +1,32 @@
-"""What models take: one file per modality (text, seq2seq, image, audio), and helpers of single tasks beside them.
+"""What models take: one module per modality, each with the functions of `toolkit.api.modality.Modality`.
 
-Each modality has the same functions. `load_processor(source, model, options)` and
-`new_processor(texts, config, options)` give a processor, of the class named `AUTO_PROCESSOR`;
-`check_model(config, options)` and `configure(config, processor, new)` bring it and the model's configuration together;
-`preprocess` turns rows into feature columns and `collate` feature rows into tensors. `options` are the task's.
-
-Those whose rows are classified (text, image, audio) also say which class does it, `auto_model(config)`, what a row's
-value is, `feature()`, refuse those that cannot be used, `check(value, options)`, and name them, `shown(value)`.
+Those whose rows can be classified by one value (text, image, audio) have those of `InputModality`, too.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING
+
+from toolkit.base.importing import import_object
+
+if TYPE_CHECKING:
+    from toolkit.api.modality import InputModality, Modality
+
+MODALITIES = {
+    "text": "toolkit.modalities.text",
+    "seq2seq": "toolkit.modalities.seq2seq",
+    "image": "toolkit.modalities.image",
+    "audio": "toolkit.modalities.audio",
+}
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Modality:
     """Imports a modality by its name, for instance `text`."""
-    return import_module(f"toolkit.modalities.{name}")
+    modality: Modality = import_object(MODALITIES[name])
+    return modality
+
+
+def load_input(name: str) -> InputModality:
+    """Imports a modality whose rows can be classified: `text`, `image` or `audio`."""
+    modality: InputModality = import_object(MODALITIES[name])
+    return modality

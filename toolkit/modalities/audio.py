@@ -1,4 +1,4 @@
-"""Recordings: decoding, resampling, feature extractors."""
+"""Audio: decoding, resampling, feature extractors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.files import open_file
-from toolkit.modalities.audio_models import DEFAULT_RATE, PICTURE_MODELS, num_frames
+from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames
 from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.options import AudioOptions
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 AUTO_PROCESSOR = "AutoFeatureExtractor"
 BLOCK_FRAMES = 2**18
 BROKEN_OFF_SECONDS = 0.1
-"""How much of what its header promises a recording may lack; that of an MP3 may be some frames off."""
+"""How much shorter than its header says a file may be; the header of an MP3 may be some frames off."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
-    """Returns the name of the auto class that classifies; log-mel pictures are classified by vision models."""
+    """Returns the name of the auto class that classifies; vision models classify log-mel spectrograms."""
     return (
-        "AutoModelForImageClassification" if config.model_type in PICTURE_MODELS else "AutoModelForAudioClassification"
+        "AutoModelForImageClassification" if config.model_type in VISION_MODELS else "AutoModelForAudioClassification"
     )
 
 
@@ -48,7 +48,7 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes a recording once, so that a broken file is known before training.
+    """Decodes a file once, so that a broken one is known before training.
 
     Returns:
         The reference with its number of `frames` (samples per channel) and their `rate` per second.
@@ -88,7 +88,7 @@ def read(
     generator: np.random.Generator | None,
     length: int | None = None,
 ) -> np.ndarray:
-    """Reads a recording, or a part of a longer one.
+    """Reads a clip, or a part of a longer one.
 
     Args:
         file: a checked reference.
@@ -110,8 +110,8 @@ def read(
     faster, start = (0.5, 0.5) if generator is None else generator.random(2)
     if options.crop == "center":
         start = 0.5
-    heard_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
-    wanted = min(file["frames"], round(options.max_seconds * heard_rate))
+    source_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
+    wanted = min(file["frames"], round(options.max_seconds * source_rate))
     try:
         with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
             sound.seek(round(start * (file["frames"] - wanted)))
@@ -121,13 +121,13 @@ def read(
     except (soundfile.SoundFileError, OSError, ValueError) as error:
         raise DataError(
             f"{file['name']}: {_reason(error)}. "
-            "It was whole when the rows were checked; start again to have it checked."
+            "It was intact when the rows were checked; start again to check it again."
         ) from error
-    heard = soxr.resample(samples.mean(axis=1), heard_rate, rate).astype(np.float32)
+    clip = soxr.resample(samples.mean(axis=1), source_rate, rate).astype(np.float32)
     if length is None:
-        return heard
-    before = round(start * max(0, length - len(heard)))
-    return np.pad(heard[:length], (before, max(0, length - len(heard) - before)))
+        return clip
+    before = round(start * max(0, length - len(clip)))
+    return np.pad(clip[:length], (before, max(0, length - len(clip) - before)))
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
@@ -151,7 +151,7 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
         )
         rate = extractor.sampling_rate
         if wanted not in (None, rate):
-            raise ValueError(f"it hears {rate} samples per second; set task.audio.sampling_rate to null or {rate}")
+            raise ValueError(f"it takes {rate} samples per second; set task.audio.sampling_rate to null or {rate}")
     except Exception as error:  # hub, file format and class errors alike are about this one setting
         raise pretrained_error("model.name_or_path", source, error) from error
     return _fitted(extractor, options.audio)
@@ -166,7 +166,7 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
         return _fitted(WhisperFeatureExtractor(config.num_mel_bins, rate), options.audio)
     if config.model_type == "audio-spectrogram-transformer":
         return ASTFeatureExtractor(sampling_rate=rate, num_mel_bins=config.num_mel_bins, max_length=config.max_length)
-    if config.model_type in PICTURE_MODELS:
+    if config.model_type in VISION_MODELS:
         return ASTFeatureExtractor(
             sampling_rate=rate,
             num_mel_bins=options.audio.num_mel_bins,
@@ -191,14 +191,14 @@ def _fitted(extractor: Processor, options: AudioOptions) -> Processor:
 def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None:
     """Cuts Whisper's positions to the clips' length.
 
-    They are sinusoids, which the model makes anew for any length, so those of a pretrained one stay as they were.
+    They are sinusoids, which the model computes for any length, so those of a pretrained one do not change.
     """
     if config.model_type == "whisper":
         config.max_source_positions = extractor.nb_max_frames // 2  # its second convolution has stride 2
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on: recordings are decoded in the loader's workers; `length` is in samples of the model's."""
+    """Passes references on: audio is decoded in the loader's workers; `length` is in samples at the model's rate."""
     seconds = [min(file["frames"] / file["rate"], options.audio.max_seconds) for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
@@ -206,9 +206,9 @@ def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options
 def collate(
     features: Sequence[dict[str, Any]], extractor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes recordings and returns what the model takes, float32.
+    """Decodes clips and returns what the model takes, float32.
 
-    `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and its kin), `input_values`
+    `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and similar models), `input_values`
     `[B, frames, mels]` (AST), `input_features` `[B, mels, frames]` (Whisper), or `pixel_values` `[B, 1, mels, frames]`.
     """
     name, rate = extractor.model_input_names[0], extractor.sampling_rate
@@ -222,13 +222,17 @@ def collate(
     # One by one: batched transforms round differently, and a row must not depend on those beside it.
     frames = [extractor(clip, sampling_rate=rate, return_tensors="pt") for clip in clips]
     if name == "pixel_values":
-        pictures = torch.cat([part["input_values"] for part in frames])
-        # Loudness is no matter, and silence is silence: 0 at the loudest point, -1 from some 40 dB below it on.
-        pictures = (pictures - pictures.amax(dim=(1, 2), keepdim=True)).clamp(min=-1.0)
-        return {name: pictures.transpose(1, 2).unsqueeze(1).contiguous()}
+        spectrograms = torch.cat([part["input_values"] for part in frames])
+        # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
+        spectrograms = (spectrograms - spectrograms.amax(dim=(1, 2), keepdim=True)).clamp(min=-1.0)
+        return {name: spectrograms.transpose(1, 2).unsqueeze(1).contiguous()}
     return {name: torch.cat([part[name] for part in frames])}
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns what stands for a recording in messages and predictions: its name."""
+    """Returns what stands for a clip in messages and predictions: its name."""
     return str(file["name"])
+
+
+def thumbnail(file: Mapping[str, Any], options: Any) -> None:
+    """Returns None: there is nothing to see of a sound."""

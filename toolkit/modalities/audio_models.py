@@ -1,4 +1,4 @@
-"""Which models take recordings, and how much sound they need and bear."""
+"""Which models take audio, and the shortest and longest clips that they can process."""
 
 from __future__ import annotations
 
@@ -12,52 +12,52 @@ if TYPE_CHECKING:
 
 DEFAULT_RATE = 16000
 FRAME, HOP = 400, 160
-"""Samples of a frame of the log-mel picture, and between frames: those of transformers' AST extractor."""
-PICTURE_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
-"""Vision models that take pictures of any size, so that of a recording too."""
+"""Samples of a frame of the log-mel spectrogram, and between frames: those of transformers' AST extractor."""
+VISION_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet_v1", "mobilenet_v2")
+"""Vision models that take images of any size, so log-mel spectrograms too."""
 OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
 
 
 def num_frames(options: AudioOptions, rate: int) -> int:
-    """Returns the frames of a log-mel picture of the longest recording."""
+    """Returns the number of frames of the log-mel spectrogram of the longest clip."""
     return (round(options.max_seconds * rate) - FRAME) // HOP + 1
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's recordings, as full messages."""
+    """Returns what is wrong between a model and the task's audio options, as full messages."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES as KNOWN
 
     kind, audio = config.model_type, options.audio
     rate = audio.sampling_rate or DEFAULT_RATE
-    if kind in OTHER_FEATURES or kind not in (*KNOWN, *PICTURE_MODELS):
-        fit = [name for name in (*KNOWN, *PICTURE_MODELS) if name not in OTHER_FEATURES]
+    if kind in OTHER_FEATURES or kind not in (*KNOWN, *VISION_MODELS):
+        fit = [name for name in (*KNOWN, *VISION_MODELS) if name not in OTHER_FEATURES]
         return [f"task.modality: received 'audio', but the model is {kind}; expected one of {', '.join(fit)}"]
     if audio.min_seconds > audio.max_seconds:
         return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
-    if kind not in PICTURE_MODELS and audio.num_mel_bins != AudioOptions().num_mel_bins:
+    if kind not in VISION_MODELS and audio.num_mel_bins != AudioOptions().num_mel_bins:
         return [f"task.audio.num_mel_bins: has no effect with a model of type {kind}; remove it"]
     seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
     if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
-        return [f"{seconds}, but this model hears at most {config.max_source_positions // 50} s"]
-    if kind in PICTURE_MODELS and config.num_channels != 1:
-        return [f"model: {kind} has num_channels {config.num_channels}; a log-mel picture has 1"]
+        return [f"{seconds}, but this model takes at most {config.max_source_positions // 50} s"]
+    if kind in VISION_MODELS and config.num_channels != 1:
+        return [f"model: {kind} has num_channels {config.num_channels}; a log-mel spectrogram has 1"]
     if kind == "audio-spectrogram-transformer" and num_frames(audio, rate) > config.max_length:
         longest = ((config.max_length - 1) * HOP + FRAME) / rate
-        return [f"{seconds}, but this model hears at most {longest:g} s (its max_length: {config.max_length} frames)"]
-    return _too_short_to_hear(config, audio, rate) or _too_short_to_mask(config, audio, rate)
+        return [f"{seconds}, but this model takes at most {longest:g} s (its max_length: {config.max_length} frames)"]
+    return _too_short_to_process(config, audio, rate) or _too_short_to_mask(config, audio, rate)
 
 
 def _least_samples(options: AudioOptions, rate: int) -> float:
-    """Samples of the shortest recording, played as fast as it may be."""
+    """Samples of the shortest clip at the highest speed."""
     return min(options.min_seconds / (1 + options.speed), options.max_seconds) * rate
 
 
-def _too_short_to_hear(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """Log-mel frames, and the convolutions of wav2vec 2.0 and its kin, need some samples to make anything of."""
+def _too_short_to_process(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
+    """Log-mel frames, and the convolutions of wav2vec 2.0 and similar models, need a minimum of samples."""
     needed, given = FRAME, _least_samples(options, rate)
-    if config.model_type == "whisper":  # filled up with silence
+    if config.model_type == "whisper":  # padded with silence
         return []
-    if config.model_type in PICTURE_MODELS:  # likewise, to the longest
+    if config.model_type in VISION_MODELS:  # padded to the longest clip
         given = options.max_seconds * rate
     elif hasattr(config, "conv_kernel"):
         needed = 1
@@ -65,13 +65,13 @@ def _too_short_to_hear(config: PreTrainedConfig, options: AudioOptions, rate: in
             needed = (needed - 1) * stride + kernel
     if given >= needed:
         return []
-    name = "max" if config.model_type in PICTURE_MODELS else "min"
-    least = f"this {config.model_type} hears nothing in less than {needed} samples ({needed / rate:g} s)"
+    name = "max" if config.model_type in VISION_MODELS else "min"
+    least = f"this {config.model_type} needs at least {needed} samples ({needed / rate:g} s)"
     return [f"task.audio.{name}_seconds: received {getattr(options, f'{name}_seconds'):g}, but {least}"]
 
 
 def _too_short_to_mask(config: PreTrainedConfig, options: AudioOptions, rate: int) -> list[str]:
-    """SpecAugment of wav2vec 2.0 and its kin refuses batches that are shorter than what it masks."""
+    """SpecAugment of wav2vec 2.0 and similar models refuses batches that are shorter than what it masks."""
     masks = getattr(config, "apply_spec_augment", False) and getattr(config, "mask_time_prob", 0) > 0
     ratio = getattr(config, "inputs_to_logits_ratio", None)
     if not masks or ratio is None or _least_samples(options, rate) >= (config.mask_time_length + 1) * ratio:

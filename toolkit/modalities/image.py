@@ -1,4 +1,4 @@
-"""Pictures: decoding, random variation, image processors."""
+"""Images: decoding, augmentation, image processors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ AUTO_PROCESSOR = "AutoImageProcessor"
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded; other decoders of Pillow start programs of their own or are seldom looked after."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B", "I;16L")
-"""Kinds of pixels of which grey and RGB can be made without guessing what their numbers mean."""
+"""Pixel modes that can be converted to grey or RGB without guessing what their numbers mean."""
 ASPECT = (3 / 4, 4 / 3)
 ERASED = (0.02, 0.33)
 DEFAULT_SIZE = 224
 THUMBNAIL = 96
-"""Longer side of a picture in a report, in pixels."""
+"""Longer side of an image in a report, in pixels."""
 
 
 def auto_model(config: PreTrainedConfig) -> str:
@@ -47,7 +47,7 @@ def feature() -> Any:
 
 
 def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
-    """Decodes a picture once, so that a broken file is known before training.
+    """Decodes an image once, so that a broken file is known before training.
 
     Raises:
         BadRow: with the file's name and why it cannot be used.
@@ -57,10 +57,10 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 
 
 def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
-    """Reads a picture, of an animation the first, upright whichever way the camera was held.
+    """Reads an image (of an animation the first frame) and applies its EXIF orientation.
 
     Raises:
-        BadRow: if it is no picture, broken, or of more than `max_pixels`; the latter is known without decoding it.
+        BadRow: if it is not an image, is broken, or has more than `max_pixels`; found without decoding it.
     """
     from PIL import Image, ImageOps
 
@@ -68,47 +68,47 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
         with warnings.catch_warnings(), open_file(file) as opened:
             # Pillow warns of size by a limit of its own, and of metadata that is not needed here.
             warnings.simplefilter("ignore")
-            picture = Image.open(opened, formats=FORMATS)
-            width, height = picture.size
+            image = Image.open(opened, formats=FORMATS)
+            width, height = image.size
             if width * height > max_pixels:
                 raise BadRow(
                     f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,} in all"
                 )
-            picture.load()
-            _refuse_unclear_pixels(picture, file["name"])
-            return ImageOps.exif_transpose(picture)
+            image.load()
+            _refuse_unclear_pixels(image, file["name"])
+            return ImageOps.exif_transpose(image)
     except BadRow:
         raise
     except Exception as error:  # each format's decoder has exceptions of its own
         raise BadRow(f"{file['name']}: {_reason(error)}") from error
 
 
-def _refuse_unclear_pixels(picture: Image, name: str) -> None:
-    """Refuses numbers of which nobody says what black and white are; converting them cuts most off."""
-    values = np.asarray(picture) if picture.mode == "I" else np.zeros(1)
-    if picture.mode not in MODES or values.min() < 0 or values.max() > 65535:
-        raise BadRow(f"{name}: pixels of the kind {picture.mode!r}; save it as grey or RGB, of 8 or 16 bits")
+def _refuse_unclear_pixels(image: Image, name: str) -> None:
+    """Refuses pixel modes without a defined range of values; converting them would clip most values."""
+    values = np.asarray(image) if image.mode == "I" else np.zeros(1)
+    if image.mode not in MODES or values.min() < 0 or values.max() > 65535:
+        raise BadRow(f"{name}: pixels of the kind {image.mode!r}; save it as grey or RGB, of 8 or 16 bits")
 
 
 def _reason(error: Exception) -> str:
     from PIL import Image, UnidentifiedImageError
 
     if isinstance(error, UnidentifiedImageError):
-        return f"not a picture in one of the formats {', '.join(FORMATS)}"
+        return f"not an image in one of the formats {', '.join(FORMATS)}"
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than task.image.max_pixels could ever allow ({error})"
     return f"cannot be decoded: {error or type(error).__name__}"
 
 
-def as_channels(picture: Image, channels: int) -> Image:
-    """Converts a picture to grey (1 channel) or RGB (3)."""
+def as_channels(image: Image, channels: int) -> Image:
+    """Converts an image to grey (1 channel) or RGB (3)."""
     from PIL import Image
 
-    if picture.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
-        picture = Image.fromarray((np.asarray(picture) // 256).astype(np.uint8))
-    if "transparency" in picture.info:  # what is behind it does not matter, but Pillow would warn
-        picture = picture.convert("RGBA")
-    return picture.convert("L" if channels == 1 else "RGB")
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255 instead of scaling
+        image = Image.fromarray((np.asarray(image) // 256).astype(np.uint8))
+    if "transparency" in image.info:  # what is behind it does not matter, but Pillow would warn
+        image = image.convert("RGBA")
+    return image.convert("L" if channels == 1 else "RGB")
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
@@ -140,7 +140,7 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
-    """Makes a processor that scales pictures to the new model's size and their values to -1 to 1."""
+    """Makes a processor that scales images to the new model's size and their values to -1 to 1."""
     from transformers import ViTImageProcessorPil
 
     height, width = _sides(config, options.image)
@@ -158,12 +158,12 @@ def configure(config: PreTrainedConfig, processor: Processor, new: bool) -> None
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's pictures, as full messages."""
+    """Returns what is wrong between a model and the task's image options, as full messages."""
     channels = getattr(config, "num_channels", None)
     if channels is None:
-        return [f"task.modality: received 'image', but {config.model_type} is not a model of pictures"]
+        return [f"task.modality: received 'image', but {config.model_type} does not take images"]
     if channels not in (1, 3):
-        return [f"model: {config.model_type} has num_channels {channels}; pictures have 1 (grey) or 3 (RGB)"]
+        return [f"model: {config.model_type} has num_channels {channels}; images have 1 (grey) or 3 (RGB)"]
     size, own = options.image.size, getattr(config, "image_size", None)
     if size is None or own is None or own in (size, [size, size], (size, size)):
         return []
@@ -174,33 +174,33 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], processor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on: pictures are decoded in the loader's workers, and never stored as pixels."""
+    """Passes references on: images are decoded in the loader's workers, and never stored as pixels."""
     return {"file": list(files), "length": [1] * len(files)}
 
 
 def collate(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes pictures, varies those of training rows, and returns `pixel_values` `[B, C, H, W]`, float32."""
-    pictures = [_read(row, len(processor.image_mean), options.image, random) for row in features]
-    pixels = processor(images=pictures, return_tensors="pt")["pixel_values"]
+    """Decodes images, augments those of training rows, and returns `pixel_values` `[B, C, H, W]`, float32."""
+    images = [_read(row, len(processor.image_mean), options.image, random) for row in features]
+    pixels = processor(images=images, return_tensors="pt")["pixel_values"]
     if random.training and options.image.random_erasing:
-        for row, picture in zip(features, pixels, strict=True):
+        for row, image in zip(features, pixels, strict=True):
             # After the geometry's numbers, so that both can be switched independently.
-            _erase(picture, random.generator(row["row_id"]).spawn(1)[0], options.image.random_erasing)
+            _erase(image, random.generator(row["row_id"]).spawn(1)[0], options.image.random_erasing)
     return {"pixel_values": pixels}
 
 
 def _read(row: Mapping[str, Any], channels: int, options: ImageOptions, random: RowRandom) -> Image:
     try:
-        picture = as_channels(decode(row["file"], options.max_pixels), channels)
+        image = as_channels(decode(row["file"], options.max_pixels), channels)
     except BadRow as error:
-        raise DataError(f"{error}. It was whole when the rows were checked; start again to have it checked.") from error
-    return vary(picture, options, random.generator(row["row_id"])) if random.training else picture
+        raise DataError(f"{error}. It was intact when the rows were checked; start again to check it again.") from error
+    return vary(image, options, random.generator(row["row_id"])) if random.training else image
 
 
-def vary(picture: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
-    """Crops, mirrors and recolours a picture at random."""
+def vary(image: Image, options: ImageOptions, generator: np.random.Generator) -> Image:
+    """Crops, mirrors and recolours an image at random."""
     from PIL import Image, ImageEnhance
 
     # All numbers are drawn whatever is switched on, so that one setting does not change what another one does.
@@ -208,44 +208,44 @@ def vary(picture: Image, options: ImageOptions, generator: np.random.Generator) 
     if options.random_crop < 1:
         part = options.random_crop + area * (1 - options.random_crop)
         aspect = math.sqrt(math.exp(math.log(ASPECT[0]) + ratio * (math.log(ASPECT[1]) - math.log(ASPECT[0]))))
-        width = max(1, round(picture.width * min(1.0, math.sqrt(part) * aspect)))
-        height = max(1, round(picture.height * min(1.0, math.sqrt(part) / aspect)))
-        x, y = round(left * (picture.width - width)), round(top * (picture.height - height))
-        picture = picture.crop((x, y, x + width, y + height))
+        width = max(1, round(image.width * min(1.0, math.sqrt(part) * aspect)))
+        height = max(1, round(image.height * min(1.0, math.sqrt(part) / aspect)))
+        x, y = round(left * (image.width - width)), round(top * (image.height - height))
+        image = image.crop((x, y, x + width, y + height))
     if flip < options.horizontal_flip:
-        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if options.color_jitter:
         enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
         for enhancer, factor in zip(enhancers, factors, strict=True):
-            picture = enhancer(picture).enhance(1 + options.color_jitter * (2 * factor - 1))
-    return picture
+            image = enhancer(image).enhance(1 + options.color_jitter * (2 * factor - 1))
+    return image
 
 
-def _erase(picture: torch.Tensor, generator: np.random.Generator, probability: float) -> None:
+def _erase(image: torch.Tensor, generator: np.random.Generator, probability: float) -> None:
     chance, area, ratio, left, top = generator.random(5)
     if chance >= probability:
         return
-    full_height, full_width = picture.shape[-2:]
+    full_height, full_width = image.shape[-2:]
     part = ERASED[0] + area * (ERASED[1] - ERASED[0])
     aspect = 0.3 ** (1 - 2 * ratio)  # sides of 0.3:1 to 1:0.3, as in the paper
     height = min(full_height, max(1, round(full_height * math.sqrt(part * aspect))))
     width = min(full_width, max(1, round(full_width * math.sqrt(part / aspect))))
     y, x = round(top * (full_height - height)), round(left * (full_width - width))
-    picture[:, y : y + height, x : x + width] = 0.0  # the mean, after normalisation
+    image[:, y : y + height, x : x + width] = 0.0  # the mean, after normalisation
 
 
 def shown(file: Mapping[str, Any]) -> str:
-    """Returns what stands for a picture in messages and predictions: its name."""
+    """Returns what stands for an image in messages and predictions: its name."""
     return str(file["name"])
 
 
 def thumbnail(file: Mapping[str, Any], options: Any) -> bytes | None:
-    """Returns a picture as a small JPEG for a report, or None if it cannot be read any more."""
+    """Returns an image as a small JPEG for a report, or None if it cannot be read any more."""
     try:
-        picture = as_channels(decode(file, options.image.max_pixels), 3)
+        image = as_channels(decode(file, options.image.max_pixels), 3)
     except BadRow:
         return None
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
     stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=80)
+    image.save(stream, "JPEG", quality=80)
     return stream.getvalue()

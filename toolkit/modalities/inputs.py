@@ -15,7 +15,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
-from toolkit.modalities.processor import build_processor
+from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.models.adapter_checks import prompt_problems, room_problems
 from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
 
@@ -77,8 +77,7 @@ def read_inputs(
     if claimed.resume is not None:
         refuse_changes(SavedState.from_json(claimed.resume.state).identity, identity)
     processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
-    modality.configure(config, processor, new=cfg.model.from_config is not None)
-    task.configure(config)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))
     data = prepare(rows, task, processor, cfg, accelerator)
     _refuse(room_problems(cfg.model, config, data))

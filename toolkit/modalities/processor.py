@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
+from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
 from toolkit.api.task import Processor, Task
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config
@@ -13,6 +16,7 @@ from toolkit.data.prepare import CheckedRows
 from toolkit.distributed.collectives import on_main
 
 if TYPE_CHECKING:
+    import datasets
     from accelerate import Accelerator
     from transformers import PreTrainedConfig
 
@@ -40,10 +44,32 @@ def build_processor(
         source = str(RunFolder(output_dir).processor)
 
         def make() -> None:
-            modality.new_processor(task.training_texts(rows.splits["train"]), config, task.options).save_pretrained(
-                source
-            )
+            texts = _training_texts(task, rows.splits["train"])
+            modality.new_processor(texts, config, task.options).save_pretrained(source)
 
         on_main(accelerator, make)
     with accelerator.local_main_process_first():
         return modality.load_processor(source, cfg.model, task.options)
+
+
+def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:
+    """Writes into the model's configuration what follows from the processor, and then what the task decides.
+
+    Args:
+        config: the model's configuration.
+        task: the recipe's task, which has learned what it needs from the rows.
+        processor: the run's.
+        new: whether the model starts without pretrained weights.
+    """
+    modalities.load(task.modality).configure(config, processor, new)
+    if isinstance(task, SupportsConfiguring):
+        task.configure(config)
+
+
+def _training_texts(task: Task, rows: datasets.Dataset) -> Iterator[str]:
+    """The text for a new tokenizer: what the task chooses, or all text columns that are not labels, one by one."""
+    if isinstance(task, SupportsTrainingTexts):
+        return task.training_texts(rows)
+    schema = task.schema()
+    names = [name for name, column in task.columns.items() if not column.label and name in schema]
+    return chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.api.task import IGNORE_INDEX
+from toolkit.api.task import IGNORE_INDEX, limits_of
 from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
@@ -23,15 +23,15 @@ STYLE = text.TokenizerStyle(
 """T5's and BART's."""
 AUTO_PROCESSOR = text.AUTO_PROCESSOR
 MODEL_INPUTS = ("input_ids", "attention_mask")
-LIMITS = ("max_source_length", "max_target_length", "val_max_target_length")
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of a pretrained model, a run or a checkpoint; arguments and errors as for `text`.
+    """Loads a tokenizer, slow ones included: Marian's and M2M100's have no fast version.
 
-    Marian's and M2M100's exist only as slow ones, which do here.
+    Raises:
+        InputError: if there is none that can be used.
     """
-    return text.load_processor(source, model, options, fast_only=False)
+    return text.load_tokenizer(source, model, fast_only=False)
 
 
 def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) -> PreTrainedTokenizerBase:
@@ -40,9 +40,10 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
     Args:
         texts: sources and targets.
         config: of the new model: `vocab_size` is the most entries the tokenizer may have.
-        options: the task's options, for the length limits.
+        options: the task's options, for the limits of `source` and `target` (see `limits_of`).
     """
-    longest = max(options.max_source_length, options.max_target_length)
+    limits = limits_of(options)
+    longest = max(getattr(options, limits[side]) for side in ("source", "target"))
     return text.train_tokenizer(texts, config.vocab_size, STYLE, longest, MODEL_INPUTS)
 
 
@@ -57,16 +58,11 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's length limits, as full messages."""
+    """Returns what is wrong between a model and the lengths that the task allows, as full messages."""
     if not config.is_encoder_decoder:
         wanted = "this task needs an encoder-decoder, for instance t5, bart, marian, mbart or m2m_100"
         return [f"model: received a {config.model_type}, {wanted}"]
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None or config.model_type in text.RELATIVE_POSITIONS:
-        return []
-    takes = f"this {config.model_type} takes at most {limit} tokens"
-    given = {name: getattr(options, name) for name in LIMITS}
-    return [f"task.{name}: received {value}, but {takes}" for name, value in given.items() if value and value > limit]
+    return text.too_long(config, options)
 
 
 @contextmanager
@@ -111,7 +107,7 @@ def language_ids(tokenizer: PreTrainedTokenizerBase, source: str | None, target:
     return (around[-1], None) if around[0] == tokenizer.eos_token_id else (None, around[0])
 
 
-def preprocess(
+def encode_pairs(
     sources: Sequence[str],
     targets: Sequence[str] | None,
     tokenizer: PreTrainedTokenizerBase,
@@ -124,7 +120,7 @@ def preprocess(
         `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides), and
         `truncated_source` and `truncated_target`.
     """
-    encoded, cut = _encode(tokenizer, "text", sources, max_source_length)
+    encoded, source_cut = _encode(tokenizer, "text", sources, max_source_length)
     labels: list[list[int]] = [[] for _ in sources]
     target_cut = [False] * len(sources)
     if targets is not None:
@@ -133,12 +129,12 @@ def preprocess(
     return {name: encoded[name] for name in MODEL_INPUTS} | {
         "labels": labels,
         "length": [len(ids) + len(label) for ids, label in zip(encoded["input_ids"], labels, strict=True)],
-        "truncated_source": cut,
+        "truncated_source": source_cut,
         "truncated_target": target_cut,
     }
 
 
-def collate(
+def pad_pairs(
     features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, decoder_start: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Pads pairs on the right to the longest source and target.

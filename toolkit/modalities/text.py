@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit.api.random import RowRandom
-from toolkit.api.task import BadRow
+from toolkit.api.task import BadRow, limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 
@@ -97,16 +97,22 @@ def check(value: Any, options: Any) -> str:
     return value
 
 
-def load_processor(
-    source: str, model: ModelConfig, options: Any = None, fast_only: bool = True
-) -> PreTrainedTokenizerBase:
+def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedTokenizerBase:
+    """Loads a fast tokenizer, since slow ones give no character offsets; see `toolkit.api.modality.Modality`.
+
+    Raises:
+        InputError: if there is none that can be used.
+    """
+    return load_tokenizer(source, model, fast_only=True)
+
+
+def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a pretrained model, a run or a checkpoint.
 
     Args:
         source: hub id or folder.
         model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
-        options: the task's options.
-        fast_only: whether a slow one is refused: character offsets need the fast kind.
+        fast_only: whether a slow one is refused.
 
     Raises:
         InputError: if there is none that can be used.
@@ -135,12 +141,20 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
     Args:
         texts: the training text.
         config: of the new model; segment ids are made only for a model with two of them.
-        options: the task's options, for the longest input and `tokenizer_style`.
+        options: the task's options, for the limit of `input` (see `limits_of`) and `tokenizer_style`.
     """
     segments = getattr(config, "type_vocab_size", 0) > 1
     style = getattr(options, "tokenizer_style", ENCODER)
     inputs = MODEL_INPUTS if segments else MODEL_INPUTS[:2]
-    return train_tokenizer(texts, config.vocab_size, style, _longest_input(options)[1], inputs)
+    return train_tokenizer(texts, config.vocab_size, style, _longest_input(options), inputs)
+
+
+def _longest_input(options: Any) -> int:
+    limits = limits_of(options)
+    if "input" not in limits:
+        raise TypeError(f"{type(options).__name__} must name the option that limits a text: limits = {{'input': ...}}")
+    longest: int = getattr(options, limits["input"])
+    return longest
 
 
 def train_tokenizer(
@@ -186,12 +200,6 @@ def train_tokenizer(
     )
 
 
-def _longest_input(options: Any) -> tuple[str, int]:
-    """Name and value of the option for it: transformers' own for texts that are cut, and for texts that are joined."""
-    name = "block_size" if hasattr(options, "block_size") else "max_length"
-    return name, getattr(options, name)
-
-
 def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new: bool) -> None:
     """Gives a new model's configuration the size and special ids of its tokenizer; any model needs the padding id."""
     if new:
@@ -207,28 +215,47 @@ def configure(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, new:
 
 
 def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns what is wrong between a model and the task's longest input, as full messages."""
+    """Returns what is wrong between a model and the longest input that the task allows, as full messages."""
     if not hasattr(config, "vocab_size"):
         return [f"model: a {config.model_type} model takes no text"]
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is None or config.model_type in RELATIVE_POSITIONS:
+    return too_long(config, options)
+
+
+def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
+    """Returns which limits of the options are above the model's number of positions, as full messages."""
+    room = getattr(config, "max_position_embeddings", None)
+    if room is None or config.model_type in RELATIVE_POSITIONS:
         return []
-    # RoBERTa and its kin count positions from the padding id on.
-    limit -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
-    name, length = _longest_input(options)
-    if length <= limit:
-        return []
-    return [f"task.{name}: received {length}, but this {config.model_type} takes at most {limit} tokens"]
+    # RoBERTa and models like it count positions from the padding id on.
+    room -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
+    given = {name: getattr(options, name) for name in limits_of(options).values()}
+    takes = f"this {config.model_type} takes at most {room} tokens"
+    return [f"task.{name}: received {value}, but {takes}" for name, value in given.items() if value and value > room]
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:
-    """Tokenises single texts, cut to `max_length` tokens; adds `length` and whether each was `truncated`."""
-    encoded = tokenizer(list(texts), truncation=True, max_length=options.max_length)
+    """Tokenises single texts; see `encode`."""
+    return encode(tokenizer, options, texts)
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Tokenises texts, or pairs of them, cut to the task's limit of `input`.
+
+    Args:
+        tokenizer: a fast one.
+        options: the task's, with the limit (see `limits_of`).
+        *texts: the texts or, for pairs, the first and then the second ones.
+
+    Returns:
+        What the model takes of `input_ids`, `attention_mask` and `token_type_ids`, `length` (tokens), and which were
+        cut, `truncated_input`.
+    """
+    encoded = tokenizer(*map(list, texts), truncation=True, max_length=_longest_input(options))
     forget_truncation(tokenizer)
     columns = {name: encoded[name] for name in MODEL_INPUTS if name in encoded}
     return columns | {
         "length": [len(ids) for ids in columns["input_ids"]],
-        "truncated": [bool(encoding.overflowing) for encoding in encoded.encodings],
+        "truncated_input": [bool(encoding.overflowing) for encoding in encoded.encodings],
     }
 
 
@@ -238,12 +265,14 @@ def forget_truncation(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def collate(
-    features: Sequence[dict[str, Any]],
-    tokenizer: PreTrainedTokenizerBase,
-    options: Any = None,
-    random: RowRandom | None = None,
+    features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors. Nothing is drawn."""
+    """Pads token columns; as `pad`, since nothing of a text is drawn at random."""
+    return pad(features, tokenizer)
+
+
+def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
+    """Pads token columns on the right to the longest row; returns `[B, T]` int64 tensors."""
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
     return dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
 
@@ -251,3 +280,7 @@ def collate(
 def shown(text: str) -> str:
     """Returns what stands for a text in messages and predictions: itself."""
     return text
+
+
+def thumbnail(text: str, options: Any) -> None:
+    """Returns None: a text is shown as it is."""

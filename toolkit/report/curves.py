@@ -19,7 +19,7 @@ def curves(history: History, metric: str) -> list[Figure]:
     """Draws losses, metrics, learning rate, gradient norm, speed and memory.
 
     Args:
-        history: lines of `metrics.jsonl`.
+        history: lines of `metrics.jsonl`, without scores per class.
         metric: the metric that names the best model, with `eval_`.
 
     Returns:
@@ -46,7 +46,7 @@ def curves(history: History, metric: str) -> list[Figure]:
 
 
 def _is_metric(name: str) -> bool:
-    return name.startswith("eval_") and "/" not in name and not name.endswith(("_per_second", "_seconds"))
+    return name.startswith("eval_")
 
 
 def _words(name: str) -> str:

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.run import best_metric
+from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_json, write_text, written_whole
@@ -21,6 +23,7 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` where the recipe's checkout has changes."""
     files = RunFolder(output_dir)
     write_text(files.config, dump_config(cfg))
+    best = best_metric(cfg, task)
     facts = {
         "recipe": str(recipe.absolute()),
         "command": [sys.executable, *sys.argv],
@@ -34,7 +37,9 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
-        "task_state": task.state,
+        "task_state": state_of(task),
+        "metric_for_best_model": best.name,
+        "greater_is_better": best.greater_is_better,
     }
     write_json(files.facts, facts)
 

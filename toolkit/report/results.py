@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import Judges, Predictions, Reports, Samples, Task
+from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
+from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
 from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import write_json, write_text, written_whole
@@ -20,12 +21,13 @@ from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
+from toolkit.metrics.score import without_classes
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.sections import Outcome, lead, sections
-from toolkit.report.worst import Worst, Wrong
+from toolkit.report.worst import Worst
 from toolkit.tracking.jsonl import read_metrics
 
 SHOWN_EXAMPLES = 3
@@ -37,12 +39,12 @@ class Shown:
 
     Args:
         examples: the first records of the first evaluation set.
-        worst: its worst ones, worst first.
+        worst: has seen all of them; None if the task cannot rank them.
         samples: texts that the model made.
     """
 
-    examples: list[dict[str, Any]] = field(default_factory=list)
-    worst: list[Wrong] = field(default_factory=list)
+    examples: list[Record] = field(default_factory=list)
+    worst: Worst | None = None
     samples: list[str] = field(default_factory=list)
 
 
@@ -148,9 +150,12 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:
     """Shows figures and a few predictions."""
-    print_table(f"{run.output_dir.name}: {result.steps} steps", text.readable(result.figures))
+    print_table(
+        f"{run.output_dir.name}: {result.steps} steps", text.readable(without_classes(result.figures, run.task.scores))
+    )
     if shown.examples:
-        print_lines("Predictions on rows it was not trained on", map(run.task.summary, shown.examples))
+        lines = [text.described(run.task.describe(record)) for record in shown.examples]
+        print_lines("Predictions on rows it was not trained on", lines)
     if shown.samples:
         print_lines("Samples", map(shorten, shown.samples))
 
@@ -180,13 +185,11 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     }
 
 
-def write_predictions(
-    task: Task, predictions: Predictions, data: Any, path: Path, worst: Worst | None = None
-) -> list[dict[str, Any]]:
-    """Writes one JSON line per example, in row order, and returns the first few records; `worst` sees them all."""
-    first: list[dict[str, Any]] = []
+def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None = None) -> list[Record]:
+    """Writes one JSON line per record, in order, and returns the first few; `worst` sees them all."""
+    first: list[Record] = []
     with written_whole(path) as file:
-        for line, record in enumerate(task.records(predictions, data), start=1):
+        for line, record in enumerate(records, start=1):
             if len(first) < SHOWN_EXAMPLES:
                 first.append(record)
             if worst is not None:
@@ -198,11 +201,11 @@ def write_predictions(
 def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
     """Writes the predictions of every evaluation set, and notes the first and the worst records of the first one."""
     for place, (name, evaluation) in enumerate(result.evaluations.items()):
-        worst = Worst(run.task) if place == 0 and isinstance(run.task, Judges) else None
+        worst = Worst(run.task) if place == 0 and isinstance(run.task, SupportsErrorRanking) else None
         file = RunFolder(run.output_dir).predictions(name)
-        examples = write_predictions(run.task, evaluation.predictions, run.data.evals[name], file, worst)
+        examples = write_predictions(evaluation.records, file, worst)
         if place == 0:
-            shown.examples, shown.worst = examples, worst.found() if worst else []
+            shown.examples, shown.worst = examples, worst
 
 
 def _facts(run: Run) -> dict[str, Any]:
@@ -211,14 +214,14 @@ def _facts(run: Run) -> dict[str, Any]:
 
 
 def _samples(run: Run) -> list[str]:
-    if not isinstance(run.task, Samples):
+    if not isinstance(run.task, SupportsSamples):
         return []
     run.model.eval()
     return run.task.samples(run.model, run.processor)
 
 
 def _sections(run: Run, result: FitResult) -> list[Section]:
-    if not isinstance(run.task, Reports):
+    if not isinstance(run.task, SupportsReport):
         return []
     return [
         part

@@ -10,6 +10,7 @@ from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.metrics.measured import MEASURED
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
 """What can differ between two runs, from cause to effect."""
@@ -112,7 +113,7 @@ def find_records(folder: Path) -> list[Record]:
 def differences(one: Record, other: Record) -> list[Difference]:
     """Returns everything in which two runs differ, section by section.
 
-    Times, rates and memory are left out of results: they differ between any two runs.
+    What is measured (times, rates, memory) is left out of results: it differs between any two runs.
     """
     found = []
     for section in SECTIONS:
@@ -120,10 +121,6 @@ def differences(one: Record, other: Record) -> list[Difference]:
         found += [
             Difference(section, name, left.get(name), right.get(name))
             for name in dict.fromkeys([*left, *right])
-            if left.get(name) != right.get(name) and not (section == "result" and _measured(name))
+            if left.get(name) != right.get(name) and not (section == "result" and name in MEASURED)
         ]
     return found
-
-
-def _measured(name: str) -> bool:
-    return name.endswith(("_seconds", "_per_second", "_bytes"))

@@ -9,18 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.api.run import FitResult, Run, best_metric
-from toolkit.api.task import Judges, Pictures
-from toolkit.base.console import format_bytes
+from toolkit.api.run import FitResult, Run
+from toolkit.api.supports import SupportsThumbnails
+from toolkit.api.task import Record
+from toolkit.base.console import format_bytes, shorten
 from toolkit.base.memory import MEMORY, MemoryUse
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.metrics.score import without_classes
 from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
 from toolkit.report.text import readable
-from toolkit.report.worst import Wrong
+from toolkit.report.worst import Worst
 
 SIZES = {
     *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),
@@ -31,6 +33,8 @@ PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
 """What settings are that were left to the launcher, and not set there either."""
 SWITCHES = ("train.", "model.peft.", "model.freeze", "model.unfreeze", "model.attn_implementation", "engine")
 """Beginnings of the names of settings that change how a model is trained, and not what."""
+DESCRIBED = ["input", "prediction", "expected"]
+"""Columns of a table of predictions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Outcome:
         figures: its results by name.
         history: lines of `metrics.jsonl`.
         examples: a few records of predictions.
-        worst: the worst predictions of the first evaluation set, worst first.
+        worst: has seen the predictions of the first evaluation set; None if the task cannot rank them.
         sections: what the task itself has to show.
         samples: texts that the model made.
         predicted: bytes that were predicted for parts of the memory, by the names of `MEMORY`; None if none were.
@@ -53,8 +57,8 @@ class Outcome:
     facts: Mapping[str, Any]
     figures: Mapping[str, Any]
     history: History
-    examples: Sequence[dict[str, Any]]
-    worst: Sequence[Wrong]
+    examples: Sequence[Record]
+    worst: Worst | None
     sections: Sequence[Section]
     samples: Sequence[str]
     predicted: Mapping[str, int] | None = None
@@ -70,11 +74,12 @@ def lead(run: Run, facts: Mapping[str, Any]) -> str:
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
     """Returns all parts of a run's report, in order."""
-    metric = best_metric(run.cfg, run.task)[0]
-    figures = curves(outcome.history, metric)
+    metric = run.best.name
+    # Scores per class are shown in the task's own sections.
+    history = [without_classes(line, run.task.scores) for line in outcome.history]
+    figures = curves(history, metric)
     drawing = RunFolder(run.output_dir).curves.name
-    # What a task says of each class, it shows in sections of its own.
-    plain = readable({name: value for name, value in outcome.figures.items() if "/" not in name})
+    plain = readable(without_classes(outcome.figures, run.task.scores))
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
         Section("Result", [_highlights(outcome, metric), Folded("All figures", [_pairs(plain, "figure", "value")])]),
@@ -120,31 +125,33 @@ def _rows(facts: Mapping[str, Any]) -> Table:
     )  # fmt: skip
 
 
-def _described(run: Run, line: int, record: dict[str, Any]) -> list[Any]:
-    """The input on a line of the first set's predictions and what became of it, as a record's summary has them."""
-    first, *rest = (part.strip() for part in run.task.summary(record).splitlines())
-    prediction = "; ".join([each.removeprefix("->").strip() for each in rest])
+def _described(run: Run, line: int, record: Record) -> list[Any]:
+    """The cells for a line of the first set's predictions: `DESCRIBED`."""
+    description = run.task.describe(record)
     rows = next(iter(run.data.evals.values())).rows
-    picture = run.task.picture(rows[line - 1]) if isinstance(run.task, Pictures) else None
-    return [first if picture is None else Pictured(first, picture), prediction]
+    image = run.task.thumbnail(rows[line - 1]) if isinstance(run.task, SupportsThumbnails) else None
+    shown = shorten(description.input)
+    expected = None if description.expected is None else shorten(description.expected)
+    return [shown if image is None else Pictured(shown, image), shorten(description.prediction), expected]
 
 
-def _examples(run: Run, records: Sequence[dict[str, Any]]) -> list[Block]:
+def _examples(run: Run, records: Sequence[Record]) -> list[Block]:
     if not records:
         return []
     rows = [_described(run, line, record) for line, record in enumerate(records, start=1)]
-    return [Text("Of rows that it was not trained on."), Table(["input", "prediction"], rows)]
+    return [Text("Of rows that it was not trained on."), Table(DESCRIBED, rows)]
 
 
-def _worst(run: Run, worst: Sequence[Wrong]) -> list[Block]:
-    if not worst or not isinstance(run.task, Judges):
+def _worst(run: Run, worst: Worst | None) -> list[Block]:
+    found = worst.found() if worst is not None else []
+    if worst is None or not found:
         return []
-    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in worst]
+    rows = [[wrong.line, wrong.error[0], *_described(run, wrong.line, wrong.record)] for wrong in found]
     name = next(iter(run.data.evals))
     file = RunFolder(run.output_dir).predictions(name).name
     return [
         Text(f"The most wrong predictions of the {name} rows; whole, in the lines of {file} named here."),
-        Table(["line", run.task.error_name, "input", "prediction"], rows, sortable=True),
+        Table(["line", worst.error_name, *DESCRIBED], rows, sortable=True),
     ]
 
 

@@ -1,12 +1,12 @@
-"""The most wrong predictions of an evaluation set."""
+"""The largest errors of an evaluation set."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import Any
 
-from toolkit.api.task import Judges
+from toolkit.api.supports import SupportsErrorRanking
+from toolkit.api.task import Record
 
 SHOWN = 10
 
@@ -16,29 +16,34 @@ class Wrong:
     """A prediction that is wrong.
 
     Args:
-        error: how wrong, as `toolkit.api.task.Judges.error` says it.
+        error: how wrong, as `toolkit.api.supports.SupportsErrorRanking.error` says it.
         line: of the file of predictions, from 1.
         record: what stands there.
     """
 
     error: tuple[float, ...]
     line: int
-    record: dict[str, Any]
+    record: Record
 
 
 class Worst:
     """Sees records one by one and keeps the worst.
 
     Args:
-        task: what judges them.
+        task: says how wrong each is.
     """
 
-    def __init__(self, task: Judges) -> None:
+    def __init__(self, task: SupportsErrorRanking) -> None:
         self._task = task
         self._kept: list[Wrong] = []
 
-    def see(self, line: int, record: dict[str, Any]) -> None:
-        """Judges the record on a line of the file of predictions."""
+    @property
+    def error_name(self) -> str:
+        """What the first number of an error measures."""
+        return self._task.error_name
+
+    def see(self, line: int, record: Record) -> None:
+        """Ranks the record on a line of the file of predictions."""
         error = self._task.error(record)
         if error is not None:
             self._kept.append(Wrong(error, line, record))

@@ -117,9 +117,9 @@ def best_answers(
 
     Args:
         starts: `[W, N]` token positions in W windows, -1 where there is no span, as `top_spans` gives them.
-        ends: `[W, N]`, likewise.
-        scores: `[W, N]`, likewise.
-        null_score: `[W]`, likewise.
+        ends: `[W, N]` token positions, in the same form.
+        scores: `[W, N]`, best first.
+        null_score: `[W]`, that of position 0.
         features: columns `example` and `offsets` of the W windows; every example has at least one.
         rows: the examples, with `id` and `context`; a window's `example` is a position here.
         n_best: texts to keep per example (the null answer comes on top).

@@ -45,7 +45,6 @@ def check_answer(row: Mapping[str, Any]) -> tuple[Answers, bool]:
 
 def encode_windows(
     rows: Mapping[str, Sequence[Any]],
-    indices: Sequence[int],
     tokenizer: Any,
     max_length: int,
     doc_stride: int,
@@ -55,7 +54,6 @@ def encode_windows(
 
     Args:
         rows: columns `question` and `context` and, where `labelled`, `answers` as `check_answer` returns them.
-        indices: position of each row in its data set.
         tokenizer: a fast tokenizer.
         max_length: most tokens in a window.
         doc_stride: tokens of context that neighbouring windows share.
@@ -63,9 +61,9 @@ def encode_windows(
 
     Returns:
         One entry per window in each of: `input_ids`, `attention_mask`, `token_type_ids` (if the tokenizer gives
-        them), `length` (tokens), `example` (the row's index), `offsets` (`[start, end, start, end, ...]`: the
-        characters of the context that each token stands for, -1 -1 outside the context) and `start`, `end` (tokens
-        of the answer, inclusive; 0 0 in windows that do not hold all of it; `IGNORE_INDEX` without labels).
+        them), `length` (tokens), `example` (the row's position in `rows`), `offsets` (`[start, end, start, end, ...]`:
+        the characters of the context that each token stands for, -1 -1 outside the context) and `start`, `end`
+        (tokens of the answer, inclusive; 0 0 in windows that do not hold all of it; `IGNORE_INDEX` without labels).
 
     Raises:
         InputError: if the tokenizer is not fast, or `max_length` leaves no room for the context.
@@ -75,12 +73,12 @@ def encode_windows(
     encoded = _encode_pairs(questions, list(rows["context"]), tokenizer, max_length, doc_stride, context_first)
     owners = encoded["overflow_to_sample_mapping"]
     offsets = [_context_offsets(window, 0 if context_first else 1) for window in encoded.encodings]
-    labels = _labels(offsets, owners, rows["answers"] if labelled else [None] * len(indices))
+    labels = _labels(offsets, owners, rows["answers"] if labelled else [None] * len(questions))
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {
         **{name: encoded[name] for name in names if name in encoded},
         "length": [len(ids) for ids in encoded["input_ids"]],
-        "example": [indices[owner] for owner in owners],
+        "example": owners,
         "offsets": offsets,
         "start": [start for start, _ in labels],
         "end": [end for _, end in labels],
@@ -92,7 +90,7 @@ def _check_text(context: str, text: Any, start: Any) -> tuple[str, int]:
         raise BadRow(f"an answer's text must be text that is not empty, got {_short(text)}")
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < len(context):
         raise BadRow(
-            f"answer_start of answer {_short(text)} must be a whole number from 0 to {len(context) - 1} "
+            f"answer_start of answer {_short(text)} must be an integer from 0 to {len(context) - 1} "
             f"(the context has {len(context)} characters), got {_short(start)}"
         )
     stripped = text.strip()

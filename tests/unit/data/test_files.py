@@ -25,7 +25,7 @@ class Pictures:
     state: dict[str, Any] = {}  # noqa: RUF012
     columns = {"image": Column("the picture", file=True), "label": Column("its class", label=True)}  # noqa: RUF012
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         text = datasets.Value("string")
         return datasets.Features(
             {"image": {"path": text, "bytes": datasets.Value("binary"), "name": text}, "label": text}

@@ -33,7 +33,7 @@ class Reviews:
         "id": Column("a name for the row", required=False),
     }
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         return datasets.Features({name: datasets.Value("string") for name in self.columns})
 
     def check_row(self, row: dict[str, Any], labelled: bool) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Questions:
         "answers": Column("the answers", label=True),
     }
 
-    def features(self) -> datasets.Features:
+    def schema(self) -> datasets.Features:
         text, number = datasets.Value("string"), datasets.Value("int64")
         answers = {"text": datasets.List(text), "answer_start": datasets.List(number)}
         return datasets.Features({"id": text, "question": text, "context": text, "answers": answers})

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from runs import ROOT, SIZES, TINY
 
-from toolkit.api.run import best_metric
 from toolkit.engine import fit
 from toolkit.lab.compare import bootstrap
 from toolkit.recipe import load_settings, load_task_type
@@ -29,7 +28,7 @@ def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch)
     cfg = load_settings(task_type, config, settings).config
     with prepared_run(cfg, task_type(cfg), recipe) as job:
         evaluation = fit(job).evaluations["validation"]
-    metric = best_metric(cfg, job.task)[0].removeprefix("eval_")
+    metric = job.best.name.removeprefix("eval_")
 
     def draw(count: int) -> list[float]:
         return bootstrap.resampled(job.task, evaluation.predictions, job.data.evals["validation"], metric, count)

@@ -3,15 +3,21 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import datasets
 import numpy as np
 import pytest
 import sacrebleu
 from sklearn import metrics as sklearn_metrics
 
+from toolkit.metrics.adapter import Adapter
 from toolkit.metrics.answers import exact_match, f1, normalize_answer
-from toolkit.metrics.classification import Classification
-from toolkit.metrics.squad import Squad
-from toolkit.metrics.translation import Translation, signatures
+from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
+from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
+from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.score import per_class_scores, without_classes
+from toolkit.metrics.squad import SQUAD, squad_scores
+from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
 
 LABELS = ["negative", "neutral", "positive"]
 
@@ -67,25 +73,13 @@ def test_exact_match_and_f1_on_hand_computed_cases(
     assert f1(prediction, answers) == pytest.approx(overlap)
 
 
-def references(**golds: list[str]) -> list[dict]:
-    return [{"id": key, "answers": {"text": texts, "answer_start": [0] * len(texts)}} for key, texts in golds.items()]
-
-
-def predictions(**texts: str) -> list[dict]:
-    return [{"id": key, "prediction_text": text} for key, text in texts.items()]
-
-
-def test_squad_matches_by_id_and_gives_fractions() -> None:
-    result = Squad().compute(
-        predictions=predictions(c="dog", a="the cat", b="big dog"), references=references(a=["cat"], b=["dog"], c=["x"])
-    )
+def test_squad_gives_fractions() -> None:
+    result = squad_scores(["the cat", "big dog", "dog"], [["cat"], ["dog"], ["x"]])
     assert result == pytest.approx({"exact_match": 1 / 3, "f1": (1 + 2 / 3 + 0) / 3})
 
 
 def test_squad_reports_unanswerable_questions_apart() -> None:
-    result = Squad().compute(
-        predictions=predictions(a="", b="big dog", c="", d="x"), references=references(a=[], b=["dog"], c=["cat"], d=[])
-    )
+    result = squad_scores(["", "big dog", "", "x"], [[], ["dog"], ["cat"], []])
     assert result == pytest.approx(
         {"exact_match": 1 / 4, "f1": (1 + 2 / 3) / 4, "no_answer_f1": 1 / 2, "has_answer_exact_match": 0.0,
          "has_answer_f1": 1 / 3}
@@ -93,30 +87,19 @@ def test_squad_reports_unanswerable_questions_apart() -> None:
 
 
 def test_squad_without_any_answerable_question() -> None:
-    result = Squad().compute(predictions=predictions(a="", b=""), references=references(a=[], b=[]))
-    assert result == {"exact_match": 1.0, "f1": 1.0, "no_answer_f1": 1.0}
+    assert squad_scores(["", ""], [[], []]) == {"exact_match": 1.0, "f1": 1.0, "no_answer_f1": 1.0}
 
 
-def test_squad_can_be_computed_again_after_an_error() -> None:
-    metric = Squad()
-    with pytest.raises(ValueError, match=r"1 ids \(the first is 'b'\) without a prediction.*'x'\) without a reference"):
-        metric.compute(predictions=predictions(a="", x=""), references=references(a=[], b=[]))
-    assert metric.compute(predictions=predictions(a=""), references=references(a=[]))["f1"] == 1.0
-
-
-@pytest.mark.parametrize("side", ["predictions", "references"])
-def test_squad_refuses_a_repeated_id(side: str) -> None:
-    sides = {"predictions": predictions(a="", b=""), "references": references(a=[], b=[])}
-    sides[side][1]["id"] = "a"
-    with pytest.raises(ValueError, match=f"{side}: id 'a' is there more than once"):
-        Squad().compute(**sides)
+def test_squad_refuses_another_number_of_predictions() -> None:
+    with pytest.raises(ValueError, match="received 1 predictions for 2 questions"):
+        squad_scores([""], [[], []])
 
 
 @pytest.mark.parametrize("classes", [[0, 1, 2], [0, 2], [1]], ids=["all", "one absent", "a single class"])
 def test_classification_equals_scikit_learn(classes: list[int]) -> None:
     rng = np.random.default_rng(len(classes))
     gold, predicted = rng.choice(classes, 50), rng.choice(classes, 50)
-    result = Classification().compute(predictions=predicted, references=gold, labels=LABELS)
+    result = classification_scores(predicted, gold, LABELS)
 
     options = {"labels": [0, 1, 2], "zero_division": 0}
     scores = {
@@ -135,7 +118,7 @@ def test_classification_equals_scikit_learn(classes: list[int]) -> None:
 
 
 def test_classification_on_a_hand_computed_case() -> None:
-    result = Classification().compute(predictions=[0, 0, 1, 1], references=[0, 1, 1, 1], labels=["no", "yes"])
+    result = classification_scores([0, 0, 1, 1], [0, 1, 1, 1], ["no", "yes"])
     assert result["accuracy"] == 0.75
     assert result["precision/no"] == 0.5
     assert result["recall/no"] == 1.0
@@ -147,28 +130,53 @@ def test_classification_on_a_hand_computed_case() -> None:
 @pytest.mark.parametrize("wrong", [-1, 3])
 def test_classification_refuses_ids_outside_the_labels(wrong: int) -> None:
     with pytest.raises(ValueError, match=r"class ids must be 0 to 2 \(3 labels\)"):
-        Classification().compute(predictions=[0, wrong], references=[0, 1], labels=LABELS)
+        classification_scores([0, wrong], [0, 1], LABELS)
 
 
 def test_classification_refuses_repeated_labels() -> None:
     with pytest.raises(ValueError, match="labels must be different names"):
-        Classification().compute(predictions=[0], references=[0], labels=["a", "a"])
+        classification_scores([0], [0], ["a", "a"])
 
 
-def test_metrics_write_no_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluate_metric_gives_the_same_and_writes_no_file(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", str(tmp_path / "cache"))
-    first, second = Squad(), Squad()  # two at the same time want no lock either
-    for metric in (first, second):
-        metric.add_batch(predictions=predictions(a=""), references=references(a=[]))
-    assert first.compute() == second.compute()
-    Classification().compute(predictions=[0], references=[1], labels=LABELS)
+    features = datasets.Features(predictions=datasets.Value("int64"), references=datasets.Value("int64"))
+    both = [Adapter(classification_scores, features) for _ in range(2)]  # two at the same time need no lock either
+    for metric in both:
+        metric.add_batch(predictions=[0, 2], references=[1, 2])
+        metric.add(prediction=1, reference=1)
+    expected = classification_scores([0, 2, 1], [1, 2, 1], LABELS)
+    assert [metric.compute(labels=LABELS) for metric in both] == [expected, expected]
+    assert both[0].compute(predictions=[0], references=[0], labels=LABELS)["accuracy"] == 1.0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_functions_need_nothing_heavy() -> None:
-    code = "import sys, toolkit.metrics.answers; sys.exit(bool({'evaluate', 'datasets', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_importing_the_functions_is_cheap() -> None:
+    names = ("answers", "classification", "likelihood", "measured", "multi_label", "regression", "squad", "translation")
+    heavy = {"evaluate", "datasets", "torch", "sklearn", "sacrebleu"}
+    code = f"import sys, {', '.join(f'toolkit.metrics.{name}' for name in names)}; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_declared_scores_are_those_that_are_returned() -> None:
+    columns, names = np.array([[0.0, 1.0], [1.0, 0.0]]), ["a", "b"]
+    returned = {
+        (*CLASSIFICATION, *per_class_scores(PER_CLASS, names)): classification_scores([0, 1], [0, 1], names),
+        (*MULTI_LABEL, *per_class_scores(PER_LABEL, names)): multi_label_scores(columns, columns, names),
+        (*REGRESSION, *per_class_scores(PER_TARGET, names)): regression_scores(columns, columns, names),
+        SQUAD: squad_scores(["a"], [["a"]]),
+        TRANSLATION: translation_scores(["a"], ["a"], "13a"),
+        LIKELIHOOD: likelihood_scores(1.0, 1, 1, None),
+    }
+    for scores, values in returned.items():
+        assert {score.name for score in scores} == values.keys()
+
+
+def test_scores_per_class_are_left_out_by_declaration_not_by_spelling() -> None:
+    figures = {"eval_f1": 1, "eval_f1/a": 2, "test_f1/a": 3, "f1/a": 4, "eval_time/step": 5}
+    assert without_classes(figures, per_class_scores(["f1"], ["a"])) == {"eval_f1": 1, "eval_time/step": 5}
 
 
 @pytest.mark.parametrize("tokenize", ["13a", "intl", "char", "zh", "none"])
@@ -179,7 +187,7 @@ def test_bleu_and_chrf_are_sacrebleus(tokenize: str) -> None:
         "bleu": sacrebleu.corpus_bleu(texts, [golds], tokenize=tokenize).score,
         "chrf": sacrebleu.corpus_chrf(texts, [golds]).score,
     }
-    assert Translation().compute(predictions=texts, references=golds, tokenize=tokenize) == expected
+    assert translation_scores(texts, golds, tokenize) == expected
     assert 0 < expected["bleu"] < 100
 
 

@@ -15,6 +15,7 @@ from toolkit.base.errors import InputError
 from toolkit.modalities import seq2seq
 
 PAIRS = (["a b a", "b"], ["b", "a a b b"])
+LIMITS = {"source": "max_source_length", "target": "max_target_length", "generated": "val_max_target_length"}
 TEXTS = ["Die Kühe gehen HEIM.", "  Zwei  Blanks\tund\nmehr ", "«Ökonomie» — 20 €", "日本語 🐄", "can't , won't ."]
 
 
@@ -27,13 +28,13 @@ def mbart50():
 
 
 def new_tokenizer(texts=TEXTS, vocab_size=400):
-    options = SimpleNamespace(max_source_length=32, max_target_length=48)
+    options = SimpleNamespace(max_source_length=32, max_target_length=48, limits=LIMITS)
     return seq2seq.new_processor(iter(texts), SimpleNamespace(vocab_size=vocab_size), options)
 
 
 def encode(tokenizer, source=None, target=None):
     with seq2seq.languages(tokenizer, source, target):
-        columns = seq2seq.preprocess(*PAIRS, tokenizer, 16, 16)
+        columns = seq2seq.encode_pairs(*PAIRS, tokenizer, 16, 16)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
@@ -62,7 +63,7 @@ def test_the_loss_is_that_of_the_model_given_labels(model_type):
     torch.manual_seed(0)
     model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
     assert model.config.vocab_size == len(tokenizer)
-    inputs, labels = seq2seq.collate(encode(tokenizer), tokenizer, config.decoder_start_token_id)
+    inputs, labels = seq2seq.pad_pairs(encode(tokenizer), tokenizer, config.decoder_start_token_id)
     with torch.no_grad():
         logits = model(**inputs).logits
         theirs = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], labels=labels).loss
@@ -87,7 +88,7 @@ def test_languages_stand_where_each_model_wants_them(make, source, target, first
     from_language, forced = seq2seq.language_ids(tokenizer, source, target)
     assert forced == (token(first) if first else None)
     assert from_language == (None if start == "</s>" else token(start))
-    inputs, labels = seq2seq.collate(features, tokenizer, token(start))
+    inputs, labels = seq2seq.pad_pairs(features, tokenizer, token(start))
     expected = (
         shift_tokens_right(labels, tokenizer.pad_token_id, token("</s>"))
         if make is nllb
@@ -125,7 +126,7 @@ def test_tokenizers_without_languages_need_none():
 
 def test_both_sides_are_cut_to_their_limits_and_counted():
     tokenizer = new_tokenizer()
-    columns = seq2seq.preprocess(["Die Kühe gehen HEIM." * 3, "a"], ["a", "b c d e f g h"], tokenizer, 12, 5)
+    columns = seq2seq.encode_pairs(["Die Kühe gehen HEIM." * 3, "a"], ["a", "b c d e f g h"], tokenizer, 12, 5)
     assert columns["truncated_source"] == [True, False]
     assert columns["truncated_target"] == [False, True]
     assert [len(ids) for ids in columns["input_ids"]] == [12, 2]
@@ -137,9 +138,9 @@ def test_both_sides_are_cut_to_their_limits_and_counted():
 
 def test_rows_without_targets_have_a_decoder_input():
     tokenizer = new_tokenizer()
-    columns = seq2seq.preprocess(["a", "b c"], None, tokenizer, 8, 8)
+    columns = seq2seq.encode_pairs(["a", "b c"], None, tokenizer, 8, 8)
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    inputs, labels = seq2seq.collate(rows, tokenizer, 1)
+    inputs, labels = seq2seq.pad_pairs(rows, tokenizer, 1)
     assert labels.tolist() == [[-100], [-100]]
     assert inputs["decoder_input_ids"].tolist() == [[1], [1]]
 
@@ -155,7 +156,7 @@ def test_generation_is_the_models_own_whatever_the_batch(model_type, num_beams):
     model.generation_config.do_sample = True  # a checkpoint may say so; evaluation does not follow it
     settings = {"max_new_tokens": 7, "num_beams": num_beams, "forced_bos_token_id": None}
     features = encode(tokenizer)
-    inputs, _ = seq2seq.collate(features, tokenizer, 1)
+    inputs, _ = seq2seq.pad_pairs(features, tokenizer, 1)
     with torch.no_grad():
         together = seq2seq.generate(model, model(**inputs), inputs, **settings)
         plain = model.generate(
@@ -165,7 +166,7 @@ def test_generation_is_the_models_own_whatever_the_batch(model_type, num_beams):
         assert together.tolist() == plain[:, 1:].tolist()
         assert together.dtype == torch.int32
         for row, ids in zip(features, together, strict=True):
-            alone, _ = seq2seq.collate([row], tokenizer, 1)
+            alone, _ = seq2seq.pad_pairs([row], tokenizer, 1)
             generated = seq2seq.generate(model, model(**alone), alone, **settings)
             assert seq2seq.decode(generated, tokenizer) == seq2seq.decode(ids[None], tokenizer)
 
@@ -182,7 +183,7 @@ def test_generation_of_a_new_model_ends_where_the_model_ends_a_text(model_type):
         outputs.logits = torch.zeros_like(outputs.logits)
         outputs.logits[..., tokenizer.eos_token_id] = 9.0
 
-    inputs, _ = seq2seq.collate(encode(tokenizer), tokenizer, 1)
+    inputs, _ = seq2seq.pad_pairs(encode(tokenizer), tokenizer, 1)
     with torch.no_grad():
         outputs = model(**inputs)
         model.register_forward_hook(be_sure_of_the_end)
@@ -201,7 +202,7 @@ def test_decoding_leaves_out_what_fills_up():
 
 
 def test_models_that_do_not_fit_are_refused():
-    options = SimpleNamespace(max_source_length=200, max_target_length=64, val_max_target_length=None)
+    options = SimpleNamespace(max_source_length=200, max_target_length=64, val_max_target_length=None, limits=LIMITS)
     (message,) = seq2seq.check_model(transformers.BertConfig(), options)
     assert "received a bert" in message
     assert "encoder-decoder" in message

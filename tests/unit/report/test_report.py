@@ -116,7 +116,8 @@ def test_the_worst_errors_are_the_surest_wrong_ones(folder: Path, page: str) -> 
     assert [int(row[0]) for row in rows] == [line for _, line in expected]
     assert [row[1] for row in rows] == [shown(score) for score, _ in expected]
     assert rows[0][2].startswith("<script>alert(1)</script> &")
-    assert "labelled" in rows[0][3]
+    assert [row[3].split(" (")[0] for row in rows] == [records[line - 1]["prediction"] for _, line in expected]
+    assert [row[4] for row in rows] == [records[line - 1]["label"] for _, line in expected]
 
 
 def test_switches_say_what_they_do(page: str) -> None:
@@ -168,7 +169,7 @@ def test_memory_stands_beside_what_was_predicted(page: str) -> None:
 
 
 def test_curves_leave_out_what_is_not_there() -> None:
-    history = [{"step": 1, "loss": None, "eval_loss": 2.0}, {"step": 2, "loss": 1.0, "eval_x": 1.0, "eval_x/a": 2.0}]
+    history = [{"step": 1, "loss": None, "eval_loss": 2.0}, {"step": 2, "loss": 1.0, "eval_x": 1.0}]
     figures = curves.curves(history, "eval_x")
     assert [figure.title for figure in figures] == ["Loss"]  # one point of a metric is no curve
     assert "training (1 not finite)" in figures[0].drawing.svg()

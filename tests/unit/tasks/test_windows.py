@@ -56,7 +56,7 @@ def encode(
     rows: list[dict[str, Any]], tokenizer: Any, max_length: int = 12, doc_stride: int = 2, **options: Any
 ) -> Any:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    options = {"indices": list(range(len(rows))), "labelled": True} | options
+    options = {"labelled": True} | options
     return encode_windows(columns, tokenizer=tokenizer, max_length=max_length, doc_stride=doc_stride, **options)
 
 
@@ -88,8 +88,8 @@ def test_a_context_that_fits_is_one_window() -> None:
 
 
 def test_windows_overlap_and_cover_the_context() -> None:
-    features = encode([row(CONTEXT, "alpha"), row(CONTEXT, "mu")], word_tokenizer(), indices=[7, 9])
-    assert features["example"] == [7] * 4 + [9] * 4
+    features = encode([row(CONTEXT, "alpha"), row(CONTEXT, "mu")], word_tokenizer())
+    assert features["example"] == [0] * 4 + [1] * 4
     assert max(features["length"]) == 12
     words = [words_of(offsets) for offsets in features["offsets"][:4]]
     assert [word for window in [words[0], *(w[2:] for w in words[1:])] for word in window] == CONTEXT.split()

@@ -8,7 +8,8 @@ from typing import Any
 from safetensors.torch import load_model, save_model
 
 from toolkit.api.callback import Callback, TrainingContext
-from toolkit.api.task import Averages, Predictions
+from toolkit.api.supports import SupportsEnsembling
+from toolkit.api.task import Predictions
 from toolkit.base.console import warn
 from toolkit.base.files import temporary_file
 from toolkit.base.run_folder import RunFolder
@@ -56,9 +57,14 @@ class Snapshots(Callback):
                 parts.append(predict(run, model, data, f"snapshot {step}", context.beat)[0])
         finally:
             model.load_state_dict(final)
-        assert isinstance(run.task, Averages)
+        assert isinstance(run.task, SupportsEnsembling)
         average = run.task.average
-        metrics = on_main(run.accelerator, lambda: run.task.metrics(average(parts), data))
+
+        def score() -> dict[str, float]:
+            mean = average(parts)
+            return run.task.metrics(run.task.decode(mean, data), mean, data)
+
+        metrics = on_main(run.accelerator, score)
         return {"ensemble_size": len(there)} | {f"ensemble_{name}": value for name, value in metrics.items()}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:

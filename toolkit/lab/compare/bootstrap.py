@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import EvalData, Predictions, Regroups, Task
+from toolkit.api.supports import SupportsPacking
+from toolkit.api.task import EvalData, Predictions, Task
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,7 +61,8 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
         metric: its name, without prefix.
         count: how many sets are drawn.
     """
-    regroups = isinstance(task, Regroups)
+    regroups = isinstance(task, SupportsPacking)
+    records = [] if regroups else list(task.decode(predictions, data))
     fetched: dict[str, list[Any]] = {}
     units = np.arange(len(data.features)) if regroups else np.asarray(data.features["example"][:])
     places = np.argsort(units, kind="stable")
@@ -79,5 +81,7 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
         part = EvalData(rows, _Drawn(data.features, order, examples, fetched), data.processor)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a draw may miss a class altogether
-            values.append(task.metrics({name: array[order] for name, array in predictions.items()}, part)[metric])
+            arrays = {name: array[order] for name, array in predictions.items()}
+            chosen = task.decode(arrays, part) if regroups else [records[example] for example in drawn]
+            values.append(task.metrics(chosen, arrays, part)[metric])
     return values

@@ -35,7 +35,7 @@ def shown(name: str, value: float) -> str:
         return format_bytes(value)
     if name == "step_seconds":
         return f"{1000 * value:.3g} ms" if value < 1 else f"{value:.3g} s"
-    return f"{value:,.0f}" if name.endswith("_per_second") and value >= 100 else format_value(float(value))
+    return f"{value:,.0f}" if name == "real_per_second" and value >= 100 else format_value(float(value))
 
 
 def compared(figure: Mapping[str, Any]) -> str:

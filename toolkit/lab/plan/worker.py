@@ -18,7 +18,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float]] = []
-        self.largest: Batch = {}
+        self.largest: Batch | None = None
         self._most = -1
 
     def gradient(self, step: int, model: nn.Module) -> None:
@@ -53,6 +53,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     watch = _Watch()
     with trained(job, watch) as (run, result):
+        assert watch.largest is not None  # there was a step
         subject = Subject(run.cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
         return {
             "memory": asdict(result.memory),

@@ -1,17 +1,19 @@
-"""What a classification or regression head learns: labels, targets, losses and scores of one problem type.
+"""Problem types of classification and regression: labels, targets, losses and scores.
 
-Whatever the input is (text, picture, recording), the model returns logits `[B, N]`; a head says what they mean.
+Whatever the input is (text, image, audio), the model returns logits `[B, N]`; a head says what they mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
+from toolkit.api.task import Record
+from toolkit.metrics.score import Score
 from toolkit.tasks.heads.multi_label import MultiLabel
 from toolkit.tasks.heads.regression import Regression
 from toolkit.tasks.heads.single_label import SingleLabel
@@ -25,10 +27,8 @@ if TYPE_CHECKING:
 class Head(Protocol):
     """One problem type. Built as `HeadClass(options)` with the task's options."""
 
-    scores: Mapping[str, bool]
-    """The metrics that can name the best model, and whether greater is better."""
     best_metric: str
-    """The one of them that does, unless the YAML names another."""
+    """Which of `scores` names the best model, unless the YAML names another."""
     error_name: str
     """What `error` measures."""
     has_classes: bool
@@ -37,6 +37,10 @@ class Head(Protocol):
     """JSON-able: `labels`, the names of the N logits, and whatever else was learned from the training rows."""
 
     def __init__(self, options: Any) -> None: ...
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        """As `toolkit.api.task.Task.scores`; those per class once the labels are known."""
 
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
@@ -71,19 +75,19 @@ class Head(Protocol):
         """Returns what is kept of `[B, N]` logits as predictions, of the same shape."""
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        """Returns metrics of `[rows, N]` scores."""
+        """Returns metrics of `[rows, N]` scores, as `predict` gives them, against `[rows]` or `[rows, N]` targets."""
 
-    def record(self, scores: np.ndarray, label: Any) -> dict[str, Any]:
-        """Returns `label`, `prediction` and whatever else is written down of one row."""
+    def record(self, scores: np.ndarray, label: Any) -> Record:
+        """Returns `label`, `prediction` and whatever else is written about one row; `scores` are its `[N]`."""
 
-    def summary(self, record: Mapping[str, Any]) -> str:
-        """Returns a record's prediction and, if known, label for a person."""
+    def describe(self, record: Record) -> tuple[str, str | None]:
+        """Says a record's prediction and label in words; None for a label that is not known."""
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
-        """As `toolkit.api.task.Judges.error`."""
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        """As `toolkit.api.supports.SupportsErrorRanking.error`."""
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
-        """As `toolkit.api.task.Reports.report_sections`."""
+        """As `toolkit.api.supports.SupportsReport.report_sections`."""
 
 
 HEADS: dict[str, type[Head]] = {

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import BadRow
+from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
+from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import sigmoid_losses
 
 if TYPE_CHECKING:
@@ -31,7 +33,6 @@ class MultiLabel:
     or null (not known). Names that are not given are false. It is kept as a list of names and values.
     """
 
-    scores: Mapping[str, bool] = dict.fromkeys(("f1_micro", "f1_macro", "subset_accuracy"), True)
     best_metric = "f1_micro"
     error_name = "mean distance"
     has_classes = False
@@ -39,6 +40,10 @@ class MultiLabel:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.state: dict[str, Any] = {"labels": options.labels}
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        return *MULTI_LABEL, *per_class_scores(PER_LABEL, self.state["labels"])
 
     def feature(self) -> Any:
         from datasets import List, Value
@@ -89,13 +94,9 @@ class MultiLabel:
         return logits.float().sigmoid()
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        from toolkit.metrics.multi_label import MultiLabelScores
+        return multi_label_scores(scores > THRESHOLD, targets, self.state["labels"])
 
-        return MultiLabelScores().compute(
-            predictions=(scores > THRESHOLD).astype(np.float64), references=targets, labels=self.state["labels"]
-        )
-
-    def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> dict[str, Any]:
+    def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> Record:
         labels = self.state["labels"]
         return {
             "label": None if label is None else [part["name"] for part in label if part["value"]],
@@ -103,11 +104,10 @@ class MultiLabel:
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
 
-    def summary(self, record: Mapping[str, Any]) -> str:
-        known = f" (labelled {', '.join(record['label']) or 'nothing'})" if record["label"] is not None else ""
-        return f"{', '.join(record['prediction']) or 'nothing'}{known}"
+    def describe(self, record: Record) -> tuple[str, str | None]:
+        return _listed(record["prediction"]), None if record["label"] is None else _listed(record["label"])
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         if record["label"] is None or set(record["label"]) == set(record["prediction"]):
             return None
         distances = [abs(score - (name in record["label"])) for name, score in record["scores"].items()]
@@ -117,6 +117,10 @@ class MultiLabel:
         from toolkit.document.blocks import Section
         from toolkit.tasks.heads.tables import score_table
 
-        names, counts = ("precision", "recall", "f1"), np.nansum(targets, axis=0)
-        table = score_table(self.state["labels"], self.metrics(scores, targets), names, counts)
+        counts = np.nansum(targets, axis=0)
+        table = score_table(self.state["labels"], self.metrics(scores, targets), PER_LABEL, counts)
         return [Section(f"Labels ({name})", [table])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import BadRow
+from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.score import Score, per_class_scores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -29,7 +31,6 @@ class Regression:
     list is a target that is not known.
     """
 
-    scores: Mapping[str, bool] = {"mse": False, "mae": False, "r2": True, "pearson": True}
     best_metric = "mse"
     error_name = "squared error"
     has_classes = False
@@ -37,6 +38,11 @@ class Regression:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.state: dict[str, Any] = {"labels": options.labels}
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        labels = self.state["labels"] or ()
+        return *REGRESSION, *per_class_scores(PER_TARGET, labels if len(labels) > 1 else ())
 
     def feature(self) -> Any:
         from datasets import List, Value
@@ -80,22 +86,19 @@ class Regression:
         return logits.float()
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        from toolkit.metrics.regression import RegressionScores
+        return regression_scores(scores, targets, self.state["labels"])
 
-        return RegressionScores().compute(predictions=scores, references=targets, labels=self.state["labels"])
-
-    def record(self, scores: np.ndarray, label: list[float] | None) -> dict[str, Any]:
+    def record(self, scores: np.ndarray, label: list[float] | None) -> Record:
         return {"label": None if label is None else self._named(label), "prediction": self._named(scores)}
 
     def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
         known = [None if number is None or math.isnan(number) else float(number) for number in numbers]
         return known[0] if len(known) == 1 else dict(zip(self.state["labels"], known, strict=True))
 
-    def summary(self, record: Mapping[str, Any]) -> str:
-        known = f" (labelled {_shown(record['label'])})" if record["label"] is not None else ""
-        return f"{_shown(record['prediction'])}{known}"
+    def describe(self, record: Record) -> tuple[str, str | None]:
+        return _shown(record["prediction"]), None if record["label"] is None else _shown(record["label"])
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         label, prediction = record["label"], record["prediction"]
         pairs = [(true, prediction[name]) for name, true in label.items()] if isinstance(label, dict) else None
         errors = [(true - predicted) ** 2 for true, predicted in pairs or [(label, prediction)] if true is not None]
@@ -108,7 +111,7 @@ class Regression:
         labels, counts = self.state["labels"], (~np.isnan(targets)).sum(axis=0)
         if len(labels) == 1:
             return []
-        table = score_table(labels, self.metrics(scores, targets), ("r2", "pearson"), counts)
+        table = score_table(labels, self.metrics(scores, targets), PER_TARGET, counts)
         return [Section(f"Numbers ({name})", [table])]
 
 

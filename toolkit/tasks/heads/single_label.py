@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.task import IGNORE_INDEX, BadRow, Record
 from toolkit.base.errors import DataError
+from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import softmax_losses
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 class SingleLabel:
     """Single-label classification; see `toolkit.tasks.heads.Head`."""
 
-    scores: Mapping[str, bool] = dict.fromkeys(("accuracy", "f1_macro", "precision_macro", "recall_macro", "mcc"), True)
     best_metric = "accuracy"
     error_name = "confidence"
     has_classes = True
@@ -33,6 +34,10 @@ class SingleLabel:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.state: dict[str, Any] = {"labels": options.labels, "class_weights": None}
+
+    @property
+    def scores(self) -> Sequence[Score]:
+        return *CLASSIFICATION, *per_class_scores(PER_CLASS, self.state["labels"])
 
     def feature(self) -> Any:
         from datasets import Value
@@ -81,11 +86,9 @@ class SingleLabel:
         return logits.float().softmax(-1)
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
-        from toolkit.metrics.classification import Classification
+        return classification_scores(scores.argmax(-1), targets, self.state["labels"])
 
-        return Classification().compute(predictions=scores.argmax(-1), references=targets, labels=self.state["labels"])
-
-    def record(self, scores: np.ndarray, label: str | None) -> dict[str, Any]:
+    def record(self, scores: np.ndarray, label: str | None) -> Record:
         labels = self.state["labels"]
         return {
             "label": label,
@@ -93,11 +96,10 @@ class SingleLabel:
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
 
-    def summary(self, record: Mapping[str, Any]) -> str:
-        known = f", labelled {record['label']}" if record["label"] is not None else ""
-        return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%}{known})"
+    def describe(self, record: Record) -> tuple[str, str | None]:
+        return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%})", record["label"]
 
-    def error(self, record: dict[str, Any]) -> tuple[float, ...] | None:
+    def error(self, record: Record) -> tuple[float, ...] | None:
         wrong = record["label"] not in (None, record["prediction"])
         return (record["scores"][record["prediction"]],) if wrong else None
 
@@ -109,8 +111,7 @@ class SingleLabel:
 
         labels, predictions = self.state["labels"], scores.argmax(-1)
         counts = confusion_matrix(targets, predictions, labels=range(len(labels)))
-        names = ("precision", "recall", "f1")
-        table = score_table(labels, self.metrics(scores, targets), names, counts.sum(axis=1))
+        table = score_table(labels, self.metrics(scores, targets), PER_CLASS, counts.sum(axis=1))
         return [Section(f"Classes ({name})", [table, confusion(counts, labels, name, folder)])]
 
 

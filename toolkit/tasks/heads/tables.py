@@ -1,4 +1,4 @@
-"""What there is to see of classes, labels or numbers: their scores, and which was taken for which."""
+"""Tables for the report: scores per class, label or target, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.document.blocks import Cell, Figure, Table
 
 MOST_COUNTED_CLASSES = 15
-"""With more, the confusion is a picture, not a table."""
+"""With more, the confusion matrix is an image, not a table."""
 
 
 def score_table(
@@ -39,7 +39,7 @@ def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path
         counts: `[classes, classes]`, true by predicted.
         labels: names of the classes.
         name: the evaluation set's.
-        folder: where a picture `confusion_<name>.png` is written, if there are too many classes for a table.
+        folder: where an image `confusion_<name>.png` is written, if there are too many classes for a table.
     """
     title = f"Predicted classes (columns) of the {name} rows, by true class"
     if len(labels) > MOST_COUNTED_CLASSES:

@@ -1,0 +1,39 @@
+"""A metric of ours as an `evaluate.Metric`, for code that works with those; importing this takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import evaluate
+
+
+class Adapter(evaluate.Metric):
+    """An `evaluate.Metric` over a function, which works on a read-only home and in any number of processes at once.
+
+    By default the library collects predictions in locked files of its cache folder, which it creates as soon as a
+    metric is built, even with `keep_in_memory`; here everything stays in memory.
+
+        Adapter(classification_scores, Features(predictions=Value("int64"), references=Value("int64"))).compute(
+            predictions=[0, 1], references=[0, 0], labels=["no", "yes"])
+
+    Args:
+        function: takes `predictions` and `references`, each one entry per row, and settings by name.
+        features: the Arrow types of an entry of both, a `datasets.Features`.
+    """
+
+    def __init__(self, function: Callable[..., dict[str, float]], features: Any) -> None:
+        self._function, self._features = function, features
+        super().__init__(keep_in_memory=True)
+
+    def _build_data_dir(self) -> str:
+        return ""
+
+    def _info(self) -> evaluate.MetricInfo:
+        description = self._function.__doc__ or ""
+        return evaluate.MetricInfo(
+            description=description, citation="", inputs_description=description, features=self._features
+        )
+
+    def _compute(self, **values: Any) -> dict[str, float]:
+        return self._function(**values)
