@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.shapes import SHAPES, Span, impossible, library_factor
+from toolkit.optim.shapes import SHAPES, impossible
+from toolkit.optim.span import Span
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -78,10 +79,8 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
         return Factor(lambda step: relative_step(step, rising))
     shape, warmup = SHAPES[train.lr_scheduler_type], warmup_steps(train, total_steps)
     span, given = Span(warmup, total_steps, train.learning_rate), train.lr_scheduler_kwargs
-    if isinstance(shape.factor, str):
-        # The arguments of a plateau are its callback's; what it takes from transformers is the warm-up.
-        own = {} if train.lr_scheduler_type == "reduce_lr_on_plateau" else given
-        return Factor(library_factor(shape.factor, span, own))
+    if train.lr_scheduler_type == "reduce_lr_on_plateau":
+        given = {}  # its arguments are its callback's
     factor = partial(shape.factor, span=span, **given)
     if shape.warms_up:
         return Factor(factor)

@@ -1,9 +1,7 @@
 """Shapes of the learning rate: each a factor of the peak rate as a function of the step, and of nothing before it.
 
-Those of transformers are taken from there: they are `LambdaLR`s, whose functions depend on the step alone, so that a
-resumed run can seek to any step. Those of torch are computed from the rate of the step before; they are written here as
-functions. The arguments of both are declared here, because settings are checked before transformers is loaded, which
-takes longer (2 to 6 s) than all the checks.
+So a resumed run can seek to any step. The schedules of torch compute a rate from that of the step before; here they
+are functions too.
 """
 
 from __future__ import annotations
@@ -15,61 +13,24 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import Field
 
-Count = Annotated[int, Field(ge=1)]
-CountOrZero = Annotated[int, Field(ge=0)]
-Cycles = Annotated[float, Field(gt=0)]
-Decay = Annotated[float, Field(gt=0, le=1)]
-Floor = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Curve = Literal["linear", "cosine", "1-sqrt"]
-
-
-class Span(NamedTuple):
-    """What a shape is laid over: steps of warm-up, steps in all, and the peak rate."""
-
-    warmup: int
-    total: int
-    peak: float
+from toolkit.optim import transformers_shapes as library
+from toolkit.optim.span import Count, CountOrZero, Decay, Floor, Span
 
 
 class Shape(NamedTuple):
     """A shape of the learning rate.
 
     Args:
-        factor: its name in transformers, or a function of step (from 0), span and arguments.
+        factor: a function of step (from 0), span and arguments.
         arguments: what `train.lr_scheduler_kwargs` may hold, with types.
         required: those that have no default.
-        warms_up: whether a function has a rise of its own, instead of following a linear warm-up.
+        warms_up: whether it has a rise of its own, instead of following a linear warm-up.
     """
 
-    factor: str | Callable[..., float]
+    factor: Callable[..., float]
     arguments: Mapping[str, Any]
     required: tuple[str, ...] = ()
     warms_up: bool = False
-
-
-def library_factor(name: str, span: Span, arguments: Mapping[str, Any]) -> Callable[[int], float]:
-    """Returns the factor of a schedule of transformers, warm-up included, as a function of the step (from 0).
-
-    Args:
-        name: its name there.
-        span: steps and peak rate.
-        arguments: the schedule's own.
-
-    Raises:
-        ValueError: if transformers refuses the arguments.
-    """
-    import torch
-    from transformers.optimization import get_scheduler
-
-    # The schedule reads the peak rate from its optimizer. A rate of 0 stays 0 whatever it is multiplied by.
-    stand_in = torch.optim.SGD([torch.zeros(1)], lr=span.peak or 1.0)
-    # `polynomial` divides by the steps after the warm-up; with none the run ends before the factor matters.
-    total = max(span.total, span.warmup + 1)
-    steps = None if arguments.get("num_stable_steps") is not None else total  # one of them, or it warns
-    schedule = get_scheduler(name, stand_in, span.warmup, steps, dict(arguments))
-    factor: Callable[[int], float] = schedule.lr_lambdas[0]
-    return factor
 
 
 def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | None:
@@ -151,58 +112,40 @@ def one_cycle(
     return last
 
 
-def _written_here(factor: Callable[..., float], *required: str, warms_up: bool = False) -> Shape:
+def _shape(factor: Callable[..., float], *required: str, warms_up: bool = False) -> Shape:
     """Returns a shape whose arguments are those of its function."""
     hints = get_type_hints(factor, include_extras=True)
     arguments = {name: hint for name, hint in hints.items() if name not in ("step", "span", "return")}
     return Shape(factor, arguments, required, warms_up)
 
 
+PLATEAU = {
+    "factor": Annotated[float, Field(gt=0, lt=1)],
+    "patience": CountOrZero,
+    "threshold": Floor,
+    "threshold_mode": Literal["rel", "abs"],
+    "cooldown": CountOrZero,
+    "min_lr": Floor,
+    "eps": Floor,
+}
+"""Arguments of `reduce_lr_on_plateau`, whose reductions are made by the callback `plateau`."""
+
 SHAPES: dict[str, Shape] = {
-    "linear": Shape("linear", {}),
-    "cosine": Shape("cosine", {"num_cycles": Cycles}),
-    "cosine_with_restarts": Shape("cosine_with_restarts", {"num_cycles": Count}),
-    "polynomial": Shape("polynomial", {"lr_end": Floor, "power": Cycles}),
-    "constant": Shape("constant", {}),
-    "constant_with_warmup": Shape("constant_with_warmup", {}),
-    "inverse_sqrt": Shape("inverse_sqrt", {"timescale": Count | None}),
-    # The reductions are made by the callback `plateau`.
-    "reduce_lr_on_plateau": Shape(
-        "constant_with_warmup",
-        {
-            "factor": Annotated[float, Field(gt=0, lt=1)],
-            "patience": CountOrZero,
-            "threshold": Floor,
-            "threshold_mode": Literal["rel", "abs"],
-            "cooldown": CountOrZero,
-            "min_lr": Floor,
-            "eps": Floor,
-        },
-    ),
-    "cosine_with_min_lr": Shape(
-        "cosine_with_min_lr",
-        {"num_cycles": Cycles, "min_lr": Floor | None, "min_lr_rate": Share | None},
-    ),
-    "cosine_warmup_with_min_lr": Shape(
-        "cosine_warmup_with_min_lr",
-        {"num_cycles": Cycles, "min_lr": Floor | None, "min_lr_rate": Share | None, "warmup_lr_rate": Share | None},
-    ),
-    "warmup_stable_decay": Shape(
-        "warmup_stable_decay",
-        {
-            "num_decay_steps": Count,
-            "num_stable_steps": CountOrZero | None,
-            "warmup_type": Curve,
-            "decay_type": Curve,
-            "min_lr_ratio": Share,
-            "num_cycles": Cycles,
-        },
-        required=("num_decay_steps",),
-    ),
-    "step": _written_here(step_decay, "step_size"),
-    "multi_step": _written_here(multi_step, "milestones"),
-    "exponential": _written_here(exponential, "gamma"),
-    "cyclic": _written_here(cyclic, "base_lr", warms_up=True),
-    "one_cycle": _written_here(one_cycle, warms_up=True),
+    "linear": _shape(library.linear),
+    "cosine": _shape(library.cosine),
+    "cosine_with_restarts": _shape(library.cosine_with_restarts),
+    "polynomial": _shape(library.polynomial),
+    "constant": _shape(library.constant),
+    "constant_with_warmup": _shape(library.constant),
+    "inverse_sqrt": _shape(library.inverse_sqrt),
+    "reduce_lr_on_plateau": Shape(library.constant, PLATEAU),
+    "cosine_with_min_lr": _shape(library.cosine_with_min_lr),
+    "cosine_warmup_with_min_lr": _shape(library.cosine_warmup_with_min_lr, warms_up=True),
+    "warmup_stable_decay": _shape(library.warmup_stable_decay, "num_decay_steps", warms_up=True),
+    "step": _shape(step_decay, "step_size"),
+    "multi_step": _shape(multi_step, "milestones"),
+    "exponential": _shape(exponential, "gamma"),
+    "cyclic": _shape(cyclic, "base_lr", warms_up=True),
+    "one_cycle": _shape(one_cycle, warms_up=True),
 }
 """By `train.lr_scheduler_type`."""
