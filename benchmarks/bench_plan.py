@@ -30,7 +30,7 @@ CHECKPOINTING = ("none", "full")
 MALLOC = {"default": {}, "mapped": {"MALLOC_MMAP_THRESHOLD_": "65536"}}
 """Environment of the measured processes."""
 FILES = 24
-"""Pictures, and recordings."""
+"""Number of image or audio files."""
 TEXTS = 120
 WORDS = 200
 
