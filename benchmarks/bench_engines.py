@@ -3,7 +3,8 @@
     python benchmarks/bench_engines.py [--config recipes/configs/reviews/smoke.yaml] [--pairs 5] [section.key=value ...]
 
 Both engines train the same steps alternately (A B A B ...), each in its own process, without evaluation or
-checkpoints. Ratios are computed per pair, so that a drift in the machine's speed cancels out. Run nothing else meanwhile.
+checkpoints. Ratios are computed per pair, so that drift in the machine's speed cancels out. Run
+nothing else meanwhile.
 """
 
 from __future__ import annotations

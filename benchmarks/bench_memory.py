@@ -3,8 +3,8 @@
     python benchmarks/bench_memory.py [--layers 12] [--hidden 256] [--rows 16] [--length 256]
 
 Each variant runs the forward and backward pass of a randomly initialised BERT in a separate process. Peak memory is
-that of the process (or the GPU) above the memory in use before the first pass, with model, gradients and inputs allocated.
-The gradient norm is compared with that of the first variant.
+that of the process (or the GPU) above the memory in use before the first pass, with model, gradients and inputs
+allocated. The gradient norm is compared with that of the first variant.
 """
 
 from __future__ import annotations

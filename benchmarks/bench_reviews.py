@@ -3,8 +3,8 @@
     python benchmarks/bench_reviews.py [--model FOLDER --train-file FILE --validation-file FILE] [--pairs 3]
 
 Both train one epoch with the same batch size, learning rate and precision, alternately (A B A B ...) and each in its
-own process. Ratios are computed per pair, so that a drift in the machine's speed cancels out. Without arguments, an encoder
-of MiniLM's size is trained from scratch on the reviews in this repository. Run nothing else meanwhile.
+own process. Ratios are computed per pair, so that a drift in the machine's speed cancels out. Without arguments, an
+encoder of MiniLM's size is trained from scratch on the reviews in this repository. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
