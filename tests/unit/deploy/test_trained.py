@@ -117,9 +117,7 @@ def test_wrong_settings_are_named_with_their_place(tmp_path):
         toolkit.train(RECIPE, {"train": {"learning_rate": torch.ones(1)}})
     broken = tmp_path / "broken.py"
     broken.write_text("import toolkit.no_such_module\n")
-    with pytest.raises(
-        toolkit.InputError, match=r"cannot be imported: ModuleNotFoundError: .*broken\.py, line 1"
-    ):
+    with pytest.raises(toolkit.InputError, match=r"cannot be imported: ModuleNotFoundError: .*broken\.py, line 1"):
         toolkit.train(broken, {})
     with pytest.raises(toolkit.InputError, match="no such recipe"):
         toolkit.train("nowhere.py", CONFIG)
