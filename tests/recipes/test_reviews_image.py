@@ -303,7 +303,7 @@ def test_pictures_inside_a_table_as_on_the_hub(tmp_path):
 def test_a_picture_that_breaks_after_its_check_is_named(tmp_path):
     processor = image.new_processor(iter(()), load_model_config(small("vit")), options())
     row = {"file": {"path": str(tmp_path / "gone.png"), "bytes": None, "name": "gone.png"}, "row_id": 0}
-    with pytest.raises(DataError, match=r"gone\.png.*start again"):
+    with pytest.raises(DataError, match=r"gone\.png.*rerun"):
         image.collate([row], processor, options(), RowRandom(0, 0))
 
 

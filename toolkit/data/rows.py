@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -15,6 +14,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
+from toolkit.data.bars import progress_bars
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
@@ -294,18 +294,3 @@ def _preview(values: Mapping[str, Any] | None) -> str:
 def _short(value: Any) -> str:
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"
-
-
-@contextmanager
-def progress_bars(shown: bool) -> Iterator[None]:
-    """Keeps the progress bars of `datasets` to tables that take a while."""
-    import datasets
-
-    if shown or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()

@@ -115,6 +115,10 @@ def test_wrong_settings_are_named_with_their_place(tmp_path):
     assert "override train.optim=adamw: train.optim: received 'adamw'" in listed
     with pytest.raises(toolkit.ConfigError, match="of type Tensor; use text, numbers, lists and dictionaries"):
         toolkit.train(RECIPE, {"train": {"learning_rate": torch.ones(1)}})
+    broken = tmp_path / "broken.py"
+    broken.write_text("import toolkit.no_such_module\n")
+    with pytest.raises(toolkit.InputError, match=r"cannot be imported: ModuleNotFoundError: .*broken\.py, line 1"):
+        toolkit.train(broken, {})
     with pytest.raises(toolkit.InputError, match="no such recipe"):
         toolkit.train("nowhere.py", CONFIG)
     with pytest.raises(toolkit.InputError, match="not a finished run"):
