@@ -95,7 +95,7 @@ def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
 def test_blanks_around_answers_are_taken_off_and_counted(tmp_path, capsys):
     rows = [question(id=str(i), answers={"text": [" grows "], "answer_start": [6]}) for i in range(8)]
     train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "train.max_steps=1")
-    assert "8 of 8 answers had blanks around them" in (tmp_path / "run" / "report.md").read_text()
+    assert "8 of 8 answers had surrounding whitespace" in (tmp_path / "run" / "report.md").read_text()
 
 
 def test_a_window_longer_than_the_model_is_refused_before_data_is_read(tmp_path):

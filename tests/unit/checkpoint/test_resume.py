@@ -191,7 +191,7 @@ def test_a_path_may_be_a_run(tmp_path: Path, folder: str) -> None:
     assert messages == [f"checkpoint.resume: using the newest valid checkpoint in {tmp_path / folder}, step-6"]
     damage(tmp_path, 3)
     damage(tmp_path, 6)
-    with pytest.raises(CheckpointError, match=r"nothing in .*checkpoints is usable:(.|\n)*step-6(.|\n)*step-3"):
+    with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*checkpoints:(.|\n)*step-6(.|\n)*step-3"):
         decide_resume(tmp_path, str(tmp_path / folder))
 
 

@@ -171,7 +171,7 @@ def write_evaluation(folder: Path, processes: int, rows: list[float], accuracy: 
         (
             [0.2, 0.1, 0.3],
             0.5,
-            "2 of 3 rows have other predictions, first row 1: the same predictions stand",
+            "2 of 3 rows have other predictions, first row 1: the same predictions are",
         ),
         ([0.1, 0.1, 0.3], 0.5, "1 of 3 rows have other predictions, first row 2: some rows were lost"),
         ([0.1, 0.2], 0.5, "predicted 2 rows instead of 3"),

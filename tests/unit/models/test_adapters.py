@@ -169,7 +169,7 @@ def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
     train("reviews", tmp_path / "run", *FEW, "model.peft.method=lora")
     monkeypatch.setattr(LoraModel, "merge_and_unload", lambda self: self.unload())
     assert run_command("merge", tmp_path / "run") == 1
-    assert "answers otherwise" in capsys.readouterr().err
+    assert "differs in its outputs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ def test_labels_that_cannot_be_used_say_why(kind, value, reason):
 
 
 def test_what_cannot_be_learned_is_said():
-    with pytest.raises(DataError, match="needs another"):
+    with pytest.raises(DataError, match="needs at least two"):
         learned("single_label_classification", ["a", "a"])
     with pytest.raises(DataError, match="no training row has any label"):
         learned("multi_label_classification", [",", []])
