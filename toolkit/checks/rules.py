@@ -135,7 +135,7 @@ RULES = (
         lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
         ("train.warmup_steps",),
         "values from 1 are numbers of steps",
-        "set an integer, or a fraction of all steps below 1",
+        "set a whole number, or a fraction of all steps below 1",
     ),
     *optim_rules.RULES,
     *efficiency.RULES,

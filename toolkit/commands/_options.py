@@ -27,7 +27,7 @@ def at_least(least: int) -> Callable[[str], int]:
         except ValueError:
             value = least - 1
         if value < least:
-            raise argparse.ArgumentTypeError(f"received {text}, must be an integer of at least {least}")
+            raise argparse.ArgumentTypeError(f"received {text}, must be a whole number of at least {least}")
         return value
 
     return number

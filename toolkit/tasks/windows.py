@@ -90,7 +90,7 @@ def _check_text(context: str, text: Any, start: Any) -> tuple[str, int]:
         raise BadRow(f"an answer's text must be text that is not empty, got {_short(text)}")
     if not isinstance(start, int) or isinstance(start, bool) or not 0 <= start < len(context):
         raise BadRow(
-            f"answer_start of answer {_short(text)} must be an integer from 0 to {len(context) - 1} "
+            f"answer_start of answer {_short(text)} must be a whole number from 0 to {len(context) - 1} "
             f"(the context has {len(context)} characters), got {_short(start)}"
         )
     stripped = text.strip()
