@@ -63,5 +63,5 @@ bench: setup ## run every benchmark and print its table
 	    $(BIN)/python "$$file" || exit 1; \
 	done
 
-worked-example: setup ## measure docs/worked_example.md again (about ten minutes; needs `toolkit data get fashion`)
+worked-example: setup ## measure docs/worked_example.md again (needs `toolkit data get fashion`)
 	$(BIN)/python docs/worked_example.py

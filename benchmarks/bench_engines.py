@@ -1,9 +1,10 @@
-"""The Trainer path against the loop: how much longer a step takes.
+"""Step time of the Trainer engine relative to the loop.
 
     python benchmarks/bench_engines.py [--config recipes/configs/reviews/smoke.yaml] [--pairs 5] [section.key=value ...]
 
-Both engines train the same steps in turn (A B A B ...), each in its own process; evaluation and checkpoints are not
-counted. The ratio is taken pair by pair, so that a machine whose speed drifts does not decide. Run nothing else then.
+Both engines train the same steps alternately (A B A B ...), each in its own process, without evaluation or
+checkpoints. Ratios are computed per pair, so that drift in the machine's speed cancels out. Run
+nothing else meanwhile.
 """
 
 from __future__ import annotations

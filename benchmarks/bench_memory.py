@@ -1,10 +1,10 @@
-"""Peak memory and time of one step with activations kept, computed anew in some layers, and in all.
+"""Peak memory and time of one step with activations stored, recomputed in some layers, and recomputed in all.
 
     python benchmarks/bench_memory.py [--layers 12] [--hidden 256] [--rows 16] [--length 256]
 
-Each variant runs in a process of its own: forward and backward pass of a new BERT. Peak memory is what the process
-(or the GPU) has held at most above what it held before the first pass, with model, gradients and inputs in place. The
-gradient's norm is compared with that of the first variant.
+Each variant runs the forward and backward pass of a randomly initialised BERT in a separate process. Peak memory is
+that of the process (or the GPU) above the memory in use before the first pass, with model, gradients and inputs
+allocated. The gradient norm is compared with that of the first variant.
 """
 
 from __future__ import annotations

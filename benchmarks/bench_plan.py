@@ -1,15 +1,14 @@
-"""`toolkit plan` against measurement: parts and peak of memory of training steps, predicted and measured.
+"""Predicted and measured memory of training steps, by parts and at the peak.
 
     python benchmarks/bench_plan.py [--model bert ...] [--steps 3]
 
-New models of 20 to 40 million parameters on made-up rows. Each variant is trained for a few steps in a process of its
-own, which also says what had been predicted for its largest micro-batch. The correction (`--calibrate`) is measured
-once for a model with and once without checkpointing, on variants that are not judged: SGD, half as many rows and an
-eighth.
+Randomly initialised models of 20 to 40 million parameters on synthetic rows. Each variant is trained for a few steps in
+a separate process, which also reports the prediction for its largest micro-batch. The calibration (`--calibrate`) is
+measured once with and once without checkpointing, on other variants: SGD with a half and an eighth of the rows.
 
-With `--malloc mapped` the C library (glibc) gives every larger block pages of its own, and back when it is freed. By
-default it keeps blocks on a heap with holes that few others fit into: memory that the plan does not foresee, and that
-the correction can only extrapolate.
+With `--malloc mapped`, the C library (glibc) maps every larger block separately and returns it when it is freed. By
+default it keeps blocks on a heap with gaps: memory that the plan does not predict and that the calibration can only
+extrapolate.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CHECKPOINTING = ("none", "full")
 MALLOC = {"default": {}, "mapped": {"MALLOC_MMAP_THRESHOLD_": "65536"}}
 """Environment of the measured processes."""
 FILES = 24
-"""Pictures, and recordings."""
+"""Number of image or audio files."""
 TEXTS = 120
 WORDS = 200
 

@@ -1,10 +1,10 @@
-"""The loop against a plain `transformers.Trainer` script on review classification: time, accuracy, memory.
+"""Time, accuracy and memory of the loop and of a plain `transformers.Trainer` script on text classification.
 
     python benchmarks/bench_reviews.py [--model FOLDER --train-file FILE --validation-file FILE] [--pairs 3]
 
-Both sides train one epoch with the same batch size, rate and precision; they run in turn (A B A B ...), each in its own
-process, and the ratio is taken pair by pair, so that a machine whose speed drifts does not decide. Without arguments a
-new encoder of MiniLM's size is trained on the reviews of this repository. Run nothing else meanwhile.
+Both train one epoch with the same batch size, learning rate and precision, alternately (A B A B ...) and each in its
+own process. Ratios are computed per pair, so that a drift in the machine's speed cancels out. Without arguments, an
+encoder of MiniLM's size is trained from scratch on the reviews in this repository. Run nothing else meanwhile.
 """
 
 from __future__ import annotations

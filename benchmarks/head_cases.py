@@ -1,4 +1,4 @@
-"""The models of the head scan: which heads are measured, each on a tiny new model without anything random in it."""
+"""The models of the head scan: tiny, randomly initialised, and without dropout or other randomness in training."""
 
 from __future__ import annotations
 

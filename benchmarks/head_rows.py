@@ -1,7 +1,7 @@
-"""Eight rows per kind of problem for the head scan, batched as the toolkit does it and as a Trainer script does it.
+"""Eight rows per kind of problem for the head scan, batched as in the toolkit and as in a Trainer script.
 
-The toolkit's batches come from the real recipes' `collate` wherever rows are text. Rows are of uneven lengths, and have
-uneven numbers of labelled tokens where a problem has such.
+The toolkit's batches come from the real recipes' `collate` wherever rows are text. Rows have different lengths,
+and different numbers of labelled tokens where a problem has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SPECIAL = 5
 CLASSES = ["a", "b", "c"]
 LENGTHS = (4, 15, 7, 11, 5, 13, 9, 14)
 SIDE = 16
-"""Height and width of pictures, mel bins and frames of log-mel pictures."""
+"""Height and width of images; mel bins and frames of log-mel spectrograms."""
 RANDOM = RowRandom(seed=0, epoch=0)
 
 Features = list[dict[str, Any]]

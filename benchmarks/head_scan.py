@@ -1,8 +1,8 @@
-"""What one update becomes when eight rows are cut into 2 x 4 instead of 8 x 1: plain Trainer and toolkit, many heads.
+"""The update on eight rows as 2 x 4 compared with 8 x 1, for many model heads, with a plain Trainer and the toolkit.
 
     python benchmarks/head_scan.py [--write]
 
-Prints a table; `--write` puts it into docs/heads.md, which says how to read it.
+Prints a table; `--write` writes it to docs/heads.md, which explains it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The other side of the comparison: review classification as a plain `transformers.Trainer` script does it."""
+"""Text classification with a plain `transformers.Trainer`, for comparison."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def arguments_of(name: str) -> list[argparse.Action]:
 
 
 def spelling(action: argparse.Action) -> str:
-    """Returns an argument as it is written on the command line."""
+    """Returns an argument as written on the command line."""
     value = "|".join(map(str, action.choices)) if action.choices and not action.metavar else action.metavar
     if not action.option_strings:
         return f"{value or action.dest}{' ...' if action.nargs == '*' else ''}"
@@ -45,7 +45,7 @@ def section(name: str) -> Iterator[str]:
 
 
 def rendered() -> str:
-    """Returns the page with the commands as they are."""
+    """Returns the page with the arguments of the commands as the code has them."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     text = "\n".join(line for name in COMMANDS for line in section(name))
     return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"

@@ -34,15 +34,15 @@ def combinations() -> str:
         [", ".join(f"`{key}`" for key in rule.keys), rule.why, rule.instead]
         for rule in sorted(RULES, key=lambda rule: rule.keys)
     ]
-    return table(["settings", "why it cannot be", "what to do instead"], rows)
+    return table(["settings", "reason", "what to do instead"], rows)
 
 
 TABLES = {"optimizers": optimizers, "combinations": combinations}
-"""By the name in the comments that stand around a table in the page."""
+"""Tables by the name in the comments around each in the page."""
 
 
 def rendered() -> str:
-    """Returns the page with its tables as they must be."""
+    """Returns the page with its tables as the code has them."""
     page = PAGE.read_text(encoding="utf-8")
     for name, table_of in TABLES.items():
         begin, end = f"<!-- {name}: written by docs/render_switches.py -->\n", f"\n<!-- end of {name} -->"

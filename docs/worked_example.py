@@ -1,7 +1,7 @@
-"""Optimises a classifier of pictures step by step, and writes docs/worked_example.md: `make worked-example`.
+"""Optimises an image classifier step by step, and writes docs/worked_example.md: `make worked-example`.
 
 Every figure of the page comes from one `toolkit compare`. With `--render`, the page is written from the figures of the
-last time (docs/worked_example.json).
+last comparison (docs/worked_example.json).
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ STEPS = (
     (
         "Schedule",
         "train.lr_scheduler_type=constant,cosine+train.warmup_steps=0.1",
-        "A rate that warms up and then falls lets the last steps settle.",
+        "Warm-up followed by cosine decay: the last steps use a small learning rate.",
     ),
     (
         "Augmentation",
         "task.image.random_crop=1.0+task.image.horizontal_flip=0.0,0.7+task.image.horizontal_flip=0.5",
-        "Six hundred pictures are soon known by heart; other crops and sides in each epoch make more of them.",
+        "600 images are easily memorised; random crops and flips add variety in each epoch.",
     ),
     (
         "Precision",
         "train.mixed_precision=no,bf16",
-        "bfloat16 halves the activations, and is faster where the hardware multiplies it.",
+        "bfloat16 halves the memory of activations, and is faster on hardware that supports it.",
     ),
     (
         "Optimizer",
         "train.optim=sgd+train.learning_rate=0.05,adamw_torch_fused+train.learning_rate=3e-3+train.optim_args={}",
-        "Two moments for each parameter instead of one, and a rate of its own.",
+        "AdamW keeps two moments per parameter instead of one, and needs its own learning rate.",
     ),
     (
         "Batch",
         "train.per_device_train_batch_size=32,64+train.gradient_accumulation_steps=1",
-        "Twice the rows in a step: half as many steps, more memory.",
+        "Twice the rows per step: half as many steps, more memory.",
     ),
 )
-"""What is done, the switch that does it, and why."""
+"""The title of each change, the switch that makes it, and the reason."""
 KEPT = ("recipe", "config", "overrides", "metric", "hardware", "versions", "seeds", "num_processes", "variants")
-"""What of comparison.json the page is made of."""
+"""The parts of comparison.json that the page uses."""
 
 
 def command() -> list[str]:
@@ -70,7 +70,7 @@ def command() -> list[str]:
 
 
 def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Returns the page for the figures of a comparison, and its pictures by their files' names."""
+    """Returns the page for the figures of a comparison, and its charts by file name."""
     variants = found["variants"]
     metric = found["metric"]["name"]
     names = {"train_peak": "peak memory", "step_seconds": "step", metric: metric.removeprefix("eval_")}
@@ -83,12 +83,12 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         rows.append([number, title, *cells])
     parts = [
         "# A worked example",
-        "A small ResNet from scratch learns ten kinds of product pictures from 600 of them "
-        f"(`{found['config']}`), first as plainly as can be: SGD with momentum at a constant rate, no augmentation, "
-        "float32. Then one thing after the other is changed, each on top of those before it. All figures come from one "
-        "`toolkit compare` ([how to read them](compare.md)), with "
-        f"{len(found['seeds'])} seeds on {found['hardware']['cpus']} CPU cores; in brackets the interval that each is "
-        "known to. `make worked-example` measures everything again and writes this page.",
+        "A small ResNet is trained from scratch to classify images of ten kinds of clothes, with 600 training images "
+        f"(`{found['config']}`). The baseline is plain training: SGD with momentum at a constant learning rate, no "
+        "augmentation, float32. Each change is made on top of the previous ones. All figures come from one "
+        "`toolkit compare` ([how to read them](compare.md)) with "
+        f"{len(found['seeds'])} seeds on {found['hardware']['cpus']} CPU cores; intervals are in brackets. "
+        "`make worked-example` repeats all measurements and writes this page.",
         markdown.fenced(f"toolkit {shlex.join(command())}", "bash"),
         markdown.table(["", "training", *names.values()], rows),
         *(f"![{title}](images/worked_example_{name}.svg)" for name, title in pictures.TITLES.items()),
@@ -97,10 +97,10 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     for number, (title, _, why) in enumerate(STEPS, start=1):
         parts += [f"### {title}", why, _effect(variants[number - 1], variants[number], names)]
     parts += [
-        "## What to make of it",
-        "Differences that the intervals do not tell apart are no differences yet: 150 validation pictures are few. "
-        "Repeat the comparison with more seeds or more rows before a switch is kept for its score; what a switch does "
-        "to memory and time is known much sooner.",
+        "## Conclusions",
+        "Most differences in accuracy are within the noise, since there are only 150 validation images. Repeat the "
+        "comparison with more seeds or more rows before you keep a switch for its accuracy. Effects on memory and "
+        "time need fewer runs.",
     ]
     numbers = range(1, len(variants) + 1)
     drawn = pictures.draw(variants, numbers, found["metric"])
@@ -108,14 +108,14 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 
 def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[str, str]) -> str:
-    """Says what a step changed."""
+    """Returns what one change did: the settings changed and the effect on each figure."""
     lines = []
     for name, title in names.items():
         old, new = before["figures"][name], after["figures"][name]
         chance = overlap((old["low"], old["high"]), (new["low"], new["high"]))
         lines.append(
             f"- {title}: {shown(name, old['value'])} -> {shown(name, new['value'])}"
-            + (", which could be chance" if chance else f", x{new['value'] / old['value']:.2f}")
+            + (", within the noise" if chance else f", x{new['value'] / old['value']:.2f}")
         )
     changes, earlier = ({key: pair[1] for key, pair in each["differs"].items()} for each in (after, before))
     baseline = {key: pair[0] for key, pair in after["differs"].items()}
@@ -128,7 +128,7 @@ def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[
 
 
 def main() -> None:
-    """Measures, unless told not to, and writes figures, pictures and the page."""
+    """Measures, unless `--render` is given, and writes figures, charts and the page."""
     if "--render" not in sys.argv[1:]:
         subprocess.run([sys.executable, "-m", "toolkit", *command()], check=True)
         found = json.loads((OUTPUT / "comparison.json").read_text(encoding="utf-8"))

@@ -91,6 +91,33 @@ def test_few_files_are_loose_and_every_layer_exists() -> None:
     assert loose | folders == set(LAYERS)
 
 
+def section_rows(title: str) -> list[list[str]]:
+    """Returns the cells of the table under a heading of CONTRIBUTING.md, without its header."""
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split(f"## {title}\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    return rows[2:]
+
+
+def test_the_layers_of_contributing_are_those_of_the_code() -> None:
+    rows = section_rows("Layers")
+    assert [name.strip("`") for name, _ in rows] == list(LAYERS)
+    assert all(contents for _, contents in rows)
+
+
+def test_contributing_names_the_place_of_every_change() -> None:
+    rows = section_rows("Where does a change go?")
+    expected = {"task", "modality", "optimizer", "schedule", "strategy", "callback", "metric", "setting", "command"}
+    assert {change for change, _ in rows} >= expected
+    for change, where in rows:
+        words = re.findall(r"`([^`]+)`", where)
+        paths = [ROOT / word for word in words if "/" in word]
+        assert paths, change
+        assert [path for path in paths if not path.exists()] == [], change
+        files = [path for place in paths for path in ([place] if place.is_file() else place.glob("*.py"))]
+        code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+        assert [word for word in words if word.isupper() and not re.search(rf"^{word}\b", code, re.M)] == [], change
+
+
 def test_tests_are_named_as_tests_and_helpers_live_in_support() -> None:
     files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
     helpers = {path for path in files if not path.name.startswith("test_")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ def load_task_type(path: str | Path) -> type[Task]:
     """Loads a recipe file and returns its `TASK`.
 
     Raises:
-        InputError: if there is no such file, or it is not a recipe.
+        InputError: if there is no such file, it cannot be imported, or it is not a recipe.
     """
     file = Path(path)
     if not file.is_file():
@@ -31,7 +32,13 @@ def load_task_type(path: str | Path) -> type[Task]:
         raise InputError(f"{path}: not a Python file; recipes are files such as recipes/qa.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and data loader workers look their module up by name
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # importing a file can end in anything
+        del sys.modules[name]
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}, line {place.lineno}"
+        raise InputError(f"{path}: cannot be imported: {type(error).__name__}: {error} ({where})") from error
     if not hasattr(module, "TASK"):
         raise InputError(f"{path}: not a recipe, it has no TASK")
     return module.TASK

@@ -1,4 +1,4 @@
-"""Draws `flow.png`, the picture in the README: `python docs/images/make_flow.py`."""
+"""Draws `flow.png`, the diagram in the README: `python docs/images/make_flow.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAGES = (
     ("config", "all checked first", "toolkit/config/"),
     ("task", "loss and metrics", "recipes/<task>.py"),
     ("data", "rows to tokens", "toolkit/data/"),
-    ("run", "the whole story", "toolkit/run.py"),
+    ("run", "start to end", "toolkit/run.py"),
     ("engine", "loop | trainer", "toolkit/engine/"),
     ("report", "model, numbers", "toolkit/report/"),
 )
@@ -76,7 +76,7 @@ def split(ax: Axes, x: float, y: float, title: str, ranks: list[list[tuple[int, 
 
 
 def main() -> None:
-    """Draws the picture and writes it beside this file."""
+    """Draws the diagram and writes it next to this file."""
     figure = plt.figure(figsize=(12, 4.9), dpi=150)
     ax = figure.add_axes((0, 0, 1, 1))
     ax.set(xlim=(0, 12), ylim=(0, 4.9))
@@ -85,7 +85,7 @@ def main() -> None:
     box(ax, 0.05, 0.05, 11.9, 4.8, CARD)
     stages(ax, 3.75)
     ax.plot((0.35, 11.65), (3.2, 3.2), color=LINE, linewidth=0.8)
-    title = "One step trains on one window of rows, however it is dealt out"
+    title = "One step trains on one window of rows, however it is split"
     ax.text(0.35, 2.88, title, ha="left", va="center", color=INK, fontsize=12, fontweight="bold")
     lefts = (0.35, 3.95, 8.1)
     for x, (name, ranks) in zip(lefts, SPLITS, strict=True):

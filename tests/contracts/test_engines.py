@@ -49,13 +49,16 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 def test_callbacks_hear_of_everything_and_may_ask_for_more(tmp_path):
     callbacks_for_tests.EVENTS.clear()
     train("reviews", tmp_path / "run", *FEW, TRAINER, "trainer.callbacks=[callbacks_for_tests.Recorder]",
-          "eval.eval_steps=4", "checkpoint.save_steps=5", "tracking.logging_steps=2")  # fmt: skip
+          "eval.eval_steps=4", "checkpoint.save_steps=5", "tracking.logging_steps=2",
+          "checkpoint.load_best_model_at_end=true")  # fmt: skip
+    # The best step is saved while it is evaluated, and the last one after the Trainer has ended.
     assert callbacks_for_tests.EVENTS == [
-        ("begin", 0), ("log", 2), ("log", 3), ("evaluate", 3), ("save", 3), ("log", 4), ("evaluate", 4), ("save", 5),
-        ("log", 6), ("evaluate", 6), ("end", 6),
+        ("begin", 0), ("log", 2), ("log", 3), ("save", 3), ("evaluate", 3), ("log", 4), ("evaluate", 4), ("save", 5),
+        ("log", 6), ("evaluate", 6), ("end", 6), ("save", 6),
     ]  # fmt: skip
     assert [line["step"] for line in lines(tmp_path / "run", "eval_loss")] == [3, 4, 6]
     assert [path.name for path in sorted((tmp_path / "run" / "checkpoints").iterdir())] == [
+        "step-3",
         "step-5",
         "step-6",
     ]

@@ -16,8 +16,9 @@ from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config, DataConfig
+from toolkit.data.bars import progress_bars
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
-from toolkit.data.rows import NUMBER, Table, apply_policy, load_hub_table, load_table, progress_bars, write_bad_rows
+from toolkit.data.rows import NUMBER, Table, apply_policy, load_hub_table, load_table, write_bad_rows
 from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -15,6 +14,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
+from toolkit.data.bars import progress_bars
 from toolkit.data.columns import is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
@@ -122,18 +122,7 @@ def load_hub_table(
     cache_dir: str | Path | None = None,
     sample: int | None = None,
 ) -> Table:
-    """Loads and checks one split of a hub dataset; other arguments as for `load_table`.
-
-    Args:
-        dataset_name: hub id, or a local folder with the layout of a hub dataset.
-        config: configuration of the dataset; None means its default.
-        revision: branch, tag or commit; None means `main`.
-        split: name of the split.
-        task: the task, which defines the columns and checks rows.
-        columns: maps the toolkit's column names to the dataset's.
-        labelled: whether label columns are needed.
-        cache_dir: folder of the Arrow cache.
-        sample: keep only this many rows, evenly spaced.
+    """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
 
     Raises:
         DataError: if the dataset cannot be loaded, has no such split, or lacks a column.
@@ -193,11 +182,7 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
 
 
 def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns the first bad rows, one per line, for a message.
-
-    Args:
-        bad: the name of the source and the report of each bad row.
-    """
+    """Returns the first bad rows, one per line, for a message; `bad` has the source and the report of each."""
     lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
     return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
 
@@ -258,11 +243,7 @@ def _cache_key(
 
 
 def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
-    """Yields every row, usable or not, in the form of the cache.
-
-    Raises:
-        DataError: if the source cannot be read or lacks a column.
-    """
+    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
     if present := columns_of(first):
@@ -313,18 +294,3 @@ def _preview(values: Mapping[str, Any] | None) -> str:
 def _short(value: Any) -> str:
     text = str(value).encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"
-
-
-@contextmanager
-def progress_bars(shown: bool) -> Iterator[None]:
-    """Turns off the progress bars of `datasets`, unless `shown`; used for tables that are quick to load."""
-    import datasets
-
-    if shown or datasets.are_progress_bars_disabled():
-        yield
-        return
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        datasets.enable_progress_bars()

@@ -88,7 +88,7 @@ def mirror(tmp_path: Path) -> Path:
     for part, count in (("train", 3), ("val", 2)):
         for language, text in (("en", "A dog"), ("de", "Ein Hündchen\u2028 ")):
             lines = "".join(f"{text} {n} \n" for n in range(count))
-            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress(lines.encode()))
+            (folder / f"{part}.{language}.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     (folder / "valid.txt").write_bytes(b" \n = Lobster = \r\n\n")
     (folder / "test.txt").write_bytes(b" \n = One = \n" + b"x" * 20 + b"\n = Two = \n" + b"y" * 20 + b"\n = Three = \n")
     return folder
@@ -209,7 +209,7 @@ def real_multi30k(source: Path, mirror: Path) -> None:
         rows = [json.loads(line) for line in (source / f"{part}.jsonl").read_text("utf-8").split("\n")[:-1]]
         for language in ("en", "de"):
             text = "".join(row["translation"][language] + "\n" for row in rows)
-            (mirror / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode(), 1))
+            (mirror / f"{name}.{language}.gz").write_bytes(gzip.compress(text.encode(), 1, mtime=0))
 
 
 def real_fashion(source: Path, mirror: Path) -> None:
@@ -258,14 +258,14 @@ def test_where_it_came_from_is_noted_and_shown(mirror, tmp_path):
     said = "\n".join(lines)
     assert source["sha256"] in said
     assert "Apache-2.0" in said
-    assert "The source has changed: train.json, validation.json is not what the figures" in said
+    assert "The source has changed: train.json, validation.json differs from the data on which the figures" in said
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["agxqa"]
 
 
 def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirror, tmp_path):
     folder, lines = made("wikitext2", mirror, tmp_path), []
     get_dataset("wikitext2", tmp_path / "data", tmp_path / "no-mirror", lines.append)
-    assert lines == [f"{folder} is there and complete; there is nothing to do."]
+    assert lines == [f"{folder} is already complete; nothing to do."]
 
     (folder / "mine.txt").write_text("kept")
     former = (folder / "train.txt").read_bytes()
@@ -277,7 +277,7 @@ def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirro
 
     (folder / "train.txt").unlink()
     (mirror / "valid.txt").write_text("other")
-    with pytest.raises(DownloadError, match=r"train.txt does not come out as noted in .*/valid.txt has changed since"):
+    with pytest.raises(DownloadError, match=r"train.txt differs from the checksum in .*/valid.txt has changed"):
         made("wikitext2", mirror, tmp_path)
     assert not (folder / "train.txt").exists()
 
@@ -288,7 +288,7 @@ def test_what_is_damaged_or_something_else_is_named_and_left_as_it_is(mirror, tm
     with pytest.raises(InputError, match=r"the content of train.txt has changed"):
         made("wikitext2", mirror, tmp_path)
     (folder / NOTE).write_text("{")
-    with pytest.raises(InputError, match=r"SOURCE.json in it is missing or unreadable"):
+    with pytest.raises(InputError, match=r"its SOURCE.json is missing or unreadable"):
         made("wikitext2", mirror, tmp_path)
     assert (folder / "train.txt").read_text() == "other"
 
@@ -306,8 +306,8 @@ def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data,
     [
         ("agxqa", AGXQA, b'{"data": [', "JSONDecodeError"),
         ("agxqa", AGXQA, b'{"version": 2}', "KeyError: 'data'"),
-        ("multi30k", "val.de.gz", gzip.compress(b"one\n"), "shorter"),
-        ("multi30k", "train.en.gz", gzip.compress(b"line\n" * 99)[:-9], "EOFError"),
+        ("multi30k", "val.de.gz", gzip.compress(b"one\n", mtime=0), "shorter"),
+        ("multi30k", "train.en.gz", gzip.compress(b"line\n" * 99, mtime=0)[:-9], "EOFError"),
         ("fashion", "fashion-mnist-sprite.png", b"<html>", "cannot identify image"),
         ("spoken_digits", "free-spoken-digit-dataset.tar.gz", b"<html>", "not a gzip file"),
         ("customer_reviews", "custrev.all", b"2 a third class\n", "KeyError: '2'"),
@@ -316,7 +316,7 @@ def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data,
 )
 def test_a_source_that_is_not_what_it_was_is_named(mirror, tmp_path, name, file, content, reason):
     (mirror / file).write_bytes(content)
-    with pytest.raises(DownloadError, match=rf"{name}: the source .* is not laid out as it was: .*{reason}"):
+    with pytest.raises(DownloadError, match=rf"{name}: the source .* or its format has changed: .*{reason}"):
         made(name, mirror, tmp_path)
     assert list((tmp_path / "data").iterdir()) == []
 

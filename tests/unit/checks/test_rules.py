@@ -128,7 +128,7 @@ CONFLICTS = {
     "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
     "checkpoint.resume=Auto": "(did you mean 'auto'?)",
     "data.train_file=": "data.train_file: received '', expected text that is not blank",
-    "data.test_file=rows.xlsx": "data.test_file: received 'rows.xlsx', which is in no format that can be read",
+    "data.test_file=rows.xlsx": "data.test_file: received 'rows.xlsx', whose format is not supported",
     "model.name_or_path=./no-model": "model.name_or_path: received './no-model', there is no such folder",
 }
 

@@ -87,7 +87,7 @@ def test_scores_of_the_runs_own_rows_are_the_runs_own(result, trained):
     [
         ([*ROWS, {"text": " "}, {"text": None}], "2 of 5 rows cannot be used:\n  rows, row 4: .*\n  rows, row 5: "),
         (pandas.DataFrame({"text": ["good", None]}), "rows, row 2: column 'text' is empty"),
-        (["good"], "rows, row 1: not a dictionary but str"),
+        (["good"], "rows, row 1: expected a dictionary, received str"),
         ([{"review": "good"}], "rows has no column 'text'.*Its columns are review"),
         ({"text": "good"}, "received dict, expected a list of dictionaries"),
         ("new.csv", "received str, expected a list of dictionaries.*`toolkit predict`"),
@@ -115,6 +115,10 @@ def test_wrong_settings_are_named_with_their_place(tmp_path):
     assert "override train.optim=adamw: train.optim: received 'adamw'" in listed
     with pytest.raises(toolkit.ConfigError, match="of type Tensor; use text, numbers, lists and dictionaries"):
         toolkit.train(RECIPE, {"train": {"learning_rate": torch.ones(1)}})
+    broken = tmp_path / "broken.py"
+    broken.write_text("import toolkit.no_such_module\n")
+    with pytest.raises(toolkit.InputError, match=r"cannot be imported: ModuleNotFoundError: .*broken\.py, line 1"):
+        toolkit.train(broken, {})
     with pytest.raises(toolkit.InputError, match="no such recipe"):
         toolkit.train("nowhere.py", CONFIG)
     with pytest.raises(toolkit.InputError, match="not a finished run"):

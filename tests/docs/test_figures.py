@@ -1,0 +1,73 @@
+"""The measured figures in the pages are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from launching import ROOT
+
+from toolkit.optim.presets import PRESETS
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def row(page: str, setting: str) -> str:
+    """Returns the line of a table about a setting."""
+    lines = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines() if f"| `{setting}" in line]
+    assert len(lines) == 1, setting
+    return lines[0]
+
+
+def factors(text: str) -> list[float]:
+    return [float(factor) for factor in re.findall(r"\bx (\d\.\d\d)\b", text)]
+
+
+def test_the_time_of_a_step_in_the_trainer() -> None:
+    found = read(RESULTS / "engines.json")
+    text = row("README.md", "engine: trainer")
+    assert factors(text) == [round(found["ratio_median"], 2)]
+    assert f"median of {len(found['loop_ms'])} pairs" in text
+
+
+def test_the_memory_of_activation_checkpointing() -> None:
+    variants = read(RESULTS / "plan.json")["bert"]["variants"]
+    none, full = (
+        next(v for v in variants if (v["optim"], v["activation_checkpointing"]) == ("adamw_torch_fused", kind))
+        for kind in ("none", "full")
+    )
+    expected = [round(full["measured_bytes"] / none["measured_bytes"], 2)]
+    assert factors(row("README.md", "train.activation_checkpointing")) == expected
+    assert factors(row("docs/switches.md", "train.activation_checkpointing")) == expected
+
+
+def test_the_effect_of_mixed_precision() -> None:
+    variants = read(ROOT / "docs" / "worked_example.json")["variants"]
+    after = next(i for i, variant in enumerate(variants) if "mixed_precision=bf16" in variant["name"])
+    pairs = [
+        [variants[i]["figures"][name]["value"] for i in (after - 1, after)] for name in ("step_seconds", "train_peak")
+    ]
+    text = row("README.md", "train.mixed_precision: bf16")
+    assert factors(text) == [round(new / old, 2) for old, new in pairs]
+
+
+def test_the_bytes_of_optimizer_state() -> None:
+    text = row("README.md", "train.optim`")
+    for name, label in (("adamw_torch", "AdamW"), ("adamw_bnb_8bit", "8-bit AdamW"), ("adafactor", "Adafactor")):
+        assert f"{round(PRESETS[name].state_bytes, 2):g} for {label}" in text
+
+
+def test_the_accuracy_of_plans() -> None:
+    models = [found for found in read(RESULTS / "plan.json").values() if isinstance(found, dict)]
+    variants = [variant for found in models for variant in found["variants"]]
+    page = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+    worst = max(abs(variant["peak"] - 1) for variant in variants)
+    assert f"within {100 * worst:.1f} %" in page
+    low, high = (round(100 * pick(v["peak_uncalibrated"] for v in variants)) for pick in (min, max))
+    assert f"{low} to {high} %" in page
