@@ -80,8 +80,8 @@ def _missing_files(entry: CatalogEntry, folder: Path) -> list[str]:
     if changed:
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise InputError(
-            f"{folder.absolute()}: the content of {', '.join(changed[:5])}{more} has changed since the download. Delete "
-            "the changed files and run the command again; it restores missing files."
+            f"{folder.absolute()}: the content of {', '.join(changed[:5])}{more} has changed since the download. "
+            "Delete the changed files and run the command again; it restores missing files."
         )
     return [file for file in noted if not (folder / file).is_file()]
 

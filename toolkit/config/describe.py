@@ -149,7 +149,8 @@ def _section_schema(kind: type) -> dict[str, Any]:
 
 def _docstring(kind: type) -> str:
     text = inspect.cleandoc(kind.__doc__ or "")
-    return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.split())  # not the one that dataclass generates
+    generated = text.startswith(f"{kind.__name__}(")  # by dataclass
+    return "" if generated else " ".join(text.split())
 
 
 def _default(kind: type, name: str) -> str:

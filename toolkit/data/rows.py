@@ -173,7 +173,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
 
 
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
-    """Writes each bad row of the tables as a JSON line `{file, row, reason, values}`; the file is written atomically."""
+    """Writes each bad row as a JSON line `{file, row, reason, values}`; the file is written atomically."""
     with written_whole(Path(path)) as file:
         for table in tables.values():
             for row in table.bad:

@@ -99,15 +99,15 @@ def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[
     Raises:
         ConfigError: as `rates`.
     """
-    rate, not_decayed = rates(model, train, peak), without_decay(model)
+    rate, exempt = rates(model, train, peak), without_decay(model)
     apart = _embeddings(model) | {id(model.get_parameter(name)) for name in in_head(model)}
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in not_decayed else train.weight_decay}
+        settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in exempt else train.weight_decay}
         if PRESETS[train.optim].takes_matrices:
-            settings["matrices"] = parameter.ndim == 2 and name not in not_decayed and id(parameter) not in apart
-        kind = (abs(rate[name] - peak), name in not_decayed, *settings.values())
+            settings["matrices"] = parameter.ndim == 2 and name not in exempt and id(parameter) not in apart
+        kind = (abs(rate[name] - peak), name in exempt, *settings.values())
         groups.setdefault(kind, {"params": [], **settings})["params"].append(parameter)
     return [groups[kind] for kind in sorted(groups)]
