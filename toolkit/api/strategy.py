@@ -71,7 +71,7 @@ class Strategy(Protocol):
 
     @property
     def gradient_is_shared(self) -> bool:
-        """Whether the gradient of the current step is the same on every rank, so that all see one that is not finite."""
+        """Whether the gradient of the current step is the same on every rank, so that all see if it is not finite."""
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""

@@ -69,8 +69,8 @@ CONFLICTS = {
     "train.max_steps=9 train.warmup_steps=10": "train.warmup_steps (10.0), train.max_steps (9): the run would end",
     "train.warmup_steps=1.5": "give a whole number, or a fraction of all steps below 1",
     "train.lr_scheduler_type=constant train.warmup_steps=2": "set train.lr_scheduler_type to constant_with_warmup",
-    "train.lr_scheduler_type=one_cycle train.warmup_steps=2": "this schedule has its own warm-up; set train.warmup_steps",
-    "train.lr_scheduler_type=cyclic train.warmup_steps=2": "this schedule has its own warm-up; set train.warmup_steps",
+    "train.lr_scheduler_type=one_cycle train.warmup_steps=2": "this schedule has its own warm-up; set train",
+    "train.lr_scheduler_type=cyclic train.warmup_steps=2": "this schedule has its own warm-up; set train",
     "train.lr_scheduler_type=reduce_lr_on_plateau": "set eval.eval_steps, for instance to epoch",
     "train.snapshot_ensemble=true": "set train.lr_scheduler_type to cosine_with_restarts",
     "train.snapshot_ensemble=true train.lr_scheduler_type=cosine_with_restarts data.validation_split=0": (
