@@ -210,7 +210,7 @@ def test_models_that_do_not_fit_are_refused(kind, changes, message, tmp_path):
         (("task.audio.max_seconds=3",), "task.audio: has no effect with task.modality 'image'"),
         (("task.modality=text",), "task.image: has no effect with task.modality 'text'"),
         (("task.problem_type=regression", "task.focal_gamma=2"), "no effect with task.problem_type 'regression'"),
-        (("data.columns.text=review",), "data.columns.text: not read under these task settings"),
+        (("data.columns.text=review",), "data.columns.text: not read with these task settings"),
         (("task.image.sise=3",), "did you mean task.image.size?"),
         (("task.image=3",), "this is a section; set one of its keys (task.image.key=value)"),
         (("task.image.size=big",), "task.image.size: received 'big' (text), expected a whole number"),

@@ -144,8 +144,8 @@ def test_wrong_settings_are_refused(tmp_path, settings, message):
 def test_what_was_cut_is_in_the_report(tmp_path):
     train("translation", tmp_path / "run", *STEP, "task.max_source_length=6", "task.max_target_length=5")
     report = (tmp_path / "run" / "report.md").read_text()
-    assert "300 sources are longer than task.max_source_length and were cut." in report
-    assert "300 targets are longer than task.max_target_length and were cut." in report
+    assert "300 sources are longer than task.max_source_length and were truncated." in report
+    assert "300 targets are longer than task.max_target_length and were truncated." in report
     assert len(predictions(tmp_path / "run")[0]["reference"].split()) > 3  # what is scored against is not cut
 
 

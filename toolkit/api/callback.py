@@ -1,4 +1,4 @@
-"""What may accompany a training step by step, under any engine."""
+"""Callbacks, which both engines call at the same moments of training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class TrainingContext:
-    """A training as callbacks see it.
+    """The objects of a training run that callbacks can use.
 
     Args:
-        run: what is trained.
-        model: the model as accelerate has prepared it.
-        bare_model: the same without a wrapper.
+        run: the run.
+        model: the model as prepared by accelerate.
+        bare_model: the same model without its wrapper.
         optimizer: its optimizer.
         schedule: its learning-rate schedule.
-        milestones: when things happen.
-        state: what the run has done.
-        beat: says that this process is alive, in work that takes long.
-        callbacks: by the name in checkpoints, in the order in which they are called.
+        milestones: when the run logs, evaluates, saves and ends.
+        state: the progress of the run.
+        beat: signals that this process is alive; call it during long work.
+        callbacks: callbacks by their name in checkpoints, in the order of their calls.
     """
 
     run: Run
@@ -45,12 +45,12 @@ class TrainingContext:
 
     @property
     def over(self) -> bool:
-        """Whether no step is left."""
+        """Whether no steps are left."""
         return self.state.ended or self.state.step >= self.milestones.total_steps
 
     @property
     def epoch(self) -> float:
-        """Passes over the training rows so far."""
+        """Number of epochs so far, with fractions."""
         return round(self.state.step / self.milestones.steps_per_epoch, 6)
 
     def end(self) -> None:
@@ -59,7 +59,7 @@ class TrainingContext:
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Holds while parameters are evaluated or saved as a result; see `Callback.as_result`."""
+        """Active while parameters are evaluated or saved as the result; see `Callback.as_result`."""
         with ExitStack() as entered:
             for callback in self.callbacks.values():
                 entered.enter_context(callback.as_result())
@@ -67,36 +67,37 @@ class TrainingContext:
 
 
 class Callback(Protocol):
-    """Built as `CallbackClass(context)` once model and optimizer are prepared; does nothing at any moment by default.
+    """The protocol of callbacks; by default, each method does nothing.
 
-    Each method is called on every rank, at the same moments in every engine. What a callback keeps is saved and
-    restored with the run, so it need not know of engines, ranks or resumes.
+    A callback is built as `CallbackClass(context)` after model and optimizer are prepared. Each method is called on
+    every rank, at the same moments in every engine. The state of a callback is saved and restored with the run, so a
+    callback does not depend on engines, ranks or resumes.
     """
 
     def __init__(self, context: TrainingContext) -> None: ...
 
     def before_update(self) -> None:
-        """Called before each update, once its gradient is exchanged, clipped and known to be finite."""
+        """Called before each update; the gradient is exchanged, clipped and finite."""
 
     def after_update(self) -> None:
-        """Called after each update has been counted, before anything is logged, evaluated or saved."""
+        """Called after each update is counted, before anything is logged, evaluated or saved."""
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
-        """Called after validation rows were scored, once per step, with `eval_` metrics."""
+        """Called after the validation rows are scored, at most once per step, with the `eval_` metrics."""
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Holds while parameters are evaluated or saved as a result, as opposed to being trained on."""
+        """Active while parameters are evaluated or saved as the result; may replace them during that time."""
         yield
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Called when the best step's parameters have replaced the last one's, with the `state` of that step."""
+        """Called after the parameters of the best step are loaded, with the callback's `state` of that step."""
 
     def finish(self) -> None:
-        """Called when nothing is left to train or to save: parameters become the run's result."""
+        """Called when training and saving are over: the parameters become the run's result."""
 
     def final_metrics(self) -> dict[str, float]:
-        """Returns values for the report, after the last evaluation; parameters must stay as they are."""
+        """Returns values for the report, after the last evaluation; must not change parameters."""
         return {}
 
     def log_metrics(self) -> dict[str, float]:
@@ -104,8 +105,8 @@ class Callback(Protocol):
         return {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns what a checkpoint must hold: tensors, and values that JSON can hold."""
+        """Returns the state for a checkpoint: tensors, and JSON-serializable values."""
         return {}, {}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Takes back what `state` returned."""
+        """Restores the state that `state` returned."""

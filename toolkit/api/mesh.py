@@ -1,4 +1,4 @@
-"""How the processes of a run are arranged: which train on the same rows, and which parts of one model they hold."""
+"""The arrangement of a run's processes: which rows each trains on, and which part of the model it holds."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mesh:
-    """Sizes of the dimensions, and this process's place in them.
+    """Sizes of the dimensions, and the position of this process in them.
 
-    Rows are dealt to *data ranks*: replicas of the model, or shards of one (`fsdp`). Processes that differ only in
-    their tensor or pipeline rank hold parts of the same replica and read the same rows. Whatever deals rows, counts
-    items, seeds dropout, averages gradients or reports, uses `data_rank` and `data_size`, never the process's rank.
+    Rows are distributed over *data ranks*: replicas of the model, or shards of one (`fsdp`). Processes that differ only
+    in their tensor or pipeline rank hold parts of the same replica and read the same rows. Code that distributes rows,
+    counts items, seeds dropout, averages gradients or reports uses `data_rank` and `data_size`, never the rank.
 
     Args:
-        replicas: copies of the model.
-        fsdp: processes among which each copy's parameters are sharded.
-        tensor: processes among which each layer is split.
-        pipeline: stages among which the layers are split.
-        rank: this process's rank among all of them; tensor ranks are neighbours, pipeline stages are furthest apart.
+        replicas: number of copies of the model.
+        fsdp: number of processes that share the parameters of each copy.
+        tensor: number of processes that share each layer.
+        pipeline: number of stages that share the layers.
+        rank: rank of this process among all; tensor ranks are adjacent, pipeline stages are furthest apart.
     """
 
     replicas: int = 1
@@ -42,20 +42,20 @@ class Mesh:
 
     @property
     def data_rank(self) -> int:
-        """Which of the data ranks' rows this process reads."""
+        """The data rank whose rows this process reads."""
         return self.rank // self.tensor % self.data_size
 
     @property
     def tensor_rank(self) -> int:
-        """Which part of each layer this process holds."""
+        """The part of each layer that this process holds."""
         return self.rank % self.tensor
 
     @property
     def pipeline_rank(self) -> int:
-        """Which stage this process holds."""
+        """The stage that this process holds."""
         return self.rank // (self.tensor * self.data_size)
 
     @property
     def counts(self) -> bool:
-        """Whether this process's items, losses and predictions count: one process per data rank, of the last stage."""
+        """Whether this process's items, losses and predictions count: one process of the last stage per data rank."""
         return self.tensor_rank == 0 and self.pipeline_rank == self.pipeline - 1

@@ -10,7 +10,7 @@ from toolkit.config.sections import Config
 
 
 class Due(NamedTuple):
-    """What happens after a step."""
+    """The actions due after a step."""
 
     log: bool
     evaluate: bool
@@ -19,7 +19,7 @@ class Due(NamedTuple):
 
 @dataclass(frozen=True)
 class Milestones:
-    """When a run evaluates, saves and ends, in steps; None is never."""
+    """When a run logs, evaluates, saves and ends, in steps; None means never."""
 
     total_steps: int
     steps_per_epoch: int
@@ -42,7 +42,7 @@ class Milestones:
         )
 
     def after(self, step: int) -> Due:
-        """Returns what happens after a step."""
+        """Returns the actions due after a step, counted from 1."""
         evaluate, save = (every is not None and step % every == 0 for every in (self.eval_every, self.save_every))
         return Due(step % self.log_every == 0 or step == self.total_steps, evaluate, save)
 

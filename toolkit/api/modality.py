@@ -1,4 +1,4 @@
-"""What a modality is: a module of `toolkit.modalities` that brings a kind of input and models together."""
+"""The protocol of modalities: modules of `toolkit.modalities` that prepare one kind of input for models."""
 
 from __future__ import annotations
 
@@ -16,66 +16,72 @@ if TYPE_CHECKING:
 
 
 class Modality(Protocol):
-    """How models take a kind of input. `options` are always the task's."""
+    """Processors and model checks of one kind of input. `options` are always the task's."""
 
     @property
     def AUTO_PROCESSOR(self) -> str:  # noqa: N802 - a constant of a module
-        """Name of the `transformers` auto class of its processors."""
+        """Name of the `transformers` auto class of the modality's processors."""
 
     def load_processor(self, source: str, model: ModelConfig, options: Any) -> Processor:
         """Loads the processor of a pretrained model, a run or a checkpoint.
 
         Args:
             source: hub id or folder.
-            model: for `revision` (of `name_or_path`, not of another source) and `trust_remote_code`.
-            options: the task's.
+            model: the settings, for `trust_remote_code` and, if `source` is `name_or_path`, `revision`.
+            options: the task's options.
 
         Raises:
-            InputError: if there is none that can be used.
+            InputError: if no usable processor is found.
         """
 
     def new_processor(self, texts: Iterator[str], config: PreTrainedConfig, options: Any) -> Processor:
-        """Makes the processor of a new model.
+        """Builds the processor of a new model.
 
         Args:
             texts: the training text, for a tokenizer.
-            config: the new model's.
-            options: the task's.
+            config: configuration of the new model.
+            options: the task's options.
         """
 
     def configure(self, config: PreTrainedConfig, processor: Processor, new: bool) -> None:
-        """Writes into the model's configuration what follows from the processor; `new` if the model has no weights."""
+        """Sets the fields of the model's configuration that depend on the processor.
+
+        Args:
+            config: configuration of the model.
+            processor: its processor.
+            new: whether the model has no pretrained weights.
+        """
 
     def check_model(self, config: PreTrainedConfig, options: Any) -> list[str]:
-        """Returns what is wrong between a model and the task's options, as full messages."""
+        """Returns one complete message for each conflict between a model and the task's options."""
 
 
 class InputModality(Modality, Protocol):
-    """A modality in which one value of a row is all that the model is given, so that rows can be classified by it."""
+    """A modality whose model input is a single value of each row, so that rows can be classified by it."""
 
     def auto_model(self, config: PreTrainedConfig) -> str:
-        """Returns the name of the auto class that classifies."""
+        """Returns the name of the `transformers` auto class for classification."""
 
     def feature(self) -> Any:
-        """Returns the Arrow type of a checked value."""
+        """Returns the `datasets` feature type of a checked value."""
 
     def check(self, value: Any, options: Any) -> Any:
-        """Returns a row's value as `feature` describes it.
+        """Returns a row's value in the type of `feature`.
 
         Raises:
-            BadRow: with the reason why it cannot be used.
+            BadRow: with the reason, if the value cannot be used.
         """
 
     def preprocess(self, values: Sequence[Any], processor: Processor, options: Any) -> dict[str, list[Any]]:
-        """Turns checked values into columns of feature rows, one each, with `length` among them."""
+        """Converts checked values to columns of feature rows, one row per value; `length` is one of the columns."""
 
     def collate(
         self, features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
     ) -> dict[str, Tensor]:
-        """Turns feature rows into the model's inputs."""
+        """Builds the model's inputs from B feature rows; the first dimension of each tensor is B."""
 
     def shown(self, value: Any) -> str:
-        """Returns what stands for a value in messages and predictions."""
+        """Returns the text for a value in messages and predictions."""
 
     def thumbnail(self, value: Any, options: Any) -> bytes | None:
-        """Returns a small image of a value for a report, or None if there is nothing to see."""
+        """Returns a small PNG or JPEG of a value for a report, or None if it has no image."""

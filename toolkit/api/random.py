@@ -7,11 +7,11 @@ import torch
 
 
 class RowRandom:
-    """Random numbers of single examples: f(seed, epoch, row id), whatever the worker, the rank or a resume.
+    """Random numbers of single examples, which depend on seed, epoch and row id, not on worker, rank or resume.
 
     Args:
         seed: the run's seed.
-        epoch: the training epoch, or -1 in evaluation, where nothing is augmented but, for instance, masks are drawn.
+        epoch: the training epoch; -1 in evaluation, which has no augmentation but may, for instance, draw masks.
     """
 
     def __init__(self, seed: int, epoch: int) -> None:
@@ -19,7 +19,7 @@ class RowRandom:
 
     @property
     def epoch(self) -> int:
-        """The epoch; setting it reaches workers that were started before only after `share`."""
+        """The epoch; workers that are already running see changes only after `share`."""
         return int(self._epoch)
 
     @epoch.setter
@@ -27,7 +27,7 @@ class RowRandom:
         self._epoch.fill_(epoch)
 
     def share(self) -> None:
-        """Lets workers that live longer than an epoch see it change."""
+        """Makes changes of the epoch visible to workers that run for several epochs."""
         self._epoch.share_memory_()
 
     @property
@@ -36,5 +36,5 @@ class RowRandom:
         return self.epoch >= 0
 
     def generator(self, row_id: int) -> np.random.Generator:
-        """Returns a fresh generator for one row; every call for the same row gives the same numbers."""
+        """Returns a new generator for a row; each call for the same row and epoch gives the same numbers."""
         return np.random.default_rng([self.seed, self.epoch + 1, row_id])

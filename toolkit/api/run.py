@@ -1,4 +1,4 @@
-"""What an engine is given and what it returns."""
+"""The arguments and results of engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been verified: its folder, its optimizer step, and the state the caller gave."""
+    """A verified checkpoint: its folder, its optimizer step, and the state saved in it."""
 
     path: Path
     step: int
@@ -32,13 +32,24 @@ class Checkpoint:
 
 
 class Observer(Protocol):
-    """Looks at a run from outside, as certificates do; it must change nothing."""
+    """Observes a run without changing it, as certificates do."""
 
     def gradient(self, step: int, model: nn.Module) -> None:
-        """Called before each update with the step, from 1, and the bare model, its gradient exchanged and clipped."""
+        """Called before each update.
+
+        Args:
+            step: the step, from 1.
+            model: the model without its wrapper; its gradient is exchanged and clipped.
+        """
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Called after each update, with this rank's micro-batches and the step's figures; `seconds` is its time."""
+        """Called after each update.
+
+        Args:
+            step: the step, from 1.
+            batches: this rank's micro-batches.
+            record: the figures of the step; `seconds` is its duration.
+        """
 
 
 @dataclass(frozen=True)
@@ -48,18 +59,18 @@ class Run:
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
-        accelerator: the run's one Accelerator.
+        accelerator: the only Accelerator of the run.
         model: the model before `prepare`.
         processor: tokenizer, image processor or feature extractor.
         data: tokenised rows.
         output_dir: the run's folder, locked and writable.
-        resume: the checkpoint to go on from, or None.
-        identity: settings and fingerprints that a resumed run must share, saved in every checkpoint.
-        memory: measures, from before the model was built.
-        mesh: how the processes are arranged.
-        strategy: how they share the training.
-        best: the metric that names the best model, with its prefix.
-        observer: looks on, or None.
+        resume: the checkpoint to resume from, or None.
+        identity: settings and fingerprints that must be the same on resume, saved in every checkpoint.
+        memory: measures the memory use since before the model was built.
+        mesh: arrangement of the processes.
+        strategy: how the processes share the training.
+        best: the metric that selects the best model, with its prefix.
+        observer: an observer, or None.
     """
 
     cfg: Config
@@ -80,18 +91,18 @@ class Run:
 
 @dataclass(frozen=True)
 class FitResult:
-    """What came out of training.
+    """The result of training.
 
     Args:
-        steps: optimizer steps of the whole run, former sessions included.
+        steps: optimizer steps of the run, previous sessions included.
         train_loss: mean loss over all items trained on in this session, None if there were none.
-        evaluations: the final model's, by set (`validation`, `test`).
-        best: best value of the metric for the best model, or None.
+        evaluations: evaluations of the final model by set (`validation`, `test`).
+        best: best value of the metric that selects the best model, or None.
         best_step: step of that value.
-        train_seconds: time spent in training steps in this session, without evaluating and saving.
-        items_per_second: items trained on per second of that.
-        memory: what it took of the main process's.
-        further: what the strategy and callbacks have to report.
+        train_seconds: seconds spent in training steps of this session, without evaluation and saving.
+        items_per_second: items trained on per second of that time.
+        memory: memory use of the main process.
+        further: figures of the strategy and the callbacks.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
 
@@ -108,10 +119,14 @@ class FitResult:
 
 
 def best_metric(cfg: Config, task: Task) -> Score:
-    """Returns the metric that names the best model; its name has the prefix `eval_`.
+    """Returns the metric that selects the best model; its name has the prefix `eval_`.
+
+    Args:
+        cfg: the settings, for `eval.metric_for_best_model`.
+        task: the task, for its metrics and its default.
 
     Raises:
-        ConfigError: if the task has no metric of the name that the YAML gives.
+        ConfigError: if the task has no metric of the configured name.
     """
     name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
     scores = [Score("loss", greater_is_better=False), *task.scores]
@@ -124,12 +139,12 @@ def best_metric(cfg: Config, task: Task) -> Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation set scored.
+    """The evaluation of one set.
 
     Args:
-        metrics: without prefix, on every rank.
-        predictions: in row order, on the main process; empty elsewhere.
-        records: what the task decoded from them, one per example, on the main process; empty elsewhere.
+        metrics: metrics without prefix, on every rank.
+        predictions: predictions in row order, on the main process; empty on others.
+        records: records that the task decoded from them, one per example, on the main process; empty on others.
     """
 
     metrics: dict[str, float]
@@ -138,11 +153,11 @@ class Evaluation:
 
 
 class Predictor(Protocol):
-    """What predictions are made with: a run that is being trained, or a finished one."""
+    """The objects needed for predictions, of a run in training or a finished one."""
 
     @property
     def cfg(self) -> Config:
-        """Resolved settings."""
+        """Resolved configuration."""
 
     @property
     def task(self) -> Task:
@@ -150,12 +165,12 @@ class Predictor(Protocol):
 
     @property
     def accelerator(self) -> Accelerator:
-        """The processes."""
+        """The Accelerator of the run."""
 
     @property
     def mesh(self) -> Mesh:
-        """How the processes are arranged."""
+        """Arrangement of the processes."""
 
     @property
     def processor(self) -> Processor:
-        """For the collator."""
+        """Tokenizer, image processor or feature extractor, for the collator."""

@@ -1,4 +1,4 @@
-"""What a run has done so far."""
+"""The progress of a run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 @dataclass
 class TrainState:
-    """What a run has done; together with parameters and optimizer all that a resume needs.
+    """The progress of a run: together with parameters and optimizer state, everything that a resume needs.
 
-    Position, order, augmentation and random numbers follow from `step`, so none of them is stored.
+    The position in the data, its order, augmentation and random numbers follow from `step` and are not stored.
     """
 
     step: int = 0
@@ -24,12 +24,12 @@ class TrainState:
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
     ended: bool = False
-    """Whether a callback has ended training before the last planned step."""
+    """Whether a callback ended training before the last planned step."""
     skipped_steps: int = 0
-    """Steps whose update the scaler of fp16 left out; the schedule did not count them."""
+    """Steps whose update the fp16 scaler skipped; the schedule does not count them."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Takes the values of a checkpoint; those that this version does not know are left out."""
+        """Sets the fields from the values of a checkpoint; values that this version does not know are ignored."""
         for field in fields(self):
             if field.name in saved:
                 setattr(self, field.name, saved[field.name])

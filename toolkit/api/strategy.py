@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LostGradient:
-    """A gradient that must not become an update.
+    """A gradient that is not finite and must not be applied.
 
     Args:
         step: its step, counted from 1.
-        norm: its norm, not finite.
-        rows: rows of the training file that this process contributed.
+        norm: its norm, which is not finite.
+        rows: numbers of this process's rows of the step, in the training file.
     """
 
     step: int
@@ -33,16 +33,16 @@ class LostGradient:
 
 @dataclass(frozen=True)
 class Replica:
-    """What a strategy trains on this process.
+    """The model that a strategy trains on this process.
 
     Args:
-        task: gives the summed loss.
-        model: as accelerate has prepared it.
-        bare_model: the same without a wrapper.
+        task: computes the summed loss.
+        model: the model as prepared by accelerate.
+        bare_model: the same model without its wrapper.
         optimizer: its optimizer.
-        state: what the run has done; changes as it trains.
-        split: cuts a micro-batch into parts of at most a number of rows.
-        beat: called after each micro-batch, to say that this process is alive.
+        state: the progress of the run, updated during training.
+        split: splits a micro-batch into parts of at most a given number of rows.
+        beat: called after each micro-batch, to signal that this process is alive.
     """
 
     task: Task
@@ -55,22 +55,23 @@ class Replica:
 
 
 class Strategy(Protocol):
-    """One object per run. Every method is called on every rank, in this order, and may communicate.
+    """How processes share the training; one object per run.
 
-    `prepare`, then `attach`; for each step `begin_step`, `window_gradient`, `clip`, if need be `skip_update`, and
-    `after_update`; `settle` before parameters are evaluated or saved, then `full_model` or `full_parameters`.
+    Every method is called on every rank, in the same order, and may communicate: `prepare`, then `attach`; for each
+    step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`; `settle` before
+    parameters are evaluated or saved, then `full_model` or `full_parameters`.
     """
 
     name: str
-    """As checkpoints and the report call it."""
+    """Its name in checkpoints and the report."""
     wraps_model: bool
     """Whether accelerate wraps the model so that the last backward pass of a window exchanges gradients."""
     lost: LostGradient | None
-    """The gradient that this process alone had to leave out; the run stops when all processes can."""
+    """The gradient that only this process had to skip; the run stops at the next point where all processes can."""
 
     @property
     def gradient_is_shared(self) -> bool:
-        """Whether the gradient of the step under way is the same on every rank, so that all see it is not finite."""
+        """Whether the gradient of the current step is the same on every rank, so that all see if it is not finite."""
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""
@@ -83,60 +84,60 @@ class Strategy(Protocol):
 
         Args:
             own_items: items of this rank's part of the window.
-            items: items of the whole window.
+            items: items of the window, over all ranks.
 
         Returns:
-            The factor of this rank's summed losses, with which gradients add up to that of the step.
+            The factor of this rank's summed losses, such that the gradients add up to the gradient of the step.
         """
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
-        """Computes the gradient of a window, complete in each parameter's `grad`, which is None or zero before.
+        """Computes the gradient of a window into each parameter's `grad`, which must be None or zero before.
 
         Args:
             window: this rank's micro-batches, on the CPU.
-            scale: what `begin_step` returned.
+            scale: the factor that `begin_step` returned.
 
         Returns:
             This rank's summed loss, a detached scalar.
         """
 
     def clip(self, max_norm: float) -> float:
-        """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
+        """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping."""
 
     def skip_update(self, lost: LostGradient) -> None:
-        """Leaves out this rank's update; only called where the gradient is not shared."""
+        """Skips this rank's update; called only if the gradient is not shared."""
 
     def after_update(self) -> None:
-        """Called after each update has been counted.
+        """Called after each update is counted.
 
         Raises:
-            RunError: on every rank, if one of them has lost a gradient.
+            RunError: on every rank, if one of them has a gradient that is not finite.
         """
 
     def settle(self, for_checkpoint: bool = False) -> None:
-        """Makes parameters, and for a checkpoint the optimizer's state too, the same on every rank.
+        """Makes parameters the same on every rank, and for a checkpoint also the optimizer's state.
 
         Raises:
-            RunError: on every rank, if that cannot be.
+            RunError: on every rank, if that is not possible.
         """
 
     def full_model(self) -> AbstractContextManager[nn.Module]:
-        """Yields the model with all its parameters, to evaluate, to generate with and to save."""
+        """Yields the model with all its parameters, for evaluation, generation and saving."""
 
     def full_parameters(self) -> Mapping[str, Tensor]:
         """Returns all parameters and saved buffers by name, complete on the main process, for a checkpoint."""
 
     def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the optimizer's state as `toolkit.optim.state.optimizer_state` does, complete on the main process."""
+        """Returns the state of the optimizer as `optimizer_state` does, complete on the main process."""
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process has sent in the whole run: `exchange_collectives` and `exchange_bytes`."""
+        """Returns what this process has sent during the run: `exchange_collectives` and `exchange_bytes`."""
 
     def log_metrics(self) -> dict[str, float]:
         """Returns values for the next training line."""
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Returns what a checkpoint must hold besides: tensors, and JSON-able values; None for nothing."""
+        """Returns the strategy's own state for a checkpoint, tensors and JSON-serializable values; None if none."""
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Takes back what `state` returned."""
+        """Restores the state that `state` returned."""

@@ -1,7 +1,7 @@
-"""What a person sees of a run: records of `logging.getLogger("toolkit")`, which command lines show on the console.
+"""Console output: records of `logging.getLogger("toolkit")`, which the command lines print.
 
-Only the main process speaks. `import toolkit` installs no handler and sets no level, so a library user decides what
-becomes of the records; `log_to_console` makes them the lines that a command line prints.
+Only the main process logs. `import toolkit` installs no handler and sets no level, so users of the library decide what
+happens to the records; `log_to_console` prints them as the command lines do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 LOGGER = logging.getLogger("toolkit")
-"""Where every line for a person goes."""
+"""The logger of all output for users."""
 LOGGER.addHandler(logging.NullHandler())  # without any handler, Python would print warnings to stderr
 
 _PLAIN_WIDTH = 80
@@ -27,9 +27,9 @@ _BLANK_LINE = "blank_line_before"
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints records as lines: errors to stderr, everything else to stdout, warnings with `warning: ` before them.
+    """Prints records as lines: errors to stderr, everything else to stdout, warnings with the prefix `warning: `.
 
-    An output that cannot be written is the caller's error (a closed pipe, a full disk), not one to be reported there.
+    Errors of writing (a closed pipe, a full disk) are raised to the caller.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -45,7 +45,7 @@ class ConsoleHandler(logging.Handler):
 
 
 class _Rendered:
-    """A record's message that a console shows with styles, and every other handler as plain text."""
+    """A message that the console shows with styles, and every other handler as plain text."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self.renderable = renderable
@@ -60,10 +60,10 @@ class _Rendered:
 
 
 def log_to_console() -> None:
-    """Prints the records of the toolkit as its command lines do, progress bars included.
+    """Prints the toolkit's log records and progress bars, as its command lines do.
 
-    Every command line calls it. A notebook may call it too; its logger then no longer passes records on to the root
-    logger, which would show them twice. A level that was set before is kept.
+    Every command line calls it; a notebook may call it, too. The toolkit's logger then no longer propagates records to
+    the root logger, which would print them twice. A level that was set before is kept.
     """
     if not logs_to_console():
         LOGGER.addHandler(ConsoleHandler())
@@ -78,7 +78,12 @@ def logs_to_console() -> bool:
 
 
 def say(text: str, blank_line_before: bool = False) -> None:
-    """Logs a line on the main process; on a console, an empty line can come before it."""
+    """Logs a line on the main process.
+
+    Args:
+        text: the line.
+        blank_line_before: whether the console prints an empty line before it.
+    """
     if is_first_rank():
         LOGGER.info("%s", text, extra={_BLANK_LINE: blank_line_before})
 
@@ -90,22 +95,22 @@ def warn(text: str) -> None:
 
 
 def report_error(text: str) -> None:
-    """Logs an error, on whichever process it happened; on a console, an empty line comes before it."""
+    """Logs an error, on any process; the console prints an empty line before it."""
     LOGGER.error("%s", text, extra={_BLANK_LINE: True})
 
 
 def progress(total: int, description: str, initial: int = 0, inner: bool = False) -> Any:
-    """Returns a tqdm bar, or a silent one.
+    """Returns a tqdm progress bar, which is silent unless it should be shown.
 
-    A bar is shown on the main process, where records are printed (see `log_to_console`) and not turned down to
-    warnings. In a log file, where each update is a line of its own, inner bars are left out and the others are
-    updated every ten seconds.
+    A bar is shown on the main process if records of level INFO are printed (see `log_to_console`). If the output is
+    not a terminal, where each update is a separate line, inner bars are not shown and the others are updated every ten
+    seconds.
 
     Args:
-        total: number of updates to come.
+        total: total number of updates.
         description: text before the bar.
-        initial: updates that were made before.
-        inner: whether it is shown within another bar.
+        initial: number of updates already made.
+        inner: whether the bar is shown inside another one.
     """
     from tqdm import tqdm
 
@@ -122,10 +127,10 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
 
 
 def quiet_libraries() -> AbstractContextManager[object]:
-    """Turns off the libraries' progress bars and all but their errors; the toolkit says in its words what matters.
+    """Turns off the progress bars of transformers and datasets, and all their messages except errors.
 
     Returns:
-        A context manager whose end puts everything back. A command line, which ends with its process, need not use it.
+        A context manager that restores the previous state on exit. Command lines need not use it.
     """
     import datasets
     import transformers
@@ -137,7 +142,7 @@ def quiet_libraries() -> AbstractContextManager[object]:
     if transformers.utils.logging.is_progress_bar_enabled():
         before.callback(transformers.utils.logging.enable_progress_bar)
         transformers.utils.logging.disable_progress_bar()
-    logger = logging.getLogger("bitsandbytes")  # it asks for a kernel from the hub
+    logger = logging.getLogger("bitsandbytes")  # it suggests installing a kernel from the hub
     before.callback(logger.setLevel, logger.level)
     logger.setLevel(logging.ERROR)
     if not (is_first_rank() and logs_to_console()) and not datasets.are_progress_bars_disabled():
@@ -152,9 +157,9 @@ def format_value(value: Any) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Formats an amount of memory in the binary unit that gives a number below 1000, with three digits.
+    """Formats a number of bytes with three digits, in the binary unit that gives a number below 1000.
 
-    pydantic's `ByteSize.human_readable` writes one decimal of whatever it is: `1.0 MiB`, `1000.0 MiB`.
+    pydantic's `ByteSize.human_readable` always writes one decimal: `1.0 MiB`, `1000.0 MiB`.
     """
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1000 or unit == "TiB":
@@ -164,7 +169,7 @@ def format_bytes(size: float) -> str:
 
 
 def rich_console() -> Console:
-    """Returns a console as wide as the terminal, or of 80 columns where there is none."""
+    """Returns a console as wide as the terminal, or 80 columns wide if there is none."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH, highlight=False)
@@ -186,7 +191,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
 
 
 def shorten(text: str, width: int = 70) -> str:
-    """Returns one line of at most `width` characters."""
+    """Returns text as one line of at most `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
 

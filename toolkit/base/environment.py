@@ -1,4 +1,4 @@
-"""Versions, hardware and the state of the checkout."""
+"""Versions, hardware and the state of the git checkout."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PACKAGES = (
     "scikit-learn", "numpy",
 )  # fmt: skip
 EXTRAS = ("bitsandbytes", "peft", "schedulefree", "torchao")
-"""Packages that numbers depend on where they are installed."""
+"""Optional packages that results depend on."""
 
 MOST_UNTRACKED = 100
 GIT_SECONDS = 10.0
 STATUS = ("-c", "core.quotepath=off", "status", "--porcelain=v2", "--branch", "--untracked-files=normal")
-# All spelled out: a user's own settings of git could make a diff that does not apply.
+# Every option is explicit: the user's git configuration could produce a diff that does not apply.
 FORMAT = ("--binary", "--full-index", "--no-color", "--no-relative", "--src-prefix=a/", "--dst-prefix=b/")
 DIFF = ("diff", *FORMAT, "--no-ext-diff", "--no-textconv", "HEAD")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that numbers depend on."""
+    """Returns the versions of Python and of the packages that results depend on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -47,10 +47,10 @@ class Checkout:
 
     Args:
         commit: full hash.
-        changed_files: how many files `git status` lists.
-        untracked: those of them that git does not track, at most `MOST_UNTRACKED`; their content is in no diff.
+        changed_files: number of files that `git status` lists.
+        untracked: the untracked ones, at most `MOST_UNTRACKED`; their content is not in the diff.
         diff: changes of tracked files since the commit, for `git apply` in the checkout's top folder; empty if there
-            are none, None if there are, but git did not make a diff of them within `GIT_SECONDS`.
+            are none, None if git failed to produce the diff within `GIT_SECONDS`.
     """
 
     commit: str
@@ -60,14 +60,14 @@ class Checkout:
 
     @property
     def diff_sha256(self) -> str | None:
-        """Tells two diffs apart: None where there are no changes, `unknown` where there is no diff of them."""
+        """The sha256 of the diff: None if there are no changes, `unknown` if the diff is not available."""
         if self.diff is None:
             return "unknown"
         return hashlib.sha256(self.diff).hexdigest() if self.diff else None
 
 
 def checkout(folder: Path) -> Checkout | None:
-    """Returns the state of the git checkout that a folder is in; None if it is in none, or there is no git."""
+    """Returns the state of the git checkout that contains a folder; None if there is none, or git is missing."""
     try:
         status = git(folder, *STATUS).decode(errors="replace").splitlines()
     except (OSError, subprocess.SubprocessError):
@@ -87,18 +87,18 @@ def checkout(folder: Path) -> Checkout | None:
 
 
 def git(folder: Path, *arguments: str) -> bytes:
-    """Runs git in a folder, and returns what it prints.
+    """Runs git in a folder and returns its standard output.
 
     Raises:
-        OSError: if there is no git.
-        subprocess.SubprocessError: if it fails, or takes more than `GIT_SECONDS`.
+        OSError: if git is not installed.
+        subprocess.SubprocessError: if it fails or takes longer than `GIT_SECONDS`.
     """
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     return subprocess.run(command, capture_output=True, timeout=GIT_SECONDS, check=True).stdout
 
 
 def hardware() -> dict[str, Any]:
-    """Returns what this machine is."""
+    """Returns a description of this machine: system, CPUs, memory and GPUs."""
     import psutil
     import torch
 

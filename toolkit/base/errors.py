@@ -1,7 +1,7 @@
-"""What can go wrong for a user, and the exit code each kind ends with.
+"""The errors that users see, and their exit codes.
 
-A message is complete in itself: what was received, where (file and dotted key, or file and row) and what
-to do. `toolkit.main` prints it without a traceback; anything else that escapes is a bug of ours.
+A message is self-contained: what was received, where (file and dotted key, or file and row) and what to do.
+`toolkit.main` prints it without a traceback; any other exception is a bug of the toolkit.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from pathlib import Path
 
 
 class ToolkitError(Exception):
-    """Base of every error meant for a person; `exit_code` is the process's."""
+    """Base class of the errors that users see; `exit_code` is the exit code of the process."""
 
     exit_code = 1
     shared = False
-    """Whether every rank raised this same error, so that only the first need show it."""
+    """Whether every rank raised this error, so that only the first rank prints it."""
 
 
 class InputError(ToolkitError):
-    """Something the user gave is wrong (configuration, data, paths): exit code 2."""
+    """Wrong input (configuration, data, paths): exit code 2."""
 
     exit_code = 2
 
@@ -28,7 +28,7 @@ class ConfigError(InputError):
     """One or more settings are wrong.
 
     Args:
-        problems: one self-contained message per setting, all of those that were found.
+        problems: all problems, one self-contained message each.
         unchecked: what could not be checked and why, one phrase each.
     """
 
@@ -39,12 +39,12 @@ class ConfigError(InputError):
         super().__init__("\n".join(lines + [f"  not checked: {each}" for each in self.unchecked]))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str], list[str]]]:
-        # Errors of the main process travel to the other ranks; the default would rebuild one from its message.
+        # Errors of the main process are sent to the other ranks. By default, pickle would rebuild one from its message.
         return ConfigError, (self.problems, self.unchecked)
 
 
 def problems_of(build: Callable[[], object]) -> list[str]:
-    """Calls what raises InputError if something is wrong, and returns its messages instead."""
+    """Calls a function and returns the messages of the InputError that it raises, if any."""
     try:
         build()
     except ConfigError as error:
@@ -73,11 +73,17 @@ class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
 
 
 def pretrained_error(key: str, name: str, error: Exception) -> InputError:
-    """Returns one plain message for the many ways in which a hub id or folder cannot be loaded."""
+    """Returns the error for a model or processor that cannot be loaded, whatever the reason.
+
+    Args:
+        key: dotted key of the setting.
+        name: hub id or folder.
+        error: what the library raised.
+    """
     reason = str(error).strip().split("\n")[0]
     return InputError(
         f"{key}: cannot load {name!r}.\n"
-        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be had from the hub.\n"
-        f"  Reason given: {type(error).__name__}: {reason}\n"
+        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be loaded from the hub.\n"
+        f"  Reason: {type(error).__name__}: {reason}\n"
         "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load)."
     )

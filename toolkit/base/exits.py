@@ -15,15 +15,15 @@ EXIT_INTERRUPT = 130
 
 
 OWN_ERROR_SECONDS = 3.0
-"""How long a later rank waits before it prints an error that the first rank may have printed."""
+"""How long a rank other than the first waits before it prints an error that the first rank may have printed."""
 
 
 def guarded(work: Callable[[], None]) -> NoReturn:
-    """Runs the work of a command line and ends the process with its exit code, the message of an error printed last.
+    """Runs a command line and ends the process with its exit code; an error message is printed last.
 
-    Errors meant for people are printed without a traceback. Most of them are raised on every rank: the first prints
-    its own, and the launcher ends the others before they would. Any other exception is a bug or a lost machine, and is
-    printed by the rank that it happens on.
+    A `ToolkitError` is printed without a traceback. Most of them are raised on every rank: the first rank prints its
+    own, and the launcher ends the others before they print theirs. Any other exception is a bug or a lost machine; it
+    is printed by the rank that raises it.
     """
     from toolkit.base.console import log_to_console, report_error
     from toolkit.base.processes import end_process, is_first_rank
@@ -41,7 +41,7 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     except KeyboardInterrupt:
         report_error("stopped by Ctrl-C; run it again with checkpoint.resume=auto to resume from its newest checkpoint")
         end_process(EXIT_INTERRUPT)
-    except BrokenPipeError:  # the reader of our output has closed it, as `| head` does
+    except BrokenPipeError:  # the reader has closed our output, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end_process(1)
     except Exception as error:
@@ -52,14 +52,14 @@ def guarded(work: Callable[[], None]) -> NoReturn:
 
 
 def leave_group() -> None:
-    """Ends this process's part in its process group, if there is one, which NCCL warns about otherwise."""
+    """Destroys the process group, if there is one; otherwise NCCL warns."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def unexpected(error: Exception) -> str:
-    """Returns what to say of an error that is not one of ours."""
+    """Returns the message for an error that is not a `ToolkitError`."""
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
         return (
@@ -83,4 +83,4 @@ LOST_PEER = (
     "connection was closed",
     "NCCL error",
 )
-"""How collectives say that another rank is gone."""
+"""Parts of the messages of collectives when another rank has ended."""

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Atomic writing of files: a file is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import IO, Any
 
 _SUFFIX = "toolkit-tmp"
-"""Ends the names of files that are not complete yet; nobody else gives such names."""
+"""Suffix of files that are not complete yet; used for nothing else."""
 
 
 @contextmanager
 def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Opens a file to be written; it takes the name `path` only when the block ends without an error.
+    """Opens a file for writing, which gets the name `path` when the block ends without an error.
 
-    Whoever opens `path`, at whatever moment, finds the former file or the new one, never a part. After an error the
-    former file is still there.
+    At any moment, `path` is either the previous file or the complete new one. After an error it is the previous one.
 
     Args:
         path: the file; a link is followed.
@@ -37,9 +36,9 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
-    """Yields the name of an empty file that takes the name `path` when the block ends, as in `written_whole`.
+    """Yields the path of an empty file, which is renamed to `path` when the block ends without an error.
 
-    For libraries that open files themselves; they may also replace the file they were given.
+    As `written_whole`, for libraries that open files themselves; they may also replace the file.
 
     Raises:
         OSError: if it cannot be written.
@@ -50,7 +49,7 @@ def temporary_file(path: Path) -> Iterator[Path]:
         temporary.touch()
         mode = temporary.stat().st_mode & 0o777
         yield temporary
-        temporary.chmod(mode)  # safetensors makes files that only their owner can read
+        temporary.chmod(mode)  # safetensors creates files that only their owner can read
         sync(temporary)
         temporary.replace(path)
         sync(path.parent)
@@ -60,17 +59,17 @@ def temporary_file(path: Path) -> Iterator[Path]:
 
 
 def temporary_name(path: Path) -> Path:
-    """Returns where this process writes what is to become the file `path`."""
+    """Returns the temporary path to which this process writes the file `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{_SUFFIX}")
 
 
 def is_temporary(path: Path) -> bool:
-    """Returns whether `temporary_name` gave a file its name."""
+    """Whether a path is one of `temporary_name`."""
     return path.name.startswith(".") and path.name.endswith(f".{_SUFFIX}")
 
 
 def sync(path: Path) -> None:
-    """Forces a file, or the names in a folder, onto the disk."""
+    """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -79,13 +78,13 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes incomplete files that killed processes left in `folder`; no other process may be writing there."""
+    """Removes incomplete files of killed processes from `folder`; no other process may be writing there."""
     for file in filter(is_temporary, folder.iterdir()):
         file.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file, whole or not at all; JSON has no infinity and no NaN, which become null."""
+    """Writes a JSON file atomically; infinity and NaN, which JSON does not have, become null."""
     write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -98,6 +97,6 @@ def _finite(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Writes a text file atomically."""
     with written_whole(path) as file:
         file.write(text)

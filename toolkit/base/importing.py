@@ -1,13 +1,13 @@
-"""Objects that are chosen by name and imported only when they are needed.
+"""Imports objects by name, when they are needed.
 
-A choice among names is a plain dict literal at the top of a module. Where importing every choice would be slow, or
-would need libraries that are optional, its values hold full dotted names instead of the objects:
+A choice among names is a dict literal at the top of a module. If importing every choice would be slow or would need
+optional libraries, its values are full dotted names instead of objects:
 
     ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer.fit"}
     fit = import_object(ENGINES[cfg.engine])
 
-A value may also be a tuple or a dataclass with such a name in it. tests/unit/base/test_importing.py finds these tables
-by their form, wherever they are, and resolves every name.
+A value may also be a tuple or a dataclass that holds such a name. tests/unit/base/test_importing.py finds these tables
+by their form and resolves every name.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def import_object(name: str) -> Any:
         The object.
 
     Raises:
-        ImportError: if the name is not dotted, or nothing of this name is there; any error that the module raises when
-            it is imported is passed on.
+        ImportError: if the name is not dotted or does not exist. Errors that the module raises on import are not
+            caught.
     """
     module, _, attribute = name.rpartition(".")
     if not module:

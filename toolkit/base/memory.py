@@ -1,4 +1,4 @@
-"""What training takes of the main process's memory: measured above what was there before the model was built."""
+"""Measures the memory of training: what the main process uses in addition to its use before the model was built."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class MemoryUse:
 
     Args:
         parameters: weights and buffers.
-        gradients: of all weights that are trained.
-        optimizer_state: the optimizer's.
-        baseline: what the process held before the model was built, libraries and rows included.
-        train_peak: most that training steps held above that, weights included.
-        peak: most that the process held since, everything included.
+        gradients: gradients of all trained weights.
+        optimizer_state: state of the optimizer.
+        baseline: use before the model was built, libraries and rows included.
+        train_peak: peak of the training steps above the baseline, weights included.
+        peak: peak of the process since then, baseline included.
     """
 
     parameters: int
@@ -35,18 +35,18 @@ class MemoryUse:
 
     @property
     def rest(self) -> int:
-        """What training steps held besides: activations, batches and the libraries' working memory."""
+        """The remaining memory of training steps: activations, batches and the libraries' working memory."""
         return max(0, self.train_peak - self.parameters - self.gradients - self.optimizer_state)
 
 
 class MemoryWatch:
-    """Keeps the peaks of training steps and of all the rest apart; begins before the model is built.
+    """Measures the peak of training steps and that of everything else; create it before the model is built.
 
-    On a GPU it counts what is allocated there, elsewhere the pages that the process holds. Only Linux lets a process
-    start its peak anew; on other systems both peaks are those of the process's whole life.
+    On a GPU it counts allocated memory, otherwise the resident memory of the process. Only Linux lets a process reset
+    its peak; on other systems both peaks are measured since the start of the process.
 
     Args:
-        device: where the model will be.
+        device: device of the model.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -59,24 +59,29 @@ class MemoryWatch:
 
     @property
     def peak(self) -> int:
-        """Most that the process held since the watch began."""
+        """Peak of the process since the measurement began, in bytes."""
         return max(self._peak, peak_memory_bytes(self.device))
 
     def train(self) -> None:
-        """Says that from here on training steps are done."""
+        """Marks the beginning of training steps."""
         if not self._training:
             self._peak = self.peak
             _reset_peak(self.device)
             self._training = True
 
     def pause(self) -> None:
-        """Says that from here on something else is done, until `train` is called again."""
+        """Marks the end of training steps, until `train` is called again."""
         if self._training:
             self._train_peak = max(self._train_peak, peak_memory_bytes(self.device))
             self._training = False
 
     def use(self, model: nn.Module, optimizer_state: int) -> MemoryUse:
-        """Returns what was measured so far, for a model and the bytes of its optimizer's state."""
+        """Returns the memory use so far.
+
+        Args:
+            model: the model, whose parameters and buffers are counted.
+            optimizer_state: bytes of its optimizer's state.
+        """
         return MemoryUse(
             parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
             gradients=_bytes(parameter for parameter in model.parameters() if parameter.requires_grad),
@@ -88,7 +93,7 @@ class MemoryWatch:
 
 
 def held_bytes(device: torch.device) -> int:
-    """Memory that this process holds now: allocated on the GPU, or resident where there is none."""
+    """Returns the bytes that this process uses now: allocated on the GPU, or resident on other devices."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     import psutil
@@ -97,7 +102,7 @@ def held_bytes(device: torch.device) -> int:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory that this process held since its peak was last reset: on the GPU, or resident where there is none."""
+    """Returns the peak in bytes since it was last reset: allocated on the GPU, or resident on other devices."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     import resource
@@ -115,7 +120,7 @@ def _reset_peak(device: torch.device) -> None:
 
 
 def _give_back_freed() -> None:
-    """Gives freed memory back to the system: what is built next would fill it, and would not be seen."""
+    """Returns freed memory to the system; otherwise the next allocations would reuse it and would not be measured."""
     with suppress(OSError, AttributeError):  # a C library other than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -131,4 +136,4 @@ MEMORY = {
     "rest": "activations and the rest",
     "train_peak": "peak of training steps",
 }
-"""Parts of `toolkit.base.memory.MemoryUse`, and their names."""
+"""Parts of `MemoryUse`, and their names in reports."""

@@ -1,4 +1,4 @@
-"""This process among those of its run, as far as the environment tells; imports nothing heavy."""
+"""The rank of this process and how it ends, from the environment alone; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def is_launched() -> bool:
 
 
 def is_first_rank() -> bool:
-    """Whether this is the process that speaks, before any process group exists."""
+    """Whether this is the process that logs, before any process group exists."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def die_with_launcher() -> None:
-    """Sends this process SIGTERM when its launcher dies, which would otherwise leave it alive (Linux only)."""
+    """Makes this process receive SIGTERM when its launcher dies; otherwise it would keep running (Linux only)."""
     if is_launched():
         die_with_parent(signal.SIGTERM)
 
 
 def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
-    """Sends this process a signal when its parent dies, also as the program that it becomes (Linux only)."""
+    """Makes this process receive a signal when its parent dies, also after `exec` (Linux only)."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
@@ -39,7 +39,7 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process; after a failure at once, since ranks that wait for this one would hold its exit up."""
+    """Ends this process; with an error code immediately, since waiting for other ranks would delay the exit."""
     sys.stdout.flush()
     sys.stderr.flush()
     if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -48,6 +48,6 @@ def end_process(code: int) -> NoReturn:
     sys.exit(code)
 
 
-if __name__ == "__main__":  # `python -m toolkit.base.processes COMMAND ...`: a command that ends with who started it
+if __name__ == "__main__":  # `python -m toolkit.base.processes COMMAND ...`: the command ends when its parent dies
     die_with_parent()
     os.execv(sys.argv[1], sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The names of everything in a run's folder, as docs/outputs.md and docs/checkpoints.md describe it."""
+"""The paths of all files in a run's folder; docs/outputs.md and docs/checkpoints.md describe them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run's files are; none of them need exist.
+    """Paths of a run's files, which need not exist.
 
     Args:
         path: the run's `output_dir`.
@@ -23,12 +23,12 @@ class RunFolder:
 
     @property
     def facts(self) -> Path:
-        """What the run was, and its results."""
+        """Facts about the run, and its results."""
         return self.path / "run.json"
 
     @property
     def diff(self) -> Path:
-        """Changes of the recipe's git checkout that were in no commit."""
+        """Uncommitted changes of the recipe's git checkout."""
         return self.path / "uncommitted.diff"
 
     @property
@@ -42,7 +42,7 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def checkpoint(self, step: int | None) -> CheckpointFolder:
-        """Returns where the checkpoint of a step is, or would be."""
+        """Returns the folder of the checkpoint of a step."""
         return CheckpointFolder(self.checkpoints / f"step-{step}")
 
     @property
@@ -57,16 +57,16 @@ class RunFolder:
 
     @property
     def base(self) -> Path:
-        """Folder of a new base model while adapters are trained beside it; in the end it is `model/base`."""
+        """Folder of a new base model while its adapters are trained; it becomes `model/base` at the end."""
         return self.path / "base"
 
     @property
     def processor(self) -> Path:
-        """Folder of a processor that was made from the training rows."""
+        """Folder of a processor that was built from the training rows."""
         return self.path / "processor"
 
     def predictions(self, dataset: str) -> Path:
-        """Returns the predictions on an evaluation set, `validation` or `test`."""
+        """Returns the file of the predictions on an evaluation set, `validation` or `test`."""
         return self.path / ("predictions.jsonl" if dataset == "validation" else f"predictions_{dataset}.jsonl")
 
     @property
@@ -85,7 +85,7 @@ class RunFolder:
         return self.path / "curves.svg"
 
     def confusion(self, dataset: str) -> Path:
-        """Returns the image of which class was taken for which in an evaluation set."""
+        """Returns the image of the confusion matrix of an evaluation set."""
         return self.path / f"confusion_{dataset}.png"
 
     @property
@@ -104,7 +104,7 @@ class RunFolder:
         return self.path / "snapshots"
 
     def snapshot(self, step: int) -> Path:
-        """Returns the weights of the snapshot of a step."""
+        """Returns the file of the weights of a step's snapshot."""
         return self.snapshots / f"step-{step}.safetensors"
 
     @property
@@ -119,13 +119,13 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """The file that a run in progress holds a lock on."""
+        """The lock file of a run in progress."""
         return self.path / ".lock"
 
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Where a checkpoint's files are; none of them need exist.
+    """Paths of a checkpoint's files, which need not exist.
 
     Args:
         path: the checkpoint's folder.
@@ -145,7 +145,7 @@ class CheckpointFolder:
 
     @property
     def state(self) -> Path:
-        """Counters, and the settings that a resume must share."""
+        """Counters, and the settings that must be the same on resume."""
         return self.path / "state.json"
 
     @property
@@ -154,7 +154,7 @@ class CheckpointFolder:
         return self.path / "processor"
 
     def callback(self, name: str) -> Path:
-        """Returns the tensors that a callback keeps."""
+        """Returns the file of a callback's tensors."""
         return self.path / f"{name}.safetensors"
 
     @property

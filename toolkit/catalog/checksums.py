@@ -1,4 +1,4 @@
-"""Checksums of the files of a dataset."""
+"""Checksums of dataset files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def file_sha256(path: Path) -> str:
 
 
 def digest(path: Path) -> str:
-    """Returns the sha256 of a part of a dataset, in hexadecimal: of a file, or of the names and contents in a folder.
+    """Returns the sha256, in hexadecimal, of a file, or of the names and contents of the files in a folder.
 
-    The content of a PNG image is its pixels: its bytes depend on the version of zlib that packed them.
+    The content of a PNG image in a folder is its pixels: its bytes depend on the version of zlib.
     """
     if path.is_file():
         return file_sha256(path)

@@ -1,7 +1,7 @@
-"""From the files as they are published to the files that recipes read: one function per dataset.
+"""Converts published source files to the files that recipes read: one function per dataset.
 
-Each reads the source files in `raw` and writes the dataset into `target`, an empty folder. What comes out depends on
-nothing but the source files: shuffling is seeded.
+Each function reads the source files in `raw` and writes the dataset into `target`, an empty folder. The result depends
+on the source files alone: shuffling is seeded.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import TypeVar
 Row = TypeVar("Row")
 
 MAX_TEXT_BYTES = 2**28
-"""Largest text that is unpacked: far more than any of the datasets has."""
+"""Largest text that is unpacked, far above that of every dataset."""
 
 
 def agxqa(raw: Path, target: Path) -> None:
-    """Deals the documents out at random: 70 % to train on, 15 % to validate, the rest is left aside."""
+    """Splits the documents at random: 70 % for training, 15 % for validation; the rest is not used."""
     (source,) = raw.glob("*.json")
     documents = json.loads(source.read_text(encoding="utf-8"))["data"]
     train, validation = _cut(documents, 0.7, 0.85)
@@ -30,7 +30,7 @@ def agxqa(raw: Path, target: Path) -> None:
 
 
 def customer_reviews(raw: Path, target: Path) -> None:
-    """Joins both sources, without duplicates, and deals them out: 75 % to train on, 12 % to validate."""
+    """Joins both sources without duplicates and splits them: 75 % for training, 12 % for validation."""
     first = (raw / "custrev.all").read_text(encoding="latin-1").split("\n")
     second = (raw / "amazon_cells_labelled.txt").read_text(encoding="utf-8").split("\n")
     labelled = [line.partition(" ")[::-2] for line in first if line.strip()]
@@ -55,11 +55,15 @@ def multi30k(raw: Path, target: Path) -> None:
 CLASSES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle-boot")
 """Classes of Fashion-MNIST, in the order of their numbers."""
 CELL, COLUMNS, ROWS = 28, 30, 3
-"""Of the sprite: pixels of a cell's side, cells in a row, rows of each class."""
+"""Layout of the sprite: side of a cell in pixels, cells per row, rows per class."""
 
 
 def fashion(raw: Path, target: Path) -> None:
-    """Cuts images out of the sprite, whose rows show one class after the other."""
+    """Crops the images from the sprite, in which the rows of each class follow those of the previous one.
+
+    Raises:
+        ValueError: if the sprite has an unexpected size.
+    """
     from PIL import Image
 
     with Image.open(raw / "fashion-mnist-sprite.png") as opened:
@@ -79,11 +83,15 @@ def fashion(raw: Path, target: Path) -> None:
 
 SPEAKERS = {"train": ("george", "jackson", "lucas", "nicolas"), "validation": ("theo",)}
 CLIPS = {"train": range(0, 50, 2), "validation": range(20)}
-"""Of the spoken digits: who speaks in each part, and which clips of each digit are taken."""
+"""Split of the spoken digits: the speakers of each part, and the clips taken of each digit."""
 
 
 def spoken_digits(raw: Path, target: Path) -> None:
-    """Takes clips out of the archive; the speaker of the validation part is not heard in training."""
+    """Extracts clips from the archive; the speaker of the validation part has no clips in training.
+
+    Raises:
+        ValueError: if clips are missing in the archive.
+    """
     import tarfile
 
     wanted = {
@@ -94,7 +102,7 @@ def spoken_digits(raw: Path, target: Path) -> None:
         for clip in CLIPS[part]
     }
     with tarfile.open(raw / "free-spoken-digit-dataset.tar.gz", "r:gz") as archive:
-        # Only the content of plain files is read, and where it goes is ours to say: no path of the archive is followed.
+        # Only the content of plain files is read, and we choose the target: no path of the archive is used.
         for member in archive:
             folder, _, name = member.name.rpartition("/")
             if name not in wanted or not member.isfile() or folder.rpartition("/")[2] != "recordings":
@@ -109,14 +117,14 @@ def spoken_digits(raw: Path, target: Path) -> None:
 
 
 def wikitext2(raw: Path, target: Path) -> None:
-    """Trains on the validation text, and validates on the test text up to a heading after its middle."""
+    """Uses the validation text for training, and the test text up to the first heading after its middle to validate."""
     (target / "train.txt").write_bytes((raw / "valid.txt").read_bytes())
     text = (raw / "test.txt").read_bytes().decode()
     (target / "validation.txt").write_bytes(text[: text.index("\n = ", len(text) // 2)].encode())
 
 
 def _cut(rows: list[Row], first: float, second: float) -> tuple[list[Row], list[Row]]:
-    """Shuffles rows with seed 0; returns those up to a first and from there to a second part of their number."""
+    """Shuffles rows with seed 0; returns those before the fraction `first`, and those from it to `second`."""
     shuffled = list(rows)
     random.Random(0).shuffle(shuffled)
     start, end = int(first * len(shuffled)), int(second * len(shuffled))

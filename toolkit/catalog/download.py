@@ -1,4 +1,4 @@
-"""Downloads of single files: with a time-out and a size limit, whole or not there."""
+"""Downloads single files, with a timeout and a size limit; a file is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from urllib.request import Request, urlopen
 from toolkit.base.errors import ToolkitError
 
 TIMEOUT_SECONDS = 30.0
-"""How long a server may be silent."""
+"""How long a server may take to respond."""
 MAX_BYTES = 2**28
-"""Largest download: far more than any of the datasets."""
+"""Largest download, far above that of every dataset."""
 _CHUNK = 2**16
 
 
 class DownloadError(ToolkitError):
-    """A dataset cannot be downloaded, or is not what it should be: exit code 1."""
+    """A dataset cannot be downloaded, or is not as expected: exit code 1."""
 
 
 def download(url: str, path: Path, timeout: float = TIMEOUT_SECONDS, max_bytes: int = MAX_BYTES) -> None:
     """Downloads a file under a temporary name, and renames it when it is complete and on the disk.
 
     Args:
-        url: where it is.
-        path: of the file to write.
-        timeout: seconds that the server may be silent.
-        max_bytes: its largest size.
+        url: address of the file.
+        path: the file to write.
+        timeout: seconds that the server may take to respond.
+        max_bytes: largest size of the file.
 
     Raises:
-        DownloadError: if it cannot be had, is cut short or too large, or cannot be written.
+        DownloadError: if the download fails, is incomplete or too large, or cannot be written.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:
@@ -39,7 +39,7 @@ def download(url: str, path: Path, timeout: float = TIMEOUT_SECONDS, max_bytes: 
         if size > max_bytes:
             raise DownloadError(f"{url} is larger than {max_bytes:,} bytes, which is not the file that was expected")
         temporary.replace(path)
-    except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirect to what is no address
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirect to an invalid address
         raise DownloadError(f"cannot download {url}: {_reason(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -69,8 +69,13 @@ def _reason(error: Exception) -> str:
 def copy_from_mirror(mirror: Path, file: str, path: Path) -> None:
     """Copies a file that was downloaded by hand.
 
+    Args:
+        mirror: folder of the downloaded files.
+        file: name of the file in it.
+        path: the file to write.
+
     Raises:
-        DownloadError: if it is not there or cannot be read.
+        DownloadError: if the file does not exist or cannot be read.
     """
     try:
         shutil.copyfile(mirror / file, path)

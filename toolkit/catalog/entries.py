@@ -1,7 +1,7 @@
-"""The public datasets that the shipped configurations name, and where each comes from.
+"""The public datasets that the shipped configurations use, and their sources.
 
-This folder stands right above `base`, below the settings: a message about a missing data file asks it for the command
-that makes the file.
+This folder is directly above `base` and below the settings: messages about a missing data file need the command that
+downloads it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from toolkit.catalog import conversions
 
 DEFAULT_FOLDER = "data"
-"""Where datasets are put, and where the shipped configurations look for them."""
+"""Folder of the datasets, in which the shipped configurations expect them."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class Source:
     """One file that is downloaded.
 
     Args:
-        url: its address.
-        file: its name in a local mirror, and the name that the conversion reads.
+        url: address of the file.
+        file: name of the file, for the conversion and in a local mirror.
     """
 
     url: str
@@ -32,16 +32,16 @@ class Source:
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """A public dataset, and how it becomes files that a recipe reads.
+    """A public dataset, and how it is converted to files that a recipe reads.
 
     Args:
-        summary: what it is, for the help.
-        licence: under which it may be used.
-        homepage: where it is described.
-        sources: what is downloaded.
-        convert: reads the sources in its first folder and writes the dataset into its second one.
-        sha256: of each part that comes out (see `toolkit.catalog.checksums.digest`), as the figures in the recipes'
-            READMEs were measured on it.
+        summary: one-line description, for the help.
+        licence: its licence.
+        homepage: address of its description.
+        sources: the files to download.
+        convert: reads the sources in its first argument, a folder, and writes the dataset into its second.
+        sha256: checksum of each resulting file or folder (see `toolkit.catalog.checksums.digest`) on which the figures
+            in the recipes' READMEs were measured.
     """
 
     summary: str
@@ -58,7 +58,7 @@ def _github(repository: str, revision: str, path: str) -> Source:
 
 CATALOG: dict[str, CatalogEntry] = {
     "agxqa": CatalogEntry(
-        summary="questions about farming, answered from a text: 392 to train on, 71 to validate (English)",
+        summary="questions about farming, answered from a text: 392 for training, 71 for validation (English)",
         licence="Apache-2.0",
         homepage="https://github.com/MSU-CECO/agxqa_benchmark_v1",
         sources=(
@@ -75,7 +75,7 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
     "customer_reviews": CatalogEntry(
-        summary="sentences of product reviews, positive or negative: 3,567 to train on, 570 to validate (English)",
+        summary="sentences of product reviews, positive or negative: 3,567 for training, 570 for validation (English)",
         licence="research use (Customer Review Data of Hu and Liu; Sentiment Labelled Sentences of UCI)",
         homepage="https://www.cs.uic.edu/~liub/FBS/sentiment-analysis.html",
         sources=(
@@ -93,11 +93,11 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
     "multi30k": CatalogEntry(
-        summary="image captions in English and German: 29,000 pairs to train on, 1,014 to validate",
+        summary="image captions in English and German: 29,000 pairs for training, 1,014 for validation",
         licence="research use (captions of Flickr images)",
         homepage="https://github.com/multi30k/dataset",
-        # The repository has had two versions of one of these files, and which of them the figures were measured on was
-        # not noted: the current one is taken, and the checksums of what comes out say whether it is the same.
+        # The repository has had two versions of one of these files, and it is not known which of them the figures were
+        # measured on. The current one is downloaded; the checksums of the result tell whether it is the same.
         sources=tuple(
             _github("multi30k/dataset", "master", f"data/task1/raw/{part}.{language}.gz")
             for part in ("train", "val")
@@ -110,7 +110,7 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
     "fashion": CatalogEntry(
-        summary="Fashion-MNIST, 28x28 greyscale images of 10 classes: 600 to train on, 150 to validate",
+        summary="Fashion-MNIST, 28x28 greyscale images of 10 classes: 600 for training, 150 for validation",
         licence="MIT",
         homepage="https://github.com/zalandoresearch/fashion-mnist",
         sources=(
@@ -127,11 +127,11 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
     "spoken_digits": CatalogEntry(
-        summary="Free Spoken Digit Dataset: 1,000 clips of four speakers to train on, 200 of another to validate",
+        summary="Free Spoken Digit Dataset: 1,000 clips of four speakers for training, 200 of another for validation",
         licence="CC BY-SA 4.0",
         homepage="https://github.com/Jakobovski/free-spoken-digit-dataset",
         sources=(
-            # The archive of a commit: GitHub may pack it differently one day, so only what comes out is compared.
+            # The archive of a commit: GitHub may pack it differently one day, so only the result is compared.
             Source(
                 "https://github.com/Jakobovski/free-spoken-digit-dataset/archive/"
                 "1306d2c6da002dfb2fd1f113d8596d801648a085.tar.gz",
@@ -145,7 +145,7 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
     "wikitext2": CatalogEntry(
-        summary="WikiText-2, the validation text (1.1 MB) to train on, half of the test text to validate (English)",
+        summary="WikiText-2, the validation text (1.1 MB) for training, half of the test text for validation (English)",
         licence="CC BY-SA 3.0",
         homepage="https://github.com/pytorch/examples/tree/main/word_language_model",
         sources=(
@@ -167,14 +167,14 @@ CATALOG: dict[str, CatalogEntry] = {
         },
     ),
 }
-"""Datasets by name; each becomes the folder of that name."""
+"""The datasets by name, which is also the name of the folder."""
 
 
 def command_for(path: str | Path) -> str | None:
-    """Returns the command that makes a data file, or None if the file belongs to no dataset of the catalog.
+    """Returns the command that downloads a data file, or None if the file is not part of a dataset of the catalog.
 
     Args:
-        path: of a file or folder in `.../data/<name>`.
+        path: a file or folder, in `.../data/<name>` if it is part of a dataset.
     """
     parts = Path(path).parts
     for place, (folder, name) in enumerate(pairwise(parts)):

@@ -1,4 +1,4 @@
-"""`toolkit data get`: download, convert, check, and note in `SOURCE.json` where everything came from."""
+"""`toolkit data get`: downloads, converts and checks a dataset, and records its sources in `SOURCE.json`."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from toolkit.catalog.download import DownloadError, copy_from_mirror, download
 from toolkit.catalog.entries import CATALOG, CatalogEntry
 
 NOTE = "SOURCE.json"
-"""Says where a dataset came from, and keeps the checksum of each file: what a lost machine tore is found by it."""
+"""Records the sources of a dataset and the checksum of each file, which reveal damaged files."""
 
 
 def get_dataset(
     name: str, output_dir: Path, mirror: Path | None = None, say: Callable[[str], None] = lambda line: None
 ) -> Path:
-    """Makes the folder of a dataset, unless it is there and complete; files that are missing are made again.
+    """Creates the folder of a dataset, or restores its missing files; a complete folder is left as it is.
 
     Args:
-        name: of a dataset in the catalog.
-        output_dir: where its folder goes.
-        mirror: folder with the source files, downloaded by hand; without it they are downloaded.
-        say: is given what is done, line by line.
+        name: name of a dataset in the catalog.
+        output_dir: parent of the dataset's folder.
+        mirror: folder with the source files, downloaded by hand; None downloads them.
+        say: called with each line of progress.
 
     Returns:
-        The folder.
+        The dataset's folder.
 
     Raises:
-        DownloadError: if a source file cannot be had or is not what it should be, or files cannot be written.
-        InputError: if the folder is there and is something else, or some of its files have changed.
+        DownloadError: if a source file cannot be downloaded or is not as expected, or files cannot be written.
+        InputError: if the folder exists but is not this dataset, or some of its files have changed.
     """
     entry, folder = CATALOG[name], output_dir / name
     missing: list[str] = []
     if folder.exists():
         missing = _missing_files(entry, folder)
         if not missing:
-            say(f"{folder} is there and complete; there is nothing to do.")
+            say(f"{folder} is already complete; nothing to do.")
             return folder
         say(f"{folder}: {len(missing)} of its files are missing, for instance {missing[0]}.")
-    say(f"{name}: {entry.summary}\n  licence: {entry.licence}\n  described at {entry.homepage}")
+    say(f"{name}: {entry.summary}\n  licence: {entry.licence}\n  homepage: {entry.homepage}")
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=output_dir) as temporary:
@@ -58,36 +58,36 @@ def get_dataset(
                 made.rename(folder)
     except OSError as error:
         raise DownloadError(f"{folder.absolute()} cannot be written: {error.strerror or error}") from error
-    say(f"{folder} is complete; {NOTE} in it says where it came from.")
+    say(f"{folder} is complete; its {NOTE} lists the sources.")
     return folder
 
 
 def _missing_files(entry: CatalogEntry, folder: Path) -> list[str]:
-    """Returns the files that a dataset's folder lacks.
+    """Returns the missing files of a dataset's folder.
 
     Raises:
-        InputError: if the folder is no such dataset, or if files have changed.
+        InputError: if the folder is not this dataset, or files have changed.
     """
     noted = _noted_files(folder / NOTE)
     if noted is None:
         if all((folder / part).exists() and digest(folder / part) == entry.sha256[part] for part in entry.sha256):
             return []
         raise InputError(
-            f"{folder.absolute()} is there, but {NOTE} in it is missing or unreadable and its files are not those that "
-            "are expected, so it is left as it is. Move it away and run the command again."
+            f"{folder.absolute()} exists, but its {NOTE} is missing or unreadable and its files are not the expected "
+            "ones. Nothing was changed. Move the folder away and run the command again."
         )
     changed = [file for file in noted if (folder / file).is_file() and file_sha256(folder / file) != noted[file]]
     if changed:
         more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
         raise InputError(
-            f"{folder.absolute()}: the content of {', '.join(changed[:5])}{more} has changed since it was made. Delete "
-            "what changed and run the command again: missing files are made again."
+            f"{folder.absolute()}: the content of {', '.join(changed[:5])}{more} has changed since the download. "
+            "Delete the changed files and run the command again; it restores missing files."
         )
     return [file for file in noted if not (folder / file).is_file()]
 
 
 def _noted_files(note: Path) -> dict[str, str] | None:
-    """Returns the checksum of each file of a complete dataset, or None if they were not noted."""
+    """Returns the recorded checksum of each file of a dataset, or None if there are none."""
     try:
         files = json.loads(note.read_text(encoding="utf-8"))["files"]
         return {str(file): str(sha256) for file, sha256 in files.items()}
@@ -96,7 +96,7 @@ def _noted_files(note: Path) -> dict[str, str] | None:
 
 
 def _make(name: str, entry: CatalogEntry, workplace: Path, mirror: Path | None, say: Callable[[str], None]) -> Path:
-    """Fetches, converts and checks; returns the folder, complete."""
+    """Downloads, converts and checks a dataset; returns its folder."""
     raw, made = workplace / "raw", workplace / "made"
     raw.mkdir()
     made.mkdir()
@@ -113,8 +113,8 @@ def _make(name: str, entry: CatalogEntry, workplace: Path, mirror: Path | None, 
     different = [part for part, sha256 in entry.sha256.items() if digest(made / part) != sha256]
     if different:
         say(
-            f"  The source has changed: {', '.join(different)} is not what the figures in the recipes' READMEs were "
-            "measured on."
+            f"  The source has changed: {', '.join(different)} differs from the data on which the figures in the "
+            "recipes' READMEs were measured."
         )
     files = sorted(path.relative_to(made).as_posix() for path in made.rglob("*") if path.is_file())
     note: dict[str, Any] = {
@@ -138,7 +138,7 @@ def _download(name: str, entry: CatalogEntry, url: str, path: Path) -> None:
     except DownloadError as error:
         files = "\n".join(f"    {source.url}  as  {source.file}" for source in entry.sources)
         raise DownloadError(
-            f"{name}: {error}.\n  Where there is no network, download the following elsewhere into one folder, and run "
+            f"{name}: {error}.\n  Without a network, download these files elsewhere into one folder and run "
             f"`toolkit data get {name} --from FOLDER`:\n{files}"
         ) from error
 
@@ -149,23 +149,23 @@ def _convert(name: str, entry: CatalogEntry, raw: Path, made: Path) -> None:
     except (ValueError, LookupError, TypeError, EOFError, tarfile.TarError, zlib.error, OSError) as error:
         files = ", ".join(source.file for source in entry.sources)
         raise DownloadError(
-            f"{name}: the source ({files}) is damaged, or is not laid out as it was: {type(error).__name__}: {error}"
+            f"{name}: the source ({files}) is damaged, or its format has changed: {type(error).__name__}: {error}"
         ) from error
 
 
 def _restore(made: Path, folder: Path, missing: list[str]) -> None:
-    """Moves missing files into a dataset, if they come out as they once did.
+    """Moves missing files into a dataset's folder.
 
     Raises:
-        DownloadError: if they do not.
+        DownloadError: if they differ from the recorded ones.
     """
     noted, now = (json.loads((place / NOTE).read_text(encoding="utf-8")) for place in (folder, made))
     different = [file for file in missing if now["files"].get(file) != noted["files"][file]]
     if different:
         changed = [new["url"] for new in now["sources"] if new not in noted["sources"]] or ["the conversion"]
         raise DownloadError(
-            f"{folder.absolute()}: {different[0]} does not come out as noted in {NOTE}, because {', '.join(changed)} "
-            "has changed since. Move the folder away and run the command again to have all of it as it is now."
+            f"{folder.absolute()}: {different[0]} differs from the checksum in {NOTE}, because {', '.join(changed)} "
+            "has changed. Move the folder away and run the command again to get the current version of all files."
         )
     for file in missing:
         (folder / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Settings: what there is (`sections`), how it is read (`load`) and how it is explained (`describe`)."""
+"""Settings: their declaration (`sections`), how they are read (`load`) and described (`describe`)."""
 
 from toolkit.config.draft import Draft, Loaded
 from toolkit.config.dump import dump_config

@@ -12,11 +12,11 @@ class Column:
     """A column of the task's rows.
 
     Args:
-        help: what it holds, for messages and documentation.
-        required: whether every row must have it.
-        label: whether it is (part of) the answer: not needed to predict.
-        file: whether it holds a file (see `toolkit.data.files`): a path, relative to the file that names it.
-        used: whether it is read at all, given the task's options.
+        help: description of its content, for messages and documentation.
+        required: whether every row must have a value.
+        label: whether it is (part of) the label, which prediction does not need.
+        file: whether it holds the path of a file, relative to the data file (see `toolkit.data.files`).
+        used: whether the column is read, given the task's options.
     """
 
     help: str

@@ -1,4 +1,4 @@
-"""Settings in words: help on the command line, JSON Schema for editors, and where each value of a run came from."""
+"""Describes settings: help on the command line, JSON Schema for editors, and where each value of a run came from."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _KEY_WIDTH, _ORIGIN_WIDTH = 36, 8
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that has another value than its default.
+    """A setting whose value is not its default.
 
     Args:
-        key: dotted.
-        value: what it is.
-        default: what it would be; `dataclasses.MISSING` where it must be given.
+        key: dotted key.
+        value: its value.
+        default: its default; `dataclasses.MISSING` if it must be given.
         kind: the dataclass that declares it.
     """
 
@@ -64,10 +64,10 @@ def _settings(prefix: str, section: Any) -> Iterator[Change]:
 
 
 def schema(options: type) -> dict[str, Any]:
-    """Returns the JSON Schema (draft 2020-12) of a whole configuration file, for editors.
+    """Returns the JSON Schema (draft 2020-12) of a configuration file, for editors.
 
     Args:
-        options: the task's options.
+        options: the class of the task's options.
     """
     whole = {
         **_section_schema(TopLevel),
@@ -87,11 +87,11 @@ def schema(options: type) -> dict[str, Any]:
 
 
 def help_text(options: type, program: str) -> str:
-    """Returns what `--help` prints: every key with its type, default and meaning, wrapped at 80 columns.
+    """Returns the text of `--help`: every key with its type, default and meaning, wrapped at 80 columns.
 
     Args:
-        options: the task's options.
-        program: the recipe's path as it is given on the command line.
+        options: the class of the task's options.
+        program: the recipe's path as given on the command line.
     """
     lines = [
         "Usage:",
@@ -99,7 +99,7 @@ def help_text(options: type, program: str) -> str:
         "",
         *textwrap.wrap(
             "FILE is YAML with the keys below; section.key=value after it changes one of them. Keys "
-            "that begin with x- are ignored: they hold notes and anchors.",
+            "that begin with x- are ignored; use them for notes and anchors.",
             WIDTH,
         ),
         "",
@@ -120,7 +120,7 @@ def help_text(options: type, program: str) -> str:
 
 
 def explain_text(loaded: Loaded) -> str:
-    """Returns a table of every key, its value and where that came from, 80 columns wide."""
+    """Returns a table of every key, its value and the origin of the value, 80 columns wide."""
     lines = [*_row("key", "value", "origin"), "-" * WIDTH]
     section = ""
     for key, value in flatten(loaded.config).items():
@@ -133,7 +133,7 @@ def explain_text(loaded: Loaded) -> str:
 
 @cache
 def _described(kind: type) -> dict[str, Any]:
-    """As `_section_schema`, made once; to be read only."""
+    """Returns `_section_schema(kind)`, cached; do not change the result."""
     return _section_schema(kind)
 
 
@@ -149,7 +149,8 @@ def _section_schema(kind: type) -> dict[str, Any]:
 
 def _docstring(kind: type) -> str:
     text = inspect.cleandoc(kind.__doc__ or "")
-    return "" if text.startswith(f"{kind.__name__}(") else " ".join(text.split())  # what dataclass makes up is no help
+    generated = text.startswith(f"{kind.__name__}(")  # by dataclass
+    return "" if generated else " ".join(text.split())
 
 
 def _default(kind: type, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A configuration as it was read, and where a message about it belongs."""
+"""A configuration as it was read, right or wrong, and the source of each of its values."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Loaded:
     """A valid configuration.
 
     Args:
-        config: all settings; nothing is left to the launcher any more.
-        origins: for every key of `flatten(config)`, where its value came from.
+        config: all settings, those of the launcher included.
+        origins: the origin of the value of each key of `flatten(config)`.
     """
 
     config: Config
@@ -32,9 +32,9 @@ class Draft:
 
     Args:
         config: all settings; a wrong value is replaced by its default, so that everything else can still be checked.
-        problems: what is wrong, one message each.
-        faulty: keys whose value is wrong. What follows from their defaults must not be reported.
-        settings: the values as given, and where each came from.
+        problems: one message per problem.
+        faulty: keys whose value is wrong. Problems that follow from their defaults must not be reported.
+        settings: the values as given, and their sources.
     """
 
     config: Config
@@ -43,10 +43,10 @@ class Draft:
     settings: Settings
 
     def loaded(self) -> Loaded:
-        """Returns the configuration if nothing is wrong.
+        """Returns the configuration if it is valid.
 
         Raises:
-            ConfigError: with all problems.
+            ConfigError: with all problems, if there are any.
         """
         if self.problems:
             raise ConfigError(list(self.problems))
@@ -54,17 +54,20 @@ class Draft:
         return Loaded(self.config, origins)
 
     def located(self, message: str) -> str:
-        """Returns a message that begins with dotted keys, after the place where one of them was given."""
+        """Returns a message that begins with dotted keys, with the place where one of them was given before it."""
         return located(self.settings, message)
 
 
 def keys_in(message: str) -> list[Key]:
-    """Returns what may be dotted keys in a message."""
+    """Returns the words of a message that may be dotted keys."""
     return [tuple(word.split(".")) for word in re.findall(r"[a-z]\w*(?:\.\w+)+|^\w+(?=:)", message)]
 
 
 def located(settings: Settings, message: str) -> str:
-    """Puts before a message the place where one of the keys that it begins with was given, at best an override."""
+    """Returns a message that begins with dotted keys, with the place where one of them was given before it.
+
+    An override is preferred to other places.
+    """
     keys = [tuple(word.split(".")) for word in re.findall(r"[\w.]+", message.split(": ")[0])]
     given = [
         source

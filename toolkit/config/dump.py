@@ -1,4 +1,4 @@
-"""A configuration, or one value, as YAML 1.2."""
+"""Writes a configuration, or one value, as YAML 1.2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE_BREAKS = frozenset("\x85\u2028\u2029")
 
 
 def dump_config(config: Config) -> str:
-    """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal one."""
+    """Returns the configuration as YAML, in block order; `load_config` reads it back as an equal configuration."""
     document: dict[str, Any] = {name: getattr(config, name) for name in _TOP}
     document |= {name: dataclasses.asdict(getattr(config, name)) for name in section_types(type(config.task))}
     return to_yaml(document, flow=False)

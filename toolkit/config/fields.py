@@ -1,4 +1,4 @@
-"""What settings are made of."""
+"""Types of settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
-"""What every section sets as `__pydantic_config__`: unknown keys and wrong types are errors."""
+"""The `__pydantic_config__` of every section: unknown keys and wrong types are errors."""
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -1,4 +1,4 @@
-"""Every key there is: sections, their fields and types, and a configuration by dotted keys."""
+"""The keys of a configuration: sections, their fields and types, and values by dotted key."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def section_types(options: type) -> dict[str, type]:
 
 
 def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
-    """Returns the annotation of every key, top-level ones first, and each section's type before those of its keys.
+    """Returns the annotation of every key, top-level keys first, and each section's type before those of its keys.
 
-    A field of a section may be a dataclass too: a group of settings, whose keys have three parts.
+    A field of a section may be a dataclass, too: a group of settings, whose keys have three parts.
     """
     top = _hints(TopLevel)
     hints: dict[Key, Any] = {(name,): top[name] for name in _TOP}
@@ -49,7 +49,7 @@ def field_types(types: Mapping[str, type]) -> dict[Key, Any]:
 
 
 def _group(key: Key, kind: type) -> dict[Key, Any]:
-    """Annotations of a section, or of a group of settings inside one, and of all that is in it."""
+    """Returns the annotations of a section or a group of settings, and of all keys in it."""
     hints: dict[Key, Any] = {key: kind}
     for name, hint in _hints(kind).items():
         inner = (*key, name)
@@ -58,7 +58,7 @@ def _group(key: Key, kind: type) -> dict[Key, Any]:
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Returns every setting by its dotted key, in block order; a mapping that is not empty gives a key per entry."""
+    """Returns every setting by its dotted key, in block order; each entry of a mapping has its own key."""
     return {".".join(key): value for key, value in _flat(config)}
 
 

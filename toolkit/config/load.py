@@ -1,4 +1,4 @@
-"""One YAML file, overrides and the launcher become one `Config`; every problem is found before anything is loaded."""
+"""Builds a `Config` from a YAML file, overrides and the launcher; finds every problem before anything is loaded."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ LAUNCHER: dict[str, tuple[str, str, Any]] = {
     "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
     "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", 1),
 }
-"""Field of `train`: the launcher's variable, its value when nobody asked for anything, our default.
-`accelerate launch` always sets the precision, to `no` unless it is told otherwise."""
+"""Field of `train`: the launcher's variable, the variable's value if the user did not set it, and our default.
+`accelerate launch` always sets the precision, by default to `no`."""
 
 STAND_IN = "missing"
-"""Stands for text that must be given and is not, so that everything else can be checked."""
+"""Replaces required text that is missing, so that everything else can be checked."""
 
 
 def load_config(
@@ -53,7 +53,7 @@ def load_config(
     """Reads and checks a configuration; arguments are those of `read_config`.
 
     Raises:
-        ConfigError: with all problems that were found.
+        ConfigError: with all problems, if there are any.
     """
     return read_config(options, file, overrides, environ, columns, check_files, rules).loaded()
 
@@ -70,18 +70,21 @@ def read_config(
     """Reads a configuration and checks its values, each by itself and in combination.
 
     Args:
-        options: the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`; a method
-            `problems() -> list[str]`, if it has one, names impossible combinations, each with all keys that it is
-            about, the first at its beginning.
-        file: YAML 1.2, in UTF-8; or what it would hold, as a dictionary.
+        options: the class of the task's options, a frozen dataclass with `__pydantic_config__ = STRICT`. It may have
+            the method `problems() -> list[str]`, which returns a message for each impossible combination; the message
+            begins with one of its keys and names all of them.
+        file: a YAML 1.2 file in UTF-8, or its content as a dictionary.
         overrides: `section.key=value` each; later ones win.
-        environ: where the launcher's choices are read.
+        environ: the environment variables, which hold the launcher's choices.
         columns: the task's columns by name, which `data.columns` may rename; None leaves them unchecked.
-        check_files: whether the files and folders that are named must be there; not so for a run that is over.
-        rules: settings that cannot go together.
+        check_files: whether the files and folders that are named must exist; False for a run that has ended.
+        rules: settings that cannot be combined.
+
+    Returns:
+        The configuration, with the problems that were found.
 
     Raises:
-        ConfigError: if the file cannot be read at all, or the task's options cannot be made of their defaults.
+        ConfigError: if the file cannot be read at all, or the task's options cannot be built from their defaults.
     """
     types = section_types(options)
     fields = field_types(types)
@@ -102,7 +105,7 @@ def read_config(
 
 
 def _with_home(config: Config) -> Config:
-    """Puts the home folder in place of a path's `~`, which the shell does only where a word begins with it."""
+    """Expands `~` in paths; the shell expands it only at the beginning of a word."""
 
     def home(section: Any, *names: str) -> Any:
         paths = {name: getattr(section, name) for name in names}
@@ -118,7 +121,7 @@ def _with_home(config: Config) -> Config:
 
 
 def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key, Any], prefix: Key = ()) -> None:
-    """Reports keys of the file that do not exist and takes them out, so that the rest can be checked."""
+    """Reports unknown keys of the file and removes them, so that the rest can be checked."""
     for name, value in list(values.items()):
         key = (*prefix, name)
         if key not in fields:
@@ -128,12 +131,12 @@ def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key,
             _check_keys(settings, value, fields, key)
         elif dataclasses.is_dataclass(fields[key]):
             if value is not None:
-                settings.report(key, f"received {show(value)}, expected a mapping: its keys, indented, below it")
+                settings.report(key, f"received {show(value)}, expected a mapping: its keys, indented below it")
             del values[name]
 
 
 def _ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Fills in what the file leaves to the launcher; refuses what both set differently."""
+    """Fills in values that the file leaves to the launcher; reports values that both set differently."""
     hints = _hints(TrainConfig)
     for field, (variable, silent, default) in LAUNCHER.items():
         key = ("train", field)
@@ -165,7 +168,7 @@ def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> 
         if isinstance(value, str) and not value.strip():
             settings.report(key, f"received {show(value)}, expected the name of a column of your data")
         elif list(given.values()).index(value) != list(given).index(name):
-            settings.report(key, f"received {show(value)}, which another of the task's columns has already")
+            settings.report(key, f"received {show(value)}, which is already the name of another of the task's columns")
 
 
 def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str, Column] | None) -> None:
@@ -178,7 +181,7 @@ def _check_used_columns(settings: Settings, config: Config, columns: Mapping[str
         if not columns[name].used(options) and not touching(read, settings.reported):
             others = [other for other, column in columns.items() if column.used(config.task)]
             settings.report(
-                ("data", "columns", name), f"not read under these task settings, which have {join(others, 'and')}"
+                ("data", "columns", name), f"not read with these task settings, which use {join(others, 'and')}"
             )
 
 
@@ -192,7 +195,7 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
         except ValidationError as error:
             for key, message in describe_errors(error, hints, remaining):
                 full = (*prefix, *key)
-                # What is missing because it was wrong, or misspelt, is reported already.
+                # A key that is missing because it was wrong or misspelt has been reported.
                 if full not in settings.reported or _has(remaining, key):
                     settings.report(full, message)
             if not _without_faults(remaining, error, hints):
@@ -208,7 +211,7 @@ def _has(values: Any, key: Key) -> bool:
 
 
 def _without_faults(values: dict[str, Any], error: ValidationError, hints: Mapping[Key, Any]) -> bool:
-    """Takes wrong values out, and fills in missing text; returns whether anything was changed."""
+    """Removes wrong values and fills in missing text; returns whether anything changed."""
     changed = False
     for detail in error.errors(include_url=False):
         holder, name, value = values, "", values
@@ -229,7 +232,7 @@ def _without_faults(values: dict[str, Any], error: ValidationError, hints: Mappi
 def _check_combinations(
     settings: Settings, config: Config, environ: Mapping[str, str], check_files: bool, rules: Sequence[Rule]
 ) -> None:
-    """Checks what single settings cannot show; what would follow from a value that is wrong itself is left out."""
+    """Checks combinations of settings, except those in which a value is wrong by itself."""
     faulty = frozenset(settings.reported)
     messages = conflicts(rules, config, environ, faulty)
     further = list(path_problems(config, check_files))

@@ -1,4 +1,4 @@
-"""Words for what was received, what was expected and what was probably meant."""
+"""Parts of messages: the received value, the expected values and the name that was probably meant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OTHER_NAMES = {
     "tokenizer_name": "model.name_or_path",
     "warmup_ratio": "train.warmup_steps",
 }
-"""Names that people know from elsewhere, and the key that does it here."""
+"""Names from other projects, and the key that has the same meaning here."""
 
 _RANGE = {
     "greater_than_equal": ("ge", "at least"),
@@ -42,7 +42,7 @@ _RANGE = {
     "less_than_equal": ("le", "at most"),
     "less_than": ("lt", "below"),
 }
-"""Words for pydantic's error types about ranges, which name their bound in `ctx`."""
+"""Wording of pydantic's range errors, by error type: the name of the bound in `ctx`, and its words."""
 
 _SCALARS: dict[Any, list[str]] = {
     str: ["text"],
@@ -56,14 +56,14 @@ _MAX_SHOWN = 80
 
 
 def show(value: Any) -> str:
-    """Returns a received value as a person would recognise it, shortened if it is long."""
+    """Returns a received value as the user wrote it, shortened if it is long."""
     words: dict[Any, str] = {None: "null", True: "true", False: "false"}
     text = words[value] if value is None or isinstance(value, bool) else repr(value)
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
 
 
 def show_typed(value: Any) -> str:
-    """Returns `show(value)` with its kind where its look does not tell it."""
+    """Returns `show(value)` with its type where that is not obvious."""
     kinds: dict[Any, str] = {str: " (text)", list: " (a list)", dict: " (a mapping)"}
     return show(value) + kinds.get(type(value), "")
 
@@ -74,14 +74,14 @@ def join(words: Sequence[str], last: str = "or") -> str:
 
 
 def members(hint: Any) -> list[Any]:
-    """Returns the alternatives of a type annotation; a single one if it is no union."""
+    """Returns the members of a union; other annotations are returned as the only member."""
     if get_origin(hint) in (Union, types.UnionType):
         return [member for part in get_args(hint) for member in members(part)]
     return [hint]
 
 
 def choices(hint: Any) -> list[Any]:
-    """Returns the values that an annotation names one by one (`Literal`s, null); empty if it allows others too."""
+    """Returns the values that an annotation lists (`Literal`s, null); empty if it allows other values."""
     parts = [
         [None] if part is types.NoneType else list(get_args(part)) if get_origin(part) is Literal else None
         for part in members(hint)
@@ -90,7 +90,7 @@ def choices(hint: Any) -> list[Any]:
 
 
 def takes_text(hint: Any) -> bool:
-    """Whether every value but null is text, so that an override's value needs no parsing."""
+    """Whether every value except null is text, so that an override's value is not parsed."""
     return all(
         part in (str, types.NoneType) or isinstance((*choices(part), None)[0], str)
         for part in map(_bare, members(hint))
@@ -98,7 +98,7 @@ def takes_text(hint: Any) -> bool:
 
 
 def mapping_values(hint: Any) -> Any:
-    """Returns the annotation of a mapping's values (`Any` inside an `Any`), or None where no mapping is allowed."""
+    """Returns the annotation of a mapping's values (`Any` inside an `Any`), or None if no mapping is allowed."""
     for part in map(_bare, members(hint)):
         if part is Any:
             return Any
@@ -113,7 +113,7 @@ def expected(hint: Any) -> str:
 
 
 def nearest_key(key: Key, known: Sequence[Key]) -> Key | None:
-    """Returns the known key that was probably meant, also when it belongs elsewhere, or None."""
+    """Returns the known key that was probably meant, in any section, or None."""
     name = key[-1]
     if name in OTHER_NAMES and (other := tuple(OTHER_NAMES[name].split("."))) in known:
         return other
@@ -126,13 +126,13 @@ def nearest_key(key: Key, known: Sequence[Key]) -> Key | None:
 
 
 def nearest(text: Any, names: Iterable[Any], most: int = 1) -> list[str]:
-    """Returns up to `most` names that may have been meant by `text`, the nearest first."""
+    """Returns up to `most` names that are similar to `text`, the most similar first."""
     texts = [name for name in names if isinstance(name, str)]
     return get_close_matches(text, texts, most, cutoff=0.5) if isinstance(text, str) else []
 
 
 def did_you_mean(text: Any, names: Iterable[Any], most: int = 1) -> str:
-    """Returns ` (did you mean 'x'?)` for the names nearest to `text`, or nothing."""
+    """Returns ` (did you mean 'x'?)` for the names most similar to `text`, or an empty string."""
     found = [repr(name) for name in nearest(text, names, most)]
     return f" (did you mean {join(found)}?)" if found else ""
 
@@ -140,12 +140,12 @@ def did_you_mean(text: Any, names: Iterable[Any], most: int = 1) -> str:
 def describe_errors(
     error: ValidationError, hints: Mapping[Key, Any], values: Mapping[str, Any]
 ) -> Iterator[tuple[Key, str]]:
-    """Turns pydantic's findings about one section into one message per setting.
+    """Turns pydantic's errors about one section into one message per setting.
 
     Args:
-        error: what pydantic found.
+        error: pydantic's error.
         hints: annotations of the section's fields, by their key inside the section.
-        values: what was validated.
+        values: the validated values.
 
     Yields:
         The key inside the section and the message.
@@ -166,7 +166,7 @@ def describe_errors(
 
 
 def _describe(detail: dict[str, Any], hint: Any) -> str:
-    """Words for one finding of pydantic; `hint` is the annotation of the value it is about."""
+    """Returns the message for one of pydantic's errors; `hint` is the annotation of the value."""
     kind, value = detail["type"], detail["input"]
     if kind == "missing":
         return f"missing; it must be given ({expected(hint)})"

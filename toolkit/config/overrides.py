@@ -15,10 +15,10 @@ _RIVALS = {"name_or_path": "from_config", "from_config": "name_or_path"}
 
 
 def apply_overrides(settings: Settings, overrides: Sequence[str], fields: Mapping[Key, Any]) -> None:
-    """Sets what the overrides say, later ones over earlier ones; what is wrong with them becomes problems.
+    """Applies overrides in order; errors in them are added to the problems of `settings`.
 
-    The value of a text field is taken as it is; every other value is YAML 1.2. An override that names the model
-    in one way (`name_or_path`, `from_config`) clears what the file says in the other.
+    The value of a text field is taken as it is; every other value is YAML 1.2. An override of one of
+    `model.name_or_path` and `model.from_config` clears the file's value of the other.
 
     Args:
         settings: values of the file.
@@ -40,7 +40,7 @@ def apply_overrides(settings: Settings, overrides: Sequence[str], fields: Mappin
 
 
 def _apply(settings: Settings, text: str, source: Source, fields: Mapping[Key, Any]) -> Key | None:
-    """Sets one override's value and returns its key, or reports what is wrong with it and returns None."""
+    """Applies one override and returns its key, or reports its problem and returns None."""
     name, equals, value = text.partition("=")
     key = tuple(name.split("."))
     field = max((key[:size] for size in range(1, len(key) + 1) if key[:size] in fields), key=len, default=key[:1])
@@ -69,7 +69,7 @@ def _apply(settings: Settings, text: str, source: Source, fields: Mapping[Key, A
 
 
 def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -> tuple[bool, Any]:
-    """Whether the text is a usable value, and the value."""
+    """Returns whether the text is a usable value, and the value."""
     if not takes_text(hint):
         if text.strip():
             return settings.parse(text, key, source)
@@ -79,5 +79,5 @@ def _value(settings: Settings, text: str, key: Key, hint: Any, source: Source) -
 
 
 def written(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings as overrides, in which text stands as it is."""
+    """Returns settings as overrides; text is not quoted."""
     return [f"{key}={value if isinstance(value, str) else to_yaml(value)}" for key, value in settings.items()]

@@ -1,4 +1,4 @@
-"""Checks texts that name files and folders, before anything is read from them."""
+"""Checks the names of files and folders in the settings, without reading them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 
 FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
-"""Endings of data files that can be read."""
+"""Suffixes of data files that can be read."""
 
 
 def path_problems(config: Config, present: bool = True) -> Iterator[str]:
-    """Yields one message for each text that is blank or names a path that cannot be used, dotted key first.
+    """Yields one message, dotted key first, for each text that is blank or names a path that cannot be used.
 
     Args:
         config: the settings.
-        present: whether what is named must exist; not so for a run that is over, or on another machine.
+        present: whether the paths must exist; False for a run that has ended, or on another machine.
     """
     for section in ("model", "data", "eval", "checkpoint", "tracking"):
         yield from _blank_texts(section, asdict(getattr(config, section)))
@@ -42,9 +42,9 @@ def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
 
 
 def aligned_files(name: str) -> dict[str, str]:
-    """Returns the line-aligned files that a name with braces stands for, by their columns; none for other names.
+    """Returns the line-aligned files that a name with braces means, by column; nothing for other names.
 
-    `train.{en,de}` is `{"en": "train.en", "de": "train.de"}`, unless there is a file of just that name.
+    `train.{en,de}` is `{"en": "train.en", "de": "train.de"}`, unless a file of exactly that name exists.
     """
     braces = re.fullmatch(r"([^{}]*)\{([^{}]+)\}([^{}]*)", name)
     if braces is None or _kind(Path(name)):
@@ -73,7 +73,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
-        yield f"{key}: received {show(value)}, which is in no format that can be read; {expected}"
+        yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
 
 
 def _model(name: str, revision: str | None) -> Iterator[str]:
@@ -92,7 +92,7 @@ def _resume(value: str) -> Iterator[str]:
 
 
 def _kind(path: Path) -> str:
-    """`folder`, `file`, or nothing where the system knows no such path."""
+    """Returns `folder`, `file`, or an empty string if the path does not exist."""
     try:
         # In this order: another process may make the folder in between.
         return "" if not path.exists() else "folder" if path.is_dir() else "file"

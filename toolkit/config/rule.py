@@ -1,4 +1,4 @@
-"""Rules: settings that cannot go together, why, and what to do instead. The rules themselves are handed in."""
+"""Rules: which settings cannot be combined, why, and what to do instead. The rules themselves are arguments."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from toolkit.config.watch import touching, watched
 
 @dataclass(frozen=True)
 class Rule:
-    """A combination of settings that cannot be.
+    """An invalid combination of settings.
 
     Args:
-        when: whether a configuration has it.
+        when: whether a configuration has this combination.
         keys: the settings to name in the message.
-        why: why it cannot be.
+        why: why the combination is invalid.
         instead: what to do.
-        launcher: variable of the launcher's environment; if given, the rule only counts where that is true.
+        launcher: environment variable of the launcher; if given, the rule applies only if the variable is true.
     """
 
     when: Callable[[Config], bool]
@@ -38,11 +38,11 @@ def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool],
 
     Args:
         key: dotted key of the setting.
-        unset: its value where it is not used.
-        needed: dotted key of the other one.
-        condition: what the other one's value must meet.
+        unset: its value when it is not used.
+        needed: dotted key of the other setting.
+        condition: the condition on the value of the other setting.
         why: why the setting has no effect otherwise.
-        instead: how the other one is set; removing the setting is offered as well.
+        instead: how to set the other one; the message also suggests removing the setting.
     """
     return Rule(
         lambda config: value_of(config, key) != unset and not condition(value_of(config, needed)),
@@ -55,14 +55,14 @@ def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool],
 def conflicts(
     rules: Iterable[Rule], config: Config, environ: Mapping[str, str], faulty: Collection[Key] = ()
 ) -> list[str]:
-    """Returns what cannot go together, one message each, dotted key first.
+    """Returns one message, dotted key first, for each rule that the settings break.
 
     Args:
-        rules: what cannot go together.
+        rules: the rules to check.
         config: the settings.
-        environ: the launcher's environment.
-        faulty: keys whose own value is wrong, and in `config` replaced by the default: a rule that reads one of them
-            is not applied.
+        environ: the environment variables of the launcher.
+        faulty: keys whose value is wrong by itself and was replaced by the default in `config`; rules that read one of
+            them are not applied.
     """
     read: set[Key] = set()
     seen = watched(config, read)

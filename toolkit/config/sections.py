@@ -1,7 +1,7 @@
 """Every setting, declared once: its name, type, range, default and meaning.
 
-The text below a field is its help, its JSON Schema description and its documentation. Names and defaults are
-those of `transformers.TrainingArguments` (5.x) wherever it has the setting. Nothing but settings is imported here.
+The docstring of a field is its help, its JSON Schema description and its documentation. Names and defaults are those
+of `transformers.TrainingArguments` (5.x) wherever it has the setting. This module imports nothing but settings.
 """
 
 from __future__ import annotations
@@ -17,51 +17,55 @@ from toolkit.config.train_section import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """Train a few new parameters beside a frozen model (extra `peft`); names as in peft."""
+    """Parameter-efficient fine-tuning: trains a few new parameters beside a frozen model (extra `peft`).
+
+    Names are those of peft.
+    """
 
     __pydantic_config__ = STRICT
 
     method: Literal["none", "lora", "dora", "rslora", "ia3", "prompt_tuning", "qlora"] = "none"
-    """Low-rank updates (`lora`; `dora` with a length of their own, `rslora` scaled by the root of `r`, `qlora` beside
-    weights of 4 bits on a GPU), factors of activations (`ia3`), or virtual tokens before a text (`prompt_tuning`).
-    A head that the base model does not have is trained, and saved, whole."""
+    """Low-rank updates (`lora`; `dora` also trains their magnitude, `rslora` scales them by the square root of `r`,
+    `qlora` stores the frozen weights in 4 bits on a GPU), learned factors of activations (`ia3`), or virtual tokens
+    before the text (`prompt_tuning`). A new head is trained and saved in full."""
     r: Positive = 8
-    """Rank of an update."""
+    """Rank of the updates."""
     lora_alpha: Positive = 8
-    """Updates are scaled by this over `r` (`rslora`: over its root)."""
+    """Updates are scaled by `lora_alpha / r` (`rslora`: `lora_alpha / sqrt(r)`)."""
     lora_dropout: Fraction = 0.0
-    """Dropout before the update."""
+    """Dropout on the input of the updates."""
     target_modules: Literal["auto"] | Annotated[list[str], Field(min_length=1)] = "auto"
-    """Layers that are adapted, by the ends of their names; `auto`: every linear layer of attention and MLP (for `ia3`
-    those that peft knows for the architecture, if it does)."""
+    """Layers to adapt, by the ends of their names. `auto` adapts every linear layer of attention and MLP (for `ia3`,
+    the layers that peft lists for the architecture, if it does)."""
     num_virtual_tokens: Positive = 20
-    """Virtual tokens (`prompt_tuning`)."""
+    """Number of virtual tokens (`prompt_tuning`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model is trained. Give exactly one of `name_or_path` and `from_config`."""
+    """The model to train. Give exactly one of `name_or_path` and `from_config`."""
 
     __pydantic_config__ = STRICT
 
     name_or_path: str | None = None
     """Hub id or local folder of a pretrained model (safetensors weights)."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; pin it for a run that must be repeatable."""
+    """Branch, tag or commit of a hub id; pin a commit for repeatable runs."""
     from_config: dict[str, Any] | None = None
-    """Build a new model instead: `model_type` (for instance `bert`) and any field of that model's configuration.
-    Its tokenizer is trained on the training text, with at most `vocab_size` entries."""
+    """Build a new model with random weights: `model_type` (for instance `bert`) and any field of that model's
+    configuration. Its tokenizer is trained on the training text, with at most `vocab_size` entries."""
     config_overrides: dict[str, Any] = field(default_factory=dict)
     """Fields of the model's configuration to change, for instance `hidden_dropout_prob: 0.0`."""
     trust_remote_code: bool = False
-    """Run Python code that comes with the model. Leave it off unless you have read that code."""
+    """Run Python code that comes with the model. Leave this off unless you have read that code."""
     peft: AdapterConfig = field(default_factory=AdapterConfig)
     """Adapters."""
     freeze: Literal["backbone", "feature_extractor"] | list[str] = field(default_factory=list)
-    """What is not trained: patterns of parameter names (`bert.embeddings.*`), `backbone` (all but the head and a
-    pooler), or `feature_extractor` (the convolutions that hear, of speech models). A list may have all of them."""
+    """Parameters that are not trained: patterns of names (`bert.embeddings.*`), `backbone` (everything except the head
+    and the pooler), or `feature_extractor` (the convolutional feature encoder of speech models). Entries can be
+    combined in a list."""
     unfreeze: dict[str, list[str]] = field(default_factory=dict)
-    """What of `freeze` is trained later: `epoch_<n>` or `step_<n>`, after which it is, to patterns."""
+    """Gradual unfreezing: maps `epoch_<n>` or `step_<n>` to the patterns of parameters that are trained after it."""
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = (
         None
     )
@@ -70,109 +74,115 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the rows come from. Give `train_file` or `dataset_name`."""
+    """The data. Give `train_file` or `dataset_name`."""
 
     __pydantic_config__ = STRICT
 
     dataset_name: str | None = None
-    """Hub id of a data set."""
+    """Hub id of a dataset."""
     dataset_config_name: str | None = None
-    """Configuration of the hub data set."""
+    """Configuration of the hub dataset."""
     revision: str | None = None
-    """Branch, tag or commit of the hub data set; pin it for a run that must be repeatable."""
+    """Branch, tag or commit of the hub dataset; pin a commit for repeatable runs."""
     train_file: str | None = None
-    """Training rows: .csv, .tsv, .json (a list, or SQuAD nesting), .jsonl, .parquet or .txt (one row a line), or
-    line-aligned text files as columns, written `train.{en,de}`. A relative path starts at the current directory."""
+    """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet or .txt (one row per line);
+    line-aligned text files as columns, written `train.{en,de}`; or a folder of `<class>/<file>`. Relative paths start
+    at the current directory."""
     validation_file: str | None = None
-    """Validation rows, in any of the same formats."""
+    """Validation rows, in any of these formats."""
     test_file: str | None = None
-    """Test rows: evaluated once, after training."""
+    """Test rows, evaluated once, after training."""
     validation_split: Fraction | None = None
-    """Without validation rows of their own, this part of the training rows is set aside (seeded; stratified where
-    rows have a class); null means 0.1, and 0 trains without evaluation."""
+    """Fraction of the training rows to set aside if there are no validation rows (seeded; stratified where rows have a
+    class). Null means 0.1; 0 trains without evaluation."""
     columns: dict[str, str] = field(default_factory=dict)
-    """The toolkit's column names to yours, for instance `text: review_body`. Names not given stand for themselves."""
+    """Maps the toolkit's column names to yours, for instance `text: review_body`. Columns that are not listed keep
+    their names."""
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with rows that cannot be used: stop and list them, or leave them out and write `bad_rows.jsonl`."""
+    """What to do with rows that cannot be used: `error` stops and lists them, `skip` leaves them out and writes
+    `bad_rows.jsonl`."""
     max_train_samples: Positive | None = None
-    """Use only the first so many training examples."""
+    """Maximum number of training examples; the first ones are used."""
     max_eval_samples: Positive | None = None
-    """Use only the first so many examples of each evaluation set."""
+    """Maximum number of examples of each evaluation set; the first ones are used."""
     preprocessing_num_workers: Positive | None = None
-    """Processes that preprocess rows; null means in this process."""
+    """Number of processes that preprocess rows; null uses the training process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    """When and how the model is evaluated; always once more at the end of training."""
+    """Evaluation. The model is always evaluated at the end of training."""
 
     __pydantic_config__ = STRICT
 
     per_device_eval_batch_size: Positive = 8
-    """Rows per process in one evaluation forward pass; metrics do not depend on it."""
+    """Rows per process in each evaluation forward pass; metrics do not depend on it."""
     eval_steps: Every = None
-    """Evaluate every so many steps (below 1: that part of all steps), or every `epoch`; null: only at the end."""
+    """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
+    evaluates only at the end."""
     metric_for_best_model: str | None = None
-    """Metric that names the best model, for instance `eval_accuracy`; null means the task's own."""
+    """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written, how many are kept, and how a run goes on."""
+    """When checkpoints are written, which are kept, and how to resume."""
 
     __pydantic_config__ = STRICT
 
     save_steps: Every = 500
-    """Save every so many steps (below 1: that part of all steps), or every `epoch`; null: none but on SIGTERM."""
+    """Steps between checkpoints; a value below 1 is a fraction of all steps, `epoch` saves after each epoch. Null: no
+    periodic checkpoints (one is still written on SIGTERM)."""
     save_total_limit: Positive | None = None
-    """Keep only so many of the newest checkpoints (and the best one, if it is needed); null keeps all."""
+    """Maximum number of checkpoints to keep, newest first; the best one is kept in addition if it is needed. Null keeps
+    all."""
     resume: str = "none"
-    """`none` starts anew and wants an empty output folder, `auto` goes on from the newest valid checkpoint if there
-    is one, a path goes on from that checkpoint."""
+    """`none` starts a new run in an empty output folder; `auto` resumes from the newest valid checkpoint, if there is
+    one; a path resumes from that checkpoint."""
     load_best_model_at_end: bool = False
-    """Keep the checkpoint with the best metric and write that one as the final model, not the last step."""
+    """Keep the checkpoint with the best metric, and save it as the final model instead of the last step."""
     push_to_hub: bool = False
-    """Push the final model, with its card, to the hub (needs `hf auth login` or HF_TOKEN)."""
+    """Push the final model and its model card to the hub (needs `hf auth login` or HF_TOKEN)."""
     hub_model_id: str | None = None
-    """Repository to push to; null means one named after the output folder, in your own name space."""
+    """Repository to push to; null means the output folder's name, in your namespace."""
     hub_private_repo: bool | None = None
-    """Whether a new repository is private; null means the hub's default for you."""
+    """Whether a new repository is private; null means your default on the hub."""
     hub_revision: str | None = None
-    """Branch to push to; null means the main one."""
+    """Branch to push to; null means the main branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """What is written down while training; `metrics.jsonl` always."""
+    """Logging. `metrics.jsonl` is always written."""
 
     __pydantic_config__ = STRICT
 
     logging_steps: Positive = 500
-    """Write a training line every so many steps; its loss is the mean over all items since the line before."""
+    """Steps between training lines; the loss of a line is the mean over all items since the previous line."""
     report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=list)
-    """Trackers that get the same numbers (extra `tracking`)."""
+    """Trackers that receive the same numbers (extra `tracking`)."""
     project: str = "finetune-toolkit"
-    """Project name given to trackers."""
+    """Project name for trackers."""
     run_name: str | None = None
-    """Run name given to trackers; null means the output folder's name."""
+    """Run name for trackers; null means the output folder's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """What `engine: trainer` gives to `transformers.Trainer` besides."""
+    """Additional settings of `transformers.Trainer`, for `engine: trainer`."""
 
     __pydantic_config__ = STRICT
 
     callbacks: list[str] = field(default_factory=list)
-    """Importable callbacks, `package.module.Name` each: a `TrainerCallback`, its class, or a function that returns
+    """Import paths of callbacks, `package.module.Name`: each a `TrainerCallback`, its class, or a function that returns
     one."""
     args: dict[str, Any] = field(default_factory=dict)
-    """Fields of `TrainingArguments` that no other setting stands for, for instance `neftune_noise_alpha: 5.0`."""
+    """Fields of `TrainingArguments` that no other setting covers, for instance `neftune_noise_alpha: 5.0`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole run. `task` is the recipe's own section, `Task.Options`."""
+    """All settings of a run. `task` is the recipe's own section, `Task.Options`."""
 
     task: Any
     model: ModelConfig
@@ -189,13 +199,14 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class TopLevel:
-    """The keys that stand outside any section."""
+    """The settings outside any section."""
 
     __pydantic_config__ = STRICT
 
     output_dir: str
     """Folder for everything the run writes."""
     engine: Literal["loop", "trainer"] = "loop"
-    """Who runs the training loop: the toolkit, on accelerate, or `transformers.Trainer`. The numbers are the same."""
+    """Training loop: `loop` is the toolkit's own, on accelerate; `trainer` is `transformers.Trainer`. The numbers are
+    the same."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
-    """Seed of everything random: new weights, row order, dropout, augmentation."""
+    """Random seed: new weights, row order, dropout, augmentation."""

@@ -26,7 +26,7 @@ _UNUSABLE = object()
 
 
 class Source(NamedTuple):
-    """Where a value came from: its kind, and the place in words that messages begin with."""
+    """Where a value came from: its kind, and the place as messages name it."""
 
     origin: Origin
     place: str
@@ -34,14 +34,14 @@ class Source(NamedTuple):
 
 @dataclass
 class Settings:
-    """The raw values of a run, where each came from, and what is wrong with them.
+    """The raw values of a run, the source of each, and the problems found in them.
 
     Args:
-        default: the source of everything that was not given.
+        default: the source of all values that were not given.
         values: plain (JSON) values as a nested mapping.
-        sources: source of each given key.
+        sources: the source of each given key.
         problems: messages so far.
-        reported: keys that they are about.
+        reported: keys that the messages are about.
     """
 
     default: Source
@@ -56,20 +56,20 @@ class Settings:
         return next((self.sources[prefix] for prefix in prefixes if prefix in self.sources), self.default)
 
     def origin(self, key: Key) -> Origin:
-        """Returns where the value of a setting came from; that its section was given does not count."""
+        """Returns where the value of a setting came from; the section alone does not count."""
         prefixes = (key[:length] for length in range(len(key), min(len(key), 2) - 1, -1))
         return next((self.sources[prefix].origin for prefix in prefixes if prefix in self.sources), "default")
 
     def report(self, key: Key, message: str, source: Source | None = None) -> None:
-        """Adds a problem: place (that of `source`, or of the key), dotted key, message."""
+        """Adds a problem: the place (of `source`, or of the key), the dotted key and the message."""
         self.reported.add(key)
         place = (source or self.source(key)).place
         self.problems.append(": ".join(part for part in (place, ".".join(key), message) if part))
 
     def report_unknown(self, key: Key, known: Sequence[Key], source: Source | None = None) -> None:
-        """Adds the problem that there is no such key, with the one that was probably meant or those there are."""
+        """Reports an unknown key, with the key that was probably meant or the list of known keys."""
         if meant := nearest_key(key, known):
-            self.reported.add(meant)  # no second message that the setting which was meant is missing
+            self.reported.add(meant)  # do not report the setting that was meant as missing, too
             hint = f"did you mean {'.'.join(meant)}?"
         elif siblings := [other[-1] for other in known if other[:-1] == key[:-1]]:
             hint = f"{'.'.join(key[:-1]) or 'the file'} can have {join(siblings, 'and')}"
@@ -78,14 +78,14 @@ class Settings:
         self.report(key, f"unknown key ({hint})", source)
 
     def get(self, key: Key) -> Any:
-        """Returns a value; None where there is none."""
+        """Returns a value, or None if there is none."""
         value: Any = self.values
         for part in key:
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def set(self, key: Key, value: Any, source: Source) -> None:
-        """Sets a value, in mappings made if need be; a parent that is no mapping stays, to be reported."""
+        """Sets a value and creates missing parents; a parent that is not a mapping is kept, to be reported."""
         parent = self.values
         for part in key[:-1]:
             if parent.get(part) is None:
@@ -98,12 +98,12 @@ class Settings:
         self.sources[key] = source
 
     def parse(self, text: str, key: Key, source: Source | None = None) -> tuple[bool, Any]:
-        """Reads one YAML document as the value of `key`; what is wrong with it becomes problems.
+        """Reads one YAML document as the value of `key`; errors in it are added to the problems.
 
         Args:
             text: YAML 1.2.
-            key: where the value belongs, () for the whole file.
-            source: source of all of it; None for the lines of the file.
+            key: the key that the value belongs to, () for the complete file.
+            source: the source of all values in it; None if each value's source is its line in the file.
 
         Returns:
             Whether there is a usable value, and the value.
@@ -207,7 +207,7 @@ class _Reader:
         for name, (name_node, value_node) in pairs.items():
             inner = (*key, name)
             if name.startswith("x-") and len(inner) <= 2:
-                continue  # notes and anchors of the user's
+                continue  # the user's notes and anchors
             self.settings.sources[inner] = self._source(name_node)
             value = self.read(value_node, inner)
             if value is not _UNUSABLE:
@@ -215,7 +215,7 @@ class _Reader:
         return result
 
     def _pairs(self, node: MappingNode, key: Key) -> dict[str, tuple[Node, Node]]:
-        """Key and value node by name; what is merged (`<<`) comes after what the mapping has of its own."""
+        """Returns key and value node by name; the mapping's own keys win over merged ones (`<<`)."""
         own: dict[str, tuple[Node, Node]] = {}
         merged: dict[str, tuple[Node, Node]] = {}
         for name_node, value_node in node.value:
@@ -242,7 +242,7 @@ class _Reader:
             value = self.constructor.construct_object(node)
         except (ValueError, LookupError, AttributeError):  # explicit tags are not checked by the resolver
             kind = str(node.tag).removeprefix(_CORE)
-            return self._refuse(key, f"received {node.value!r}, which is no valid {kind}; put quotes around text")
+            return self._refuse(key, f"received {node.value!r}, which is not a valid {kind}; put quotes around text")
         if isinstance(value, float) and not math.isfinite(value):
             return self._refuse(key, f"received {node.value}, expected a finite number")
         if not isinstance(value, str | int | float | None):
@@ -261,12 +261,12 @@ class _Reader:
 
 
 def is_text(value: str) -> bool:
-    """Whether text can be written as UTF-8: it has no lone half of a surrogate pair."""
+    """Whether text can be written as UTF-8, that is, has no lone surrogate."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _syntax(error: Exception, text: str) -> tuple[str, str]:
-    """Place (`:line:column`) and message of a YAML error."""
+    """Returns the place (`:line:column`) and the message of a YAML error."""
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""

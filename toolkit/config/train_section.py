@@ -12,113 +12,114 @@ from toolkit.config.fields import STRICT, Fraction, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How the model is trained. A step is one optimizer step."""
+    """Training. A step is one optimizer step."""
 
     __pydantic_config__ = STRICT
 
     per_device_train_batch_size: Positive = 8
-    """Rows per process in one forward pass."""
+    """Micro-batch size: rows per process in each forward pass."""
     gradient_accumulation_steps: Positive | None = None
     """Forward passes per step. Null means the launcher's value, or 1."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
-    """Passes over the training rows; may be fractional."""
+    """Number of epochs; may be fractional."""
     max_steps: Annotated[int, Field(ge=-1)] = -1
-    """Above 0: train exactly so many steps, whatever `num_train_epochs` says."""
+    """If above 0, the total number of steps; `num_train_epochs` is then ignored."""
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "sgd",
         "rmsprop", "adagrad", "schedule_free_adamw", "adafactor_relative", "adam", "adam_bnb_8bit", "sgdw",
         "lamb_bnb_8bit", "muon",
     ] = "adamw_torch_fused"  # fmt: skip
-    """Optimizer. Those with 8 bits, and `schedule_free_adamw`, need the extra `optimizers`; names from
+    """Optimizer. The 8-bit optimizers and `schedule_free_adamw` need the extra `optimizers`. Names from
     `adafactor_relative` on are the toolkit's own."""
     optim_args: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the optimizer's constructor, for instance `momentum: 0.9` for `sgd`."""
+    """Additional arguments of the optimizer's constructor, for instance `momentum: 0.9` for `sgd`."""
     learning_rate: Annotated[float, Field(ge=0)] = 5e-5
     """Peak learning rate."""
     layerwise_lr_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Below 1: each layer of the base model learns at so many times the rate of the one above it; the last one at
-    that of the head times this, the embeddings slowest."""
+    """Layer-wise learning-rate decay: each layer's rate is this factor times that of the layer above it. The top
+    layer's is this factor times `learning_rate`; embeddings have the lowest rate. 1.0 turns it off."""
     head_learning_rate: Annotated[float, Field(ge=0)] | None = None
-    """Peak learning rate of the parameters outside the base model; null means `learning_rate`."""
+    """Peak learning rate of the head (all parameters outside the base model). Null means `learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Weight decay, on weight matrices only: never on biases and normalisation layers."""
+    """Weight decay of weight matrices; never applied to biases and normalisation layers."""
     adam_beta1: Fraction = 0.9
-    """Decay of Adam's first moment."""
+    """Decay rate of Adam's first moment."""
     adam_beta2: Fraction = 0.999
-    """Decay of Adam's second moment."""
+    """Decay rate of Adam's second moment."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Adam's epsilon."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Clip the gradient's norm to this; 0 leaves it as it is (its norm is still reported)."""
+    """Maximum norm of the gradient, which is clipped to it; 0 turns clipping off (the norm is still logged)."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
         "multi_step", "exponential", "cyclic", "one_cycle",
     ] = "linear"  # fmt: skip
-    """Shape of the learning rate over the run, in steps (`toolkit lr-plot` draws it)."""
+    """Learning-rate schedule, in steps (`toolkit lr-plot` draws it)."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the schedule, in the library's words, for instance `num_cycles: 4`."""
+    """Additional arguments of the schedule, for instance `num_cycles: 4`."""
     snapshot_ensemble: bool = False
-    """With `cosine_with_restarts`: keep the model at the end of each cycle, and score the mean of their predictions
-    at the end (`ensemble_` metrics)."""
+    """With `cosine_with_restarts`: save the model at the end of each cycle and, at the end of the run, evaluate the
+    average of the saved models' predictions (`ensemble_` metrics)."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0
-    """Steps of linear warm-up; below 1, a fraction of all steps."""
+    """Steps of linear warm-up; a value below 1 is a fraction of all steps."""
     early_stopping_patience: Positive | None = None
-    """End training after so many evaluations without a better metric (`eval.metric_for_best_model`)."""
+    """Stop after this many evaluations without an improvement of `eval.metric_for_best_model`."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
-    """By how much a metric must be better to count."""
+    """By how much the metric must improve to count."""
     max_time: Annotated[str, Field(pattern=r"^\d+:[0-2]\d:[0-5]\d:[0-5]\d$")] | None = None
-    """End training after so long, as `days:hours:minutes:seconds` (`00:11:30:00`), after the step that is being done;
-    evaluations, checkpoints and former sessions of the run count, reading data and models do not."""
+    """Stop after this time, as `days:hours:minutes:seconds` (`00:11:30:00`). The current step is finished first. Counts
+    training, evaluation and checkpointing across resumes, but not loading."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
-    """Keep an average of the weights, which keeps this part of itself at each update (0.999, say). It is what is
-    evaluated and what the run ends with; training itself does not change."""
+    """Decay of an exponential moving average (EMA) of the weights, for instance 0.999. The EMA is evaluated and saved;
+    training is unaffected."""
     mixed_precision: Literal["no", "bf16", "fp16", "fp8"] | None = None
-    """Arithmetic of the forward pass; weights stay float32. Null means the launcher's value, or no."""
+    """Precision of the forward pass; weights stay float32. Null means the launcher's value, or `no`."""
     strategy: Literal["sync", "local_sgd"] = "sync"
-    """How processes stay one model: by exchanging gradients in every step, or `local_sgd`, by training on their own and
-    averaging parameters now and then."""
+    """How processes share the training: `sync` averages gradients in every step; `local_sgd` trains each process on its
+    own and averages parameters periodically."""
     local_sgd_steps: Positive = 8
-    """Steps that processes train on their own before they average (`strategy: local_sgd`)."""
+    """Steps between two averages of the parameters (`strategy: local_sgd`)."""
     local_sgd_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Exchange gradients in so many steps first."""
+    """Number of synchronous steps before processes train on their own."""
     local_sgd_average_moments: bool = False
     """Average the optimizer's moments too."""
     local_sgd_outer_lr: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of an outer optimizer, SGD with Nesterov momentum, that takes the way to the average as its
-    gradient (DiLoCo: 0.7); null takes the average itself."""
+    """Learning rate of an outer optimizer (SGD with Nesterov momentum), whose gradient is the change from the last
+    average to the new one (DiLoCo uses 0.7). Null uses the average as it is."""
     local_sgd_outer_momentum: Fraction = 0.9
-    """Its momentum."""
+    """Momentum of the outer optimizer."""
     tf32: bool | None = None
-    """Let float32 products on a GPU round their factors to TensorFloat32; null leaves it as PyTorch has it."""
+    """Allow TensorFloat32 in float32 matrix products and convolutions on a GPU; null keeps PyTorch's defaults."""
     activation_checkpointing: Annotated[str, Field(pattern=r"^(none|full|every_[1-9]\d*_layers)$")] = "none"
-    """Compute activations anew in the backward pass instead of keeping them: of no layer (`none`), of all (`full`), or
-    of one in k (`every_2_layers`). The gradient stays the same."""
+    """Recompute activations in the backward pass instead of storing them: in no layer (`none`), in every layer
+    (`full`), or in one of k layers (`every_2_layers`). The gradient does not change."""
     activation_offload: bool = False
-    """Keep activations in the CPU's memory between forward and backward pass. The gradient stays the same."""
+    """Keep activations in CPU memory between the forward and the backward pass. The gradient does not change."""
     auto_batch_size: bool = False
-    """When memory does not suffice for a micro-batch, train its rows in smaller parts from there on, on all processes
-    alike; what makes a step stays the same. Evaluation has a batch size of its own."""
+    """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
+    and the gradient of a step do not change. Evaluation has its own batch size."""
     torch_compile: bool = False
-    """Compile the training pass with `torch.compile`. Numbers agree to rounding only."""
+    """Compile the training pass with `torch.compile`. Results agree only up to rounding."""
     torch_compile_backend: str | None = None
-    """Its backend; null means `inductor`."""
+    """Backend of `torch.compile`; null means `inductor`."""
     torch_compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = (
         None
     )
     """Mode of the backend `inductor`; null means `default`."""
     train_sampling_strategy: Literal["random", "sequential", "group_by_length", "balanced"] = "random"
-    """Order of the rows: shuffled, as they are, shuffled so that a step's rows have similar lengths, or `balanced`: an
-    epoch has as many rows as ever, but the same number of each class, those of small classes several times."""
+    """Order of the training rows: `random`; `sequential`, as in the file; `group_by_length`, random but with rows of
+    similar length in each step; `balanced`, where every class is drawn equally often (small classes are oversampled;
+    the epoch length does not change)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] = 0
-    """Processes that load and collate batches; 0 means in the training process."""
+    """Number of worker processes that load and collate batches; 0 uses the training process."""
     dataloader_pin_memory: bool = True
-    """Load batches into pinned memory (where there is a GPU)."""
+    """Load batches into pinned memory if there is a GPU."""
     dataloader_persistent_workers: bool = False
-    """Keep the loader's processes from epoch to epoch."""
+    """Keep worker processes alive between epochs."""
     dataloader_prefetch_factor: Positive | None = None
-    """Batches that each of the loader's processes prepares ahead; null means 2."""
+    """Number of batches that each worker prepares in advance; null means 2."""
     ddp_find_unused_parameters: bool = False
-    """Let several processes train a model of which some parameters get no gradient."""
+    """Allow parameters without a gradient when several processes train."""
     ddp_timeout: Positive = 1800
-    """Seconds after which processes that wait for each other give up."""
+    """Timeout in seconds of communication between processes."""

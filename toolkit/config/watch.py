@@ -1,4 +1,4 @@
-"""Settings that note which of them are read: what was concluded from a wrong setting must not be reported."""
+"""Records which settings are read, so that no problem is reported that follows from a wrong setting."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def watched(settings: T, read: set[Key], key: Key = ()) -> T:
-    """Returns a copy of a configuration, or of a section, that adds to `read` each key whose value is asked for.
+    """Returns a copy of a configuration or a section that adds each key whose value is read to `read`.
 
-    The copy is an instance of a subclass, so that whatever takes the settings takes it too.
+    The copy is an instance of a subclass, so it can be used wherever the settings can.
 
     Args:
         settings: a dataclass; sections inside it are watched as well.
-        read: where the keys go.
-        key: of `settings`.
+        read: receives the keys.
+        key: the key of `settings`.
     """
     kind: Any = type(settings)
     names = {field.name for field in dataclasses.fields(kind)}
@@ -48,7 +48,7 @@ def watched(settings: T, read: set[Key], key: Key = ()) -> T:
 
 
 def touching(keys: Iterable[Key], faulty: Iterable[Key]) -> list[Key]:
-    """Returns those of `faulty` that are one of `keys`, a part of one, or what one is a part of."""
+    """Returns the keys of `faulty` that equal, contain or are contained in one of `keys`."""
     keys = list(keys)
     return sorted(
         fault for fault in faulty if any(fault[: len(key)] == key or key[: len(fault)] == fault for key in keys)

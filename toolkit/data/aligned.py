@@ -1,4 +1,4 @@
-"""Line-aligned text files, as translators keep them: line k of each belongs to row k, and each file is a column."""
+"""Reads line-aligned text files, common in translation: each file is a column, and line k of each is row k."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from toolkit.data.readers import RawRow, open_text
 
 
 def read_aligned(files: Mapping[str, Path]) -> Iterator[RawRow]:
-    """Reads files side by side; rows are numbered by their line. Lines that are blank in all files are skipped.
+    """Streams the rows of line-aligned files, numbered by line; lines that are blank in all files are skipped.
 
     Args:
-        files: by the name of the column that each becomes.
+        files: the files by the name of their column.
     """
     with ExitStack() as stack:
         lines = zip_longest(*(stack.enter_context(open_text(file)) for file in files.values()))

@@ -1,4 +1,4 @@
-"""Progress bars of `datasets`, for tables that take a while."""
+"""Progress bars of `datasets`, shown only for large tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bars(shown: bool) -> Iterator[None]:
-    """Shows the progress bars of `datasets` inside the block, or not."""
+    """Shows the progress bars of `datasets` inside the block only if `shown`."""
     import datasets
 
     if shown or datasets.are_progress_bars_disabled():

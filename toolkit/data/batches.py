@@ -1,4 +1,4 @@
-"""Data loaders over feature rows: the toolkit's own order and collator, never handed to `Accelerator.prepare`."""
+"""Data loaders over feature rows, with the toolkit's own order and collator; not for `Accelerator.prepare`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,16 @@ def collate(features: list[dict[str, Any]], task: Task, processor: Processor, ra
 def collate_or_mask(
     features: list[dict[str, Any]], *, task: Task, processor: Processor, random: RowRandom, stand_in: dict[str, Any]
 ) -> Batch:
-    """Collates rows; of no rows it makes one masked row, since models such as BERT crash on an empty batch.
+    """Collates rows; an empty list gives a batch of one masked row, since models such as BERT fail on empty batches.
 
-    Every label of that row is ignored, so its loss, and each gradient, is exactly zero.
+    Every label of the masked row is ignored, so its loss and its gradients are exactly zero.
+
+    Args:
+        features: the feature rows; may be empty.
+        task: collates them.
+        processor: the processor for the collator.
+        random: random numbers of the rows.
+        stand_in: the feature row to mask.
     """
     if features:
         return collate(features, task, processor, random)
@@ -50,16 +57,19 @@ def collate_or_mask(
 def split_batch(
     features: datasets.Dataset, task: Task, processor: Processor, seed: int, epoch: int, batch: Batch, size: int
 ) -> Iterator[Batch]:
-    """Collates the rows of a training micro-batch again, at most `size` at a time; each part has its own padding.
+    """Splits a training micro-batch into parts of at most `size` rows, each collated and padded separately.
 
     Args:
         features: the training features.
         task: collates them.
-        processor: for the collator.
-        seed: the run's.
-        epoch: the micro-batch's.
+        processor: the processor for the collator.
+        seed: the run's seed.
+        epoch: the epoch of the micro-batch.
         batch: the micro-batch, with `row_ids` `[B]`.
-        size: most rows of a part.
+        size: maximum number of rows of a part.
+
+    Yields:
+        The parts, in order; the micro-batch itself if it is small enough.
     """
     ids = batch["row_ids"].tolist()
     if len(ids) <= size:
@@ -82,26 +92,26 @@ def _loader(
     return DataLoader(
         features,
         batch_sampler=batches,
-        # Workers started anew take over the sampler's epoch with `random`; those that persist share it.
+        # New workers get the sampler's epoch with `random`; persistent ones share it.
         collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
         worker_init_fn=_outlive_sigterm,
         persistent_workers=persistent,
         prefetch_factor=train.dataloader_prefetch_factor,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
-        # An own generator: the loader would otherwise draw its base seed from the global one at every epoch.
+        # Without its own generator, the loader would draw a base seed from the global one in every epoch.
         generator=torch.Generator().manual_seed(0),
     )
 
 
 def _outlive_sigterm(worker: int) -> None:
-    """A scheduler signals every process of a job; the rank still needs its workers to end its step and save."""
+    """Ignores SIGTERM: a scheduler sends it to every process, but the rank needs its workers to finish and save."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
 def ended_workers(loader: DataLoader) -> Iterator[None]:
-    """Ends workers that persist, at the latest, here: at its exit Python would signal them, which they outlive."""
+    """Ends persistent workers on exit; Python would end them with SIGTERM, which they ignore."""
     try:
         yield
     finally:
@@ -113,7 +123,15 @@ def ended_workers(loader: DataLoader) -> Iterator[None]:
 def training_loader(
     features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
 ) -> tuple[DataLoader, WindowSampler]:
-    """Returns the loader of this rank's training micro-batches and the sampler that says where it starts."""
+    """Returns the loader of this rank's training micro-batches, and its sampler, which sets where it starts.
+
+    Args:
+        features: the training features.
+        task: collates them.
+        processor: the processor for the collator.
+        cfg: resolved configuration.
+        mesh: arrangement of the processes.
+    """
     train = cfg.train
     order = Order(
         num_rows=len(features),
@@ -137,7 +155,7 @@ def training_loader(
 def evaluation_loader(
     features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
 ) -> DataLoader:
-    """Returns the loader of this rank's part of an evaluation set."""
+    """Returns the loader of this rank's part of an evaluation set; arguments as for `training_loader`."""
     lengths = np.asarray(features["length"][:])
     batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size)
     return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

@@ -1,4 +1,4 @@
-"""Which columns a task reads under its options, and whether a source has them."""
+"""The columns that a task reads with its options, and the check that a source has them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from toolkit.config.messages import nearest
 
 
 def used_columns(task: Task) -> dict[str, Column]:
-    """Returns the columns that are read under the task's options, by the toolkit's names."""
+    """Returns the columns that the task reads with its options, by the toolkit's names."""
     options = getattr(task, "options", None)
     return {name: column for name, column in task.columns.items() if column.used(options)}
 
 
 def is_needed(column: Column, labelled: bool) -> bool:
-    """Whether every row must have a value; labels only where rows are `labelled`."""
+    """Whether every row must have a value; label columns are needed only if rows are `labelled`."""
     return column.required and (labelled or not column.label)
 
 
@@ -26,13 +26,13 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
 
     Args:
         source: the file or hub split, for the message.
-        present: names of the columns that it has.
-        task: says which columns there are.
-        columns: the toolkit's column names to the source's.
-        labelled: whether label columns are wanted.
+        present: names of its columns.
+        task: the task, which defines the columns.
+        columns: maps the toolkit's column names to the source's.
+        labelled: whether label columns are needed.
 
     Raises:
-        DataError: for each column that is needed, or was named by the user, and is not there.
+        DataError: naming each missing column that is needed, or named by the user.
     """
     missing = []
     known = used_columns(task)
@@ -47,7 +47,7 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
         ours = f" (the task's {name!r})" if wanted != name else ""
         missing.append(
             f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
-            f"Say which one it is, for instance `data.columns.{name}: {likely}`."
+            f"Name the right one, for instance `data.columns.{name}: {likely}`."
         )
     if missing:
         raise DataError("\n".join(missing))

@@ -1,7 +1,7 @@
-"""Pictures and recordings in files of their own: folders of classes, columns that hold paths, bytes in tables.
+"""Image and audio files: folders of classes, columns of paths, and bytes in tables.
 
-A row refers to its file as `{"path", "bytes", "name"}`: where the file is (or None), its content (where the table
-itself holds it, as data sets of the hub do, or None), and how it is called in messages and predictions.
+A row refers to its file as `{"path", "bytes", "name"}`: the file's path or None, its content if the table holds it (as
+datasets of the hub do) or None, and its name in messages and predictions.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     "audio": (".wav", ".flac", ".ogg", ".mp3"),
 }
-"""Endings of the files in a folder, by the column that they are given in."""
+"""Suffixes of the files in a folder, by the column for these files."""
 _COLUMNS = {suffix: column for column, suffixes in SUFFIXES.items() for suffix in suffixes}
 
 
 def read_folder(folder: Path) -> Iterator[RawRow]:
     """Streams the files of `folder/<class>/...` in the order of their names, as `image` or `audio` and `label`.
 
-    Hidden files are passed over; a file of any other ending is a bad row.
+    Hidden files are skipped; a file with any other suffix is a bad row.
 
     Raises:
         DataError: if the folder has no folders of classes.
     """
     if not any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir()):
         raise DataError(
-            f"{folder} is a folder without folders of classes in it; expected {folder}/<class>/<file>, "
-            "or a table (.csv, .jsonl and so on) with the paths of its files."
+            f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
+            "or a table (.csv, .jsonl and so on) with the paths of the files."
         )
     return _rows(folder)
 
@@ -46,9 +46,9 @@ def _rows(folder: Path) -> Iterator[RawRow]:
         column = _COLUMNS.get(Path(name).suffix.lower())
         label = Path(name).parts[0] if len(Path(name).parts) > 1 else None
         if column is None:
-            yield RawRow(number, {"file": name}, f"{name} is neither a picture nor a recording by its ending")
+            yield RawRow(number, {"file": name}, f"{name} does not have the suffix of an image or audio file")
         elif label is None:
-            yield RawRow(number, {column: name}, f"{name} lies in no folder of a class")
+            yield RawRow(number, {column: name}, f"{name} is not in the folder of a class")
         else:
             yield RawRow(number, {column: name, "label": label})
 
@@ -59,11 +59,11 @@ def folder_digest(folder: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """Paths of all files below a folder that are not hidden, links to files and folders included, in order."""
+    """Returns the sorted paths of all files below a folder that are not hidden; links are followed."""
     names: list[str] = []
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         here = Path(place)
-        # A link to a folder that it lies in would lead round and round.
+        # A link to one of its parent folders would never end.
         folders[:] = [name for name in folders if name[0] != "." and not _leads_back(here / name)]
         names += [(here / name).relative_to(folder).as_posix() for name in files if name[0] != "."]
     return sorted(names)
@@ -78,13 +78,13 @@ def _refuse(error: OSError) -> None:
 
 
 def content_digest(key: str, rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> str:
-    """Returns a sha256, in hexadecimal, that also covers the content of the files that rows refer to.
+    """Returns the sha256, in hexadecimal, of a table and the content of the files that its rows refer to.
 
     Args:
-        key: digest of the table itself.
+        key: digest of the table.
         rows: its rows.
-        columns: those of its columns that hold paths.
-        folder: where relative paths start.
+        columns: its columns of paths.
+        folder: the folder that relative paths start from.
     """
     digest = hashlib.sha256(key.encode())
     columns = list(columns)
@@ -96,21 +96,21 @@ def content_digest(key: str, rows: Iterable[RawRow], columns: Iterable[str], fol
             try:
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
-            except (OSError, ValueError):  # it is missing, or no name of a file: a bad row, until that changes
+            except (OSError, ValueError):  # missing, or not a valid name: a bad row until that changes
                 digest.update(b"missing")
     return digest.hexdigest()
 
 
 def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
-    """Returns a row's file as the toolkit refers to it.
+    """Returns the reference to a row's file, with the keys `path`, `bytes` and `name`.
 
     Args:
-        value: a path, or what `datasets` stores for pictures and recordings.
-        folder: where a relative path starts.
-        number: the row's number, which names a file that has no name.
+        value: a path, or the value that `datasets` stores for an image or audio.
+        folder: the folder that relative paths start from.
+        number: number of the row, for the name of a file that has none.
 
     Raises:
-        BadRow: if it is neither.
+        BadRow: if the value is neither, or the file does not exist.
     """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return {"path": None, "bytes": value["bytes"], "name": value.get("path") or f"row {number}"}
@@ -131,7 +131,7 @@ def open_file(file: Mapping[str, Any]) -> BinaryIO:
     """Opens a row's file for reading.
 
     Raises:
-        OSError: if it is not there any more.
+        OSError: if it cannot be opened, for instance because it no longer exists.
     """
     return io.BytesIO(file["bytes"]) if file["bytes"] is not None else Path(file["path"]).open("rb")
 

@@ -1,4 +1,4 @@
-"""What cached rows depend on beside the data: our code and the processor."""
+"""Fingerprints of the code and the processor, on which cached rows depend in addition to the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toolkit.api.task import Processor, Task
 
 
 def code_fingerprint(task: Task) -> str:
-    """Returns a hash of the toolkit and of the task's file: who edits either never gets rows from before."""
+    """Returns a hash of the toolkit's code and the task's file, so that an edit of either invalidates the cache."""
     return _code_fingerprint(type(task).__module__)
 
 
@@ -29,7 +29,7 @@ def _code_fingerprint(module: str) -> str:
 
 
 def processor_fingerprint(processor: Processor) -> str:
-    """Returns a hash of everything that a saved processor holds."""
+    """Returns a hash of all files of a saved processor."""
     with tempfile.TemporaryDirectory() as folder:
         processor.save_pretrained(folder)
         digest = hashlib.sha256()

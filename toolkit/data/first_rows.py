@@ -1,4 +1,4 @@
-"""Looks at the beginning of the data files: can they be read, are their columns there, are their first rows usable?"""
+"""Checks the first rows of the data files: that they can be read, have the right columns, and are usable."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from toolkit.data.rows import check_raw, columns_of
 from toolkit.data.sources import read_rows
 
 NUM_ROWS = 100
-"""Rows of each file that are looked at."""
+"""Number of rows of each file that are checked."""
 NUM_LISTED = 5
-"""Unusable rows of a file that are named."""
+"""Maximum number of unusable rows of a file that are listed."""
 
 
 def first_row_problems(data: DataConfig, task: Task) -> list[str]:
-    """Returns what is wrong with the columns and the first rows of each data file, as full messages.
+    """Returns one complete message for each problem with the columns and the first rows of the data files.
 
-    A file that does not exist is left to `toolkit.config.paths`. Nothing is cached, and the task learns nothing, so
-    that a label which is unknown to the training rows is not found here.
+    Files that do not exist are reported by `toolkit.config.paths`. Nothing is cached, and the task does not learn its
+    labels, so labels that do not occur in the training rows are not detected.
 
     Args:
         data: the YAML's `data` section.
-        task: says which columns there are and which rows are good.
+        task: the task, which defines the columns and checks rows.
     """
     problems = []
     for name in ("train_file", "validation_file", "test_file"):

@@ -1,4 +1,4 @@
-"""Rows that are handed over in Python: checked like those of a file, and never cached on disk."""
+"""Rows passed as Python objects: checked like the rows of a file, and never cached on disk."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, 
 from toolkit.data.sources import ARROW_BATCH_ROWS, arrow_rows, checked
 
 NAME = "rows"
-"""How messages call them."""
+"""The name of these rows in messages."""
 
 
 def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: bool) -> Table:
-    """Checks rows that are handed over in Python.
+    """Checks rows that are passed as Python objects.
 
     Args:
         rows: a list of dictionaries, a `datasets.Dataset`, or a pandas data frame, whose missing values become None
-            and whose index is left out.
-        task: says which columns there are and which rows are good.
-        columns: the toolkit's column names to those of the rows; names not given stand for themselves.
-        labelled: whether label columns are wanted; they are None otherwise.
+            and whose index is ignored.
+        task: the task, which defines the columns and checks rows.
+        columns: maps the toolkit's column names to those of the rows; columns not listed keep their names.
+        labelled: whether label columns are needed; otherwise they are None.
+
+    Returns:
+        The checked rows.
 
     Raises:
         DataError: if any row cannot be used (rows are numbered from 1), or a column is missing.
@@ -61,10 +64,10 @@ def _raw_rows(rows: Any) -> Iterator[RawRow]:
 
 def _raw_row(number: int, row: Any) -> RawRow:
     if not isinstance(row, Mapping):
-        return RawRow(number, None, f"not a dictionary but {type(row).__name__}")
+        return RawRow(number, None, f"expected a dictionary, received {type(row).__name__}")
     return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
 
 
 def _plain(value: Any) -> Any:
-    """Returns a Python number for a number of numpy."""
+    """Returns a NumPy number as a Python number, and any other value as it is."""
     return value.item() if isinstance(value, np.generic) else value

@@ -1,8 +1,8 @@
-"""The order of training rows, owned by the toolkit: f(seed, epoch, rows, batch, accumulation, world size).
+"""The order of training rows, a function of seed, epoch, number of rows, batch size, accumulation and data ranks.
 
-An epoch's permutation is cut into *windows*, the rows of one optimizer step. A window depends only on its size, so
+An epoch's permutation is split into *windows*, the rows of one optimizer step. A window depends only on its size, so
 8x1, 4x2 (batch x accumulation) and two processes of 2x2 train on the same rows in every step. Rows are never
-repeated to make ranks even: a rank that has none left gets an empty micro-batch (see `toolkit.data.batches`).
+repeated to give ranks equal numbers: a rank without rows gets an empty micro-batch (see `toolkit.data.batches`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GROUPED_WINDOWS = 50
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """Which rows each rank sees, for any epoch and window, without iterating there.
+    """The rows of each rank for any epoch and window, without iteration.
 
     Args:
         num_rows: training rows.
@@ -32,8 +32,8 @@ class Order:
         data_size: number of data ranks (see `toolkit.api.mesh`).
         seed: seed of the shuffle.
         strategy: `random`, `sequential`, `group_by_length` or `balanced`.
-        lengths: `[num_rows]` length of every row; needed for `group_by_length`.
-        classes: `[num_rows]` class id of every row; needed for `balanced`.
+        lengths: `[num_rows]` length of each row; required for `group_by_length`.
+        classes: `[num_rows]` class id of each row; required for `balanced`.
     """
 
     num_rows: int
@@ -56,11 +56,14 @@ class Order:
         return ceil(self.num_rows / self.window_size)
 
     def window(self, epoch: int, index: int) -> np.ndarray:
-        """Returns the row numbers of one window, over all ranks."""
+        """Returns the row numbers of one window, over all ranks: `[window_size]`, fewer in the last window."""
         return _permutation(self, epoch)[index * self.window_size : (index + 1) * self.window_size]
 
     def micro_batches(self, epoch: int, index: int, rank: int) -> list[list[int]]:
-        """Returns this rank's `accumulation` micro-batches of a window; those of a short window may be empty."""
+        """Returns the `accumulation` micro-batches of a data rank in a window, as row numbers.
+
+        In a short window, micro-batches may be empty.
+        """
         rows = self.window(epoch, index)
         starts = [(step * self.data_size + rank) * self.batch_size for step in range(self.accumulation)]
         return [rows[start : start + self.batch_size].tolist() for start in starts]
@@ -82,18 +85,18 @@ def _permutation(order: Order, epoch: int) -> np.ndarray:
     group = size * GROUPED_WINDOWS
     groups = (rows[start : start + group] for start in range(0, order.num_rows, group))
     rows = np.concatenate([part[np.argsort(-order.lengths[part], kind="stable")] for part in groups])
-    # Only full windows change places, so that window k still starts at row k * size.
+    # Only full windows are shuffled, so that window k still starts at row k * size.
     full = order.num_rows // size
     shuffled = rows[: full * size].reshape(full, size)[generator.permutation(full)].reshape(-1)
     return np.concatenate([shuffled, rows[full * size :]])
 
 
 def _balanced(order: Order, generator: np.random.Generator) -> np.ndarray:
-    """As many rows as there are, the same number of each class: all of a class before any of it comes again."""
+    """Returns `num_rows` rows with the same number of each class; no row repeats before all of its class are used."""
     if order.classes is None:
         raise AssertionError("balanced needs the rows' classes")
     members = [np.flatnonzero(order.classes == number) for number in np.unique(order.classes)]
-    # Which classes get the rows that do not divide changes from epoch to epoch.
+    # The classes that get one of the remaining rows are drawn again in each epoch.
     quotas = np.full(len(members), order.num_rows // len(members))
     quotas[generator.permutation(len(members))[: order.num_rows % len(members)]] += 1
     rows = []
@@ -104,9 +107,9 @@ def _balanced(order: Order, generator: np.random.Generator) -> np.ndarray:
 
 
 class WindowSampler(Sampler[list[int]]):
-    """Batch sampler over one rank's micro-batches, from any epoch and window on.
+    """Batch sampler over one rank's micro-batches, which can start at any epoch and window.
 
-    Its length is always that of a whole epoch, also after `seek`.
+    Its length is always that of a complete epoch, also after `seek`.
     """
 
     def __init__(self, order: Order, rank: int) -> None:
@@ -127,13 +130,14 @@ class WindowSampler(Sampler[list[int]]):
 
 
 def evaluation_batches(lengths: np.ndarray, batch_size: int, data_rank: int, data_size: int) -> list[list[int]]:
-    """Deals evaluation rows to ranks, each row exactly once, rows of similar length together.
+    """Distributes evaluation rows over data ranks, each row exactly once, with rows of similar length together.
+
+    Predictions are reordered by row id later, so any order is possible; this one has the least padding.
 
     Args:
-        lengths: `[rows]` length of every row. Predictions are put back by row id, so the order is free and the one
-            with the least padding is taken.
+        lengths: `[rows]` length of each row.
         batch_size: rows per batch.
-        data_rank: which of them.
+        data_rank: this process's data rank.
         data_size: number of data ranks.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From files to tokenised rows: read, check, split, learn, tokenise; cached by `datasets`, once per node."""
+"""Prepares the data: reads, checks, splits and tokenises rows; `datasets` caches the result once per node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,20 @@ if TYPE_CHECKING:
 
 PROGRESS_FROM_ROWS = 50_000
 NUMBER_IN_FILE = "number"
-"""Column of feature rows with the number, in its file, of the row that each was made from."""
+"""Column of feature rows: the number of the source row in its file."""
 SPLITS = ("train", "validation", "test")
 DEFAULT_SPLIT = 0.1
 
 
 @dataclass(frozen=True)
 class CheckedRows:
-    """Rows by split (`train`, `validation`, `test`), checked and cut to size, with what a run remembers of them."""
+    """Checked rows of a run, after the limits on their number.
+
+    Args:
+        splits: rows by split (`train`, `validation`, `test`).
+        fingerprints: sha256 of each source file (or hub id and revision) by split.
+        bad_rows: number of rows left out, by split.
+    """
 
     splits: Mapping[str, datasets.Dataset]
     fingerprints: Mapping[str, str]
@@ -50,9 +56,9 @@ def load_rows(
     Args:
         cfg: resolved configuration.
         task: checks rows; its `state` is filled.
-        accelerator: the first process of each node reads, the others take its cache.
-        output_dir: where `bad_rows.jsonl` goes.
-        sample: read only so many training rows, and no others; None reads all.
+        accelerator: the run's Accelerator; the first process of each node reads, the others use its cache.
+        output_dir: folder for `bad_rows.jsonl`; None writes none.
+        sample: read only this many training rows, and no other splits; None reads all.
 
     Raises:
         DataError: for files or rows that cannot be used.
@@ -106,7 +112,15 @@ def _learn(task: Task, rows: datasets.Dataset) -> None:
 
 
 def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, accelerator: Accelerator) -> Prepared:
-    """Tokenises checked rows, and reports what was truncated."""
+    """Tokenises checked rows, and logs notes about them, for instance how many were truncated.
+
+    Args:
+        rows: the checked rows.
+        task: converts rows to feature rows.
+        processor: the run's processor.
+        cfg: resolved configuration.
+        accelerator: the run's Accelerator; the first process of each node tokenises, the others use its cache.
+    """
     with accelerator.local_main_process_first():
         features = {
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
@@ -125,7 +139,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
 
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:
-    """Adds `class_id`, the class of each feature row's example."""
+    """Adds the column `class_id`, the class of each feature row's example."""
     column = class_column(task)
     if column is None:
         raise AssertionError("only a task whose rows have classes can be balanced")
@@ -136,21 +150,31 @@ def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task
 
 
 def _truncated(features: datasets.Dataset, task: Task) -> list[str]:
-    """Counts what was cut to the limits of the task's options."""
+    """Returns one note for each side that was truncated to a limit of the task's options."""
     notes = []
     for side, option in limits_of(task.options).items():
         name = f"truncated_{side}"
         if name in features.column_names and (count := sum(features[name][:])):
-            notes.append(f"{count} of {len(features)} {side}s are longer than task.{option} and were cut.")
+            notes.append(f"{count} of {len(features)} {side}s are longer than task.{option} and were truncated.")
     return notes
 
 
 def tokenise(
     rows: datasets.Dataset, task: Task, processor: Processor, *, labelled: bool, num_proc: int | None = None
 ) -> datasets.Dataset:
-    """Turns rows into feature rows with `row_id` (their position) and `number` (the row's number in its file).
+    """Converts rows to feature rows with `row_id` (their position) and `number` (the source row's number in its file).
 
-    The cache key covers the rows, the processor, the task's options and state, and the toolkit's version.
+    The cache key covers the rows, the processor, the task's options and state, and the toolkit's code.
+
+    Args:
+        rows: checked rows.
+        task: converts them.
+        processor: the run's processor.
+        labelled: whether the rows have labels.
+        num_proc: number of processes; None uses this process.
+
+    Raises:
+        DataError: if a task that regroups rows finds all of them too short.
     """
 
     def batch(columns: dict[str, list[Any]], indices: list[int]) -> dict[str, list[Any]]:
@@ -158,8 +182,8 @@ def tokenise(
         owners = features.pop("example", range(len(indices)))
         if len(owners) != len(features["length"]):
             raise AssertionError(
-                f"{type(task).__name__}.preprocess made {len(features['length'])} feature rows of {len(indices)} rows; "
-                "unless it makes one of each, it must return the column `example`"
+                f"{type(task).__name__}.preprocess returned {len(features['length'])} feature rows for {len(indices)} "
+                "rows; unless it returns one per row, it must return the column `example`"
             )
         places = {"example": [indices[owner] for owner in owners]}
         return features | places | {NUMBER_IN_FILE: [columns[NUMBER][owner] for owner in owners]}
@@ -179,7 +203,7 @@ def tokenise(
 def _regrouped(
     features: datasets.Dataset, task: SupportsPacking, numbers: Sequence[int], fingerprint: str
 ) -> datasets.Dataset:
-    """Lets the task make rows out of all features; not in `map`, whose batches end in the middle of what it joins."""
+    """Regroups all feature rows; `map` cannot do this, because its batches would split what the task joins."""
     import datasets
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -187,7 +211,7 @@ def _regrouped(
         for count, row in enumerate(task.regroup(features), start=1):  # noqa: B007 - used after the loop
             yield row | {NUMBER_IN_FILE: numbers[row["example"]]}
         if not count:
-            raise DataError(f"none of the {len(numbers)} rows is long enough to learn from or to score.")
+            raise DataError(f"none of the {len(numbers)} rows is long enough for training or evaluation.")
 
     try:
         with progress_bars(len(features) >= PROGRESS_FROM_ROWS):

@@ -1,7 +1,7 @@
-"""Readers of text formats: CSV, TSV, JSON, JSON lines, SQuAD's nesting, plain text.
+"""Readers of text formats: CSV, TSV, JSON, JSON lines, SQuAD's nested format, plain text.
 
-They are our own because every row that cannot be used must be named by its number in the file, with a reason, while
-the rows around it stay usable.
+The toolkit has its own readers because each unusable row must be reported with its number in the file and the reason,
+while all other rows stay usable.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple, TextIO
 from toolkit.base.errors import DataError
 
 MAX_FIELD_CHARS = 2**24
-"""Longest field of a CSV or TSV file; what is longer is taken for a quote that was never closed."""
+"""Longest field of a CSV or TSV file; anything longer is treated as an unclosed quote."""
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
 class RawRow(NamedTuple):
-    """One row as the source has it.
+    """One row of a source.
 
     Args:
-        number: the line on which the row starts (csv, tsv, jsonl, txt) or its running number from 1 (the others).
-        values: the source's columns; of a row that is bad whatever could be read of it, or None.
+        number: the line on which the row starts (csv, tsv, jsonl, txt), or its number from 1 (other formats).
+        values: values by the source's column names; for an unusable row, the values that could be read, or None.
         reason: why the row cannot be used, or None.
     """
 
@@ -37,7 +37,7 @@ class RawRow(NamedTuple):
 
 
 def not_text(value: Any) -> str | None:
-    """Says what makes a value, or a string anywhere inside it, unfit as UTF-8 text; None if nothing does."""
+    """Returns why a value, or a string anywhere inside it, is not valid UTF-8 text; None if it is."""
     if isinstance(value, str):
         found = _NOT_TEXT.search(value)
         if found is None:
@@ -57,12 +57,12 @@ def not_text(value: Any) -> str | None:
 
 
 def open_text(file: Path, newline: str | None = None) -> TextIO:
-    """Opens UTF-8 text so that a byte that is not UTF-8 spoils its own row only (see `not_text`)."""
+    """Opens UTF-8 text such that invalid bytes affect only their own row (see `not_text`)."""
     return file.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
 class _Lines:
-    """Lines of a file, counted; those of the current record after its first can be given once more."""
+    """An iterator over the lines of a file, with their number; all lines of a record but the first can be reread."""
 
     def __init__(self, file: TextIO) -> None:
         self.number = 0
@@ -106,7 +106,7 @@ def _read_delimited(file: Path, delimiter: str) -> Iterator[RawRow]:
 
 
 def _records(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
-    """Yields for each record that is not blank the line it starts on and its fields, or why it has none."""
+    """Yields, for each record that is not blank, its first line's number and its fields, or why it is unusable."""
     lines = _Lines(file)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -119,7 +119,7 @@ def _records(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | st
             span = f"lines {start} to {lines.number}: " if lines.number > start else ""
             if "expected after" in str(error):
                 yield start, f'{span}text after the closing quote of a quoted field (a quote inside is written "")'
-            else:  # Never closed, so the lines that it swallowed are records of their own.
+            else:  # never closed, so the lines after the first are separate records
                 yield start, f"{span}a quoted field is not closed"
                 lines.give_again()
             continue
@@ -128,11 +128,15 @@ def _records(file: TextIO, delimiter: str) -> Iterator[tuple[int, list[str] | st
 
 
 def check_names(file: Path, names: list[str]) -> None:
-    """Raises DataError if a column has no name or shares its name with another."""
+    """Checks the names of columns.
+
+    Raises:
+        DataError: if a column has no name, or two have the same one.
+    """
     if not all(name.strip() for name in names):
         raise DataError(
             f"{file}: a column has no name; the header is {', '.join(map(repr, names))}. "
-            "(pandas writes its index so; to_csv(..., index=False) leaves it out.)"
+            "(pandas writes its index like this; to_csv(..., index=False) leaves it out.)"
         )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -156,7 +160,7 @@ def _read_jsonl(file: Path) -> Iterator[RawRow]:
 def _object_row(number: int, values: Any) -> RawRow:
     if isinstance(values, dict):
         return RawRow(number, values)
-    return RawRow(number, {"row": values}, f"not a JSON object but {_kind(values)}")
+    return RawRow(number, {"row": values}, f"expected a JSON object, received {_kind(values)}")
 
 
 def _kind(value: Any) -> str:
@@ -172,7 +176,7 @@ def _read_json(file: Path) -> Iterator[RawRow]:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         if _is_object(text.lstrip().partition("\n")[0]):
-            yield from _read_jsonl(file)  # JSON lines under the other name
+            yield from _read_jsonl(file)  # JSON lines in a .json file
             return
         where = (
             f"line {error.lineno}, column {error.colno}: {error.msg}"
@@ -198,7 +202,7 @@ def _is_object(line: str) -> bool:
 
 
 def _squad_rows(articles: list[Any]) -> Iterator[RawRow]:
-    """Flattens SQuAD's nesting, articles > paragraphs > questions, into one row per question."""
+    """Flattens SQuAD's format, articles > paragraphs > questions, into one row per question."""
     numbers = count(1)
     for article in articles:
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
@@ -218,7 +222,7 @@ def _squad_rows(articles: list[Any]) -> Iterator[RawRow]:
 
 def _squad_row(number: int, context: str, question: Any) -> RawRow:
     if not isinstance(question, dict):
-        return RawRow(number, {"question": question}, f"not a question object but {_kind(question)}")
+        return RawRow(number, {"question": question}, f"expected a question object, received {_kind(question)}")
     values = {
         "id": question.get("id"),
         "question": question.get("question"),

@@ -1,4 +1,4 @@
-"""Checked tables: raw rows under the toolkit's column names, every row looked at once and cached as Arrow."""
+"""Checked tables: rows with the toolkit's column names, each checked once and cached as Arrow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import datasets
 
 NUMBER = "_number"
-"""Column of a table's rows that holds the row's number in its file."""
+"""Column of a table: the number of the row in its file."""
 LISTED_ROWS = 20
 PREVIEW_CHARS = 80
 PEEKED_ROWS = 100
@@ -34,7 +34,7 @@ _REASON, _PREVIEW = "_reason", "_preview"
 
 @dataclass(frozen=True)
 class BadRowReport:
-    """A row that cannot be used: its number in the source, why, and a short preview of its columns."""
+    """An unusable row: its number in the source, the reason, and a short preview of its columns."""
 
     number: int
     reason: str
@@ -43,12 +43,12 @@ class BadRowReport:
 
 @dataclass(frozen=True)
 class Table:
-    """A source after its check.
+    """The checked rows of a source.
 
     Args:
         rows: the usable rows in file order, with the columns of `Task.schema` and `_number`.
-        bad: the others, in file order.
-        fingerprint: sha256 of the file, or the hub data set's id, revision and content.
+        bad: the unusable rows, in file order.
+        fingerprint: sha256 of the file, or the hub dataset's id, revision and content.
         source: the file or hub split, for messages.
     """
 
@@ -60,7 +60,7 @@ class Table:
 
 @dataclass(frozen=True)
 class RowSource:
-    """A stream of raw rows, and what its cache is known by."""
+    """A stream of raw rows, and its key in the cache."""
 
     name: str
     fingerprint: str
@@ -68,7 +68,7 @@ class RowSource:
     large: bool
     read: Callable[[], Iterator[RawRow]]
     folder: Path
-    """Where relative paths in its rows start."""
+    """The folder that relative paths in the rows start from."""
 
 
 def load_table(
@@ -82,12 +82,12 @@ def load_table(
     """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
 
     Args:
-        source: file of any format of `toolkit.data.sources`, or a folder of classes.
-        task: says which columns there are and which rows are good.
-        columns: the toolkit's column names to the file's; names not given stand for themselves.
-        labelled: whether label columns are wanted; they are None otherwise.
+        source: a file of any format of `toolkit.data.sources`, or a folder of classes.
+        task: the task, which defines the columns and checks rows.
+        columns: maps the toolkit's column names to the file's; columns not listed keep their names.
+        labelled: whether label columns are needed; otherwise they are None.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
-        sample: keep only so many rows, evenly spread; None keeps all.
+        sample: keep only this many rows, evenly spaced; None keeps all.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
@@ -122,10 +122,10 @@ def load_hub_table(
     cache_dir: str | Path | None = None,
     sample: int | None = None,
 ) -> Table:
-    """Loads and checks one split of a hub data set; otherwise as `load_table`.
+    """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
 
     Raises:
-        DataError: if the data set cannot be loaded, has no such split, or lacks a column.
+        DataError: if the dataset cannot be loaded, has no such split, or lacks a column.
     """
     splits = load_hub(dataset_name, config, revision, cache_dir)
     if split not in splits:
@@ -153,7 +153,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
     """Applies `data.bad_rows` to the tables of all splits and returns the number of bad rows by split.
 
     Raises:
-        DataError: under `error` if there is any bad row (lists the first 20); under `skip` if a table has no other.
+        DataError: with policy `error` if any row is bad (lists the first 20); with `skip` if all rows of a table are.
     """
     bad = [(table.source, row) for table in tables.values() for row in table.bad]
     total = sum(len(table.rows) + len(table.bad) for table in tables.values())
@@ -173,7 +173,7 @@ def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
 
 
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
-    """Writes every bad row of the tables as one JSON line `{file, row, reason, values}`; the file appears whole."""
+    """Writes each bad row as a JSON line `{file, row, reason, values}`; the file is written atomically."""
     with written_whole(Path(path)) as file:
         for table in tables.values():
             for row in table.bad:
@@ -182,7 +182,7 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
 
 
 def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns the first bad rows, one a line, for a message; each comes with the name of its source."""
+    """Returns the first bad rows, one per line, for a message; `bad` has the source and the report of each."""
     lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
     return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
 
@@ -213,7 +213,7 @@ def _build(
 
 
 def checked_features(task: Task) -> datasets.Features:
-    """Returns the Arrow types of a row of `checked_rows`."""
+    """Returns the `datasets` feature types of the rows of `checked_rows`."""
     import datasets
 
     text = datasets.Value("string")
@@ -221,7 +221,7 @@ def checked_features(task: Task) -> datasets.Features:
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
-    """Makes a table of the rows of `checked_rows`: the usable ones, and reports of the others."""
+    """Returns a table of the rows of `checked_rows`: the usable rows, and reports of the others."""
     import numpy as np
 
     good = built.data.column(_REASON).is_null().to_numpy()
@@ -234,7 +234,7 @@ def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
 def _cache_key(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
-    # Rows that refer to files hold absolute paths, so the same table in another folder is another one.
+    # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
              type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
@@ -243,7 +243,7 @@ def _cache_key(
 
 
 def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
-    """Yields every row, good or bad, as the cache holds it."""
+    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
     if present := columns_of(first):
@@ -259,22 +259,22 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
 
 
 def columns_of(rows: Iterable[RawRow]) -> list[str]:
-    """Returns the columns that any of some rows has: JSON rows may leave out those that are empty."""
+    """Returns the columns that occur in any of the rows; JSON rows may omit empty ones."""
     return list(dict.fromkeys(name for row in rows if not row.reason for name in row.values or {}))
 
 
 def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path) -> Row:
-    """Returns a raw row as the task takes it.
+    """Returns a raw row as the task's checked row.
 
     Args:
-        raw: from a reader.
-        task: says which columns there are, and which rows are good.
-        columns: the toolkit's column names to the source's.
-        labelled: whether label columns are wanted.
-        folder: where relative paths in the row start.
+        raw: a row of a reader.
+        task: the task, which defines the columns and checks rows.
+        columns: maps the toolkit's column names to the source's.
+        labelled: whether label columns are needed.
+        folder: the folder that relative paths in the row start from.
 
     Raises:
-        BadRow: with the reason why the row cannot be used.
+        BadRow: with the reason, if the row cannot be used.
     """
     if raw.reason or raw.values is None:
         raise BadRow(raw.reason)

@@ -1,6 +1,6 @@
-"""Where rows come from: a local file or a hub data set becomes a stream of numbered raw rows.
+"""Sources of rows: reads a local file or a hub dataset as a stream of numbered raw rows.
 
-A row that cannot be used stays in the stream with its reason; a source that cannot be read at all is a `DataError`.
+An unusable row stays in the stream, with the reason; a source that cannot be read at all is a `DataError`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ SNIFFED_BYTES = 2**16
 
 
 def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Streams the rows of a local file, whose format follows from its suffix, or of a folder of classes.
+    """Streams the rows of a local file, whose suffix determines the format, or of a folder of classes.
 
-    Only .json is held in memory whole.
-
-    A name like `train.{en,de}` means line-aligned text files, see `toolkit.data.aligned`.
+    Only .json files are read into memory completely. A name like `train.{en,de}` means line-aligned text files, see
+    `toolkit.data.aligned`.
 
     Raises:
-        DataError: if the file is missing, of an unknown format, not UTF-8 text at all, or has no rows.
+        DataError: if the file is missing, has an unknown format or another encoding than UTF-8, or has no rows.
     """
     if aligned := aligned_files(str(path)):
         files = {column: _existing(name) for column, name in aligned.items()}
@@ -56,12 +55,12 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
 
 
 def fingerprint(path: str | Path) -> str:
-    """Returns the sha256 of the file's bytes, or of the names in a folder, in hexadecimal.
+    """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
 
-    Of aligned files it is that of their sums, one after the other.
+    For aligned files it is the sha256 of their concatenated fingerprints.
 
     Raises:
-        DataError: if there is no such file or it cannot be opened.
+        DataError: if the file does not exist or cannot be opened.
     """
     if aligned := aligned_files(str(path)):
         return hashlib.sha256("".join(map(fingerprint, aligned.values())).encode()).hexdigest()
@@ -73,10 +72,10 @@ def fingerprint(path: str | Path) -> str:
 
 
 def num_bytes(path: str | Path) -> int:
-    """Returns the size of a file, or of aligned files together.
+    """Returns the size of a file in bytes, or the total size of aligned files.
 
     Raises:
-        DataError: if there is no such file or it cannot be opened.
+        DataError: if the file does not exist or cannot be opened.
     """
     return sum(_existing(name).stat().st_size for name in aligned_files(str(path)).values() or [path])
 
@@ -84,10 +83,16 @@ def num_bytes(path: str | Path) -> int:
 def load_hub(
     dataset_name: str, config: str | None = None, revision: str | None = None, cache_dir: str | Path | None = None
 ) -> datasets.DatasetDict:
-    """Loads all splits of a hub data set (or of a local folder laid out like one).
+    """Loads all splits of a hub dataset, or of a local folder with the layout of one.
+
+    Args:
+        dataset_name: hub id or folder.
+        config: configuration of the dataset; None means its default.
+        revision: branch, tag or commit; None means `main`.
+        cache_dir: folder of the cache; None means that of `datasets`.
 
     Raises:
-        DataError: if it cannot be found or fetched; says what was tried and whether the hub may be asked at all.
+        DataError: if the dataset cannot be found or downloaded.
     """
     import datasets
 
@@ -98,10 +103,10 @@ def load_hub(
 
 
 def find_hub(dataset_name: str, config: str | None = None, revision: str | None = None) -> None:
-    """Looks for a hub data set (or a local folder laid out like one) without loading its rows.
+    """Checks that a hub dataset, or a local folder with the layout of one, exists, without loading its rows.
 
     Raises:
-        DataError: as `load_hub`.
+        DataError: if the dataset cannot be found.
     """
     import datasets
 
@@ -126,8 +131,8 @@ def _hub_errors(
         )
         raise DataError(
             f"data.dataset_name: {dataset_name!r} (configuration {config or 'default'}, revision {revision or 'main'}) "
-            f"cannot be loaded: {where}. The answer was: {error.__cause__ or error}\n"
-            "Check the name, load it once where there is a network, or give local files with data.train_file."
+            f"cannot be loaded: {where}. The error was: {error.__cause__ or error}\n"
+            "Check the name, load it once with a network connection, or give local files with data.train_file."
         ) from error
 
 
@@ -137,9 +142,9 @@ def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
     Raises:
         DataError: if the split has no rows.
     """
-    # Arrow batches rather than Python rows: nothing that is not used (audio, images) gets decoded.
+    # Arrow batches instead of Python rows, so that unused audio and images are not decoded.
     batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the data set")
+    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the dataset")
 
 
 def _existing(path: str | Path) -> Path:
@@ -162,23 +167,23 @@ def _refuse_other_encodings(file: Path) -> None:
         head = opened.read(SNIFFED_BYTES)
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"{file} is UTF-16 or UTF-32 text. Save it as UTF-8.")
-    # ASCII text in UTF-16 is half NUL bytes. A stray one is left to the row that holds it.
+    # Half of the bytes of ASCII text in UTF-16 are NUL. A single NUL byte is reported with its row.
     if head.count(0) * 10 > len(head):
         raise DataError(
-            f"{file} is not UTF-8 text: it is full of NUL bytes, as UTF-16 text without a byte-order mark "
-            "or a binary file is. Save it as UTF-8."
+            f"{file} is not UTF-8 text: it has many NUL bytes, like UTF-16 text without a byte-order mark "
+            "or a binary file. Save it as UTF-8."
         )
 
 
 def checked(rows: Iterable[RawRow], where: str) -> Iterator[RawRow]:
-    """Passes rows on, those that are not UTF-8 text with the reason.
+    """Yields rows, and adds the reason to those that are not UTF-8 text.
 
     Args:
         rows: numbered rows.
-        where: where they come from, for messages.
+        where: name of the source, for messages.
 
     Raises:
-        DataError: at the end, if there were none.
+        DataError: at the end, if there were no rows.
     """
     number = 0
     for number, values, reason in rows:
@@ -205,7 +210,7 @@ def _read_parquet(file: Path) -> Iterator[RawRow]:
             features = datasets.Features.from_arrow_schema(schema) if typed else {}
             yield from arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a whole parquet file: {error}") from error
+        raise DataError(f"{file} is not a valid parquet file: {error}") from error
 
 
 def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:
@@ -227,7 +232,7 @@ def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[s
 
 
 def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:
-    """Returns the batch's rows; in place of one that is not UTF-8 text, the reason."""
+    """Returns the rows of a batch; a row that is not UTF-8 text is replaced by the reason."""
     try:
         return batch.to_pylist()
     except UnicodeDecodeError as error:
@@ -241,7 +246,7 @@ READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {**TEXT_READERS, ".parq
 
 
 def spread(rows: Iterator[RawRow], sample: int | None) -> Iterator[RawRow]:
-    """Leaves out all but so many rows, evenly spread: the first ones of many files are all of one class."""
+    """Yields `sample` evenly spaced rows, or all if it is None; in many files the first rows are all of one class."""
     if sample is None:
         yield from rows
         return

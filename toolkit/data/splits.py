@@ -1,4 +1,4 @@
-"""Splits of one table: seeded, stratified where rows have a class, a function of its arguments alone."""
+"""Splits a table in two, seeded and optionally stratified; the result depends on the arguments alone."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ INSTEAD = "Give more rows, a data.validation_file, or data.validation_split=0 to
 def split(
     rows: datasets.Dataset, fraction: float, seed: int, stratify_by: str | None = None
 ) -> tuple[datasets.Dataset, datasets.Dataset]:
-    """Sets part of the rows aside; both parts keep the order of the file.
+    """Splits rows in two parts, which keep the order of the file.
 
     Args:
-        rows: a table's rows.
-        fraction: share of the rows to set aside, between 0 and 1; rounded to at least one row.
-        seed: what the choice depends on, with the number of rows and the values of `stratify_by`.
-        stratify_by: column whose values keep their shares (to within a row) in both parts; a value that occurs once
+        rows: rows of a table.
+        fraction: fraction of the rows to set aside, between 0 and 1; at least one row is set aside.
+        seed: random seed; the choice also depends on the number of rows and the values of `stratify_by`.
+        stratify_by: column whose distribution is kept (to within a row) in both parts; a value that occurs only once
             stays in the first part.
 
     Returns:
@@ -62,7 +62,7 @@ def head(rows: datasets.Dataset, limit: int | None) -> datasets.Dataset:
 
 
 def _groups(values: Any) -> list[np.ndarray]:
-    """Row positions by value, in the order of the values' first rows."""
+    """Returns the row positions of each value, in the order of the values' first rows."""
     groups: dict[Any, list[int]] = {}
     for position, value in enumerate(values):
         groups.setdefault(value, []).append(position)
@@ -70,14 +70,14 @@ def _groups(values: Any) -> list[np.ndarray]:
 
 
 def _shares(counts: np.ndarray, held: int) -> np.ndarray:
-    """Shares `held` rows out by largest remainder; of every group at least one row stays.
+    """Distributes `held` rows over groups by largest remainder; at least one row of each group stays.
 
     Args:
-        counts: `[groups]` rows of each group, one of them at least 2.
-        held: rows to set aside; less come out where groups cannot spare as many.
+        counts: `[groups]` number of rows of each group, at least one of them above 1.
+        held: number of rows to set aside; fewer are returned if the groups are too small.
 
     Returns:
-        `[groups]` rows to take of each.
+        `[groups]` number of rows to set aside of each group.
     """
     spare = counts - 1
     held = min(held, int(spare.sum()))
@@ -86,7 +86,7 @@ def _shares(counts: np.ndarray, held: int) -> np.ndarray:
     for group in np.argsort(shares - exact, kind="stable"):
         if shares.sum() < held and shares[group] < spare[group]:
             shares[group] += 1
-    # What groups at their limit could not give comes from those with the most rows left.
+    # What groups at their limit could not give is taken from those with the most rows left.
     while shares.sum() < held:
         shares[np.argmax(spare - shares)] += 1
     return shares

@@ -1,4 +1,4 @@
-"""Sums over ranks, and work of the main process alone."""
+"""Sums over ranks, and functions that run on the main process or on every process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
         *args: its arguments.
 
     Raises:
-        ToolkitError: the main process's own error, on all of them, so that none waits for the others.
+        ToolkitError: the error of the main process, on every process, so that none waits.
     """
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
@@ -46,7 +46,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
 
 
 def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -> T:
-    """Runs a function on every process; where it fails on one, its error is raised on all, so that none waits.
+    """Runs a function on every process; an error on one of them is raised on all, so that none waits.
 
     Args:
         accelerator: the run's Accelerator.
@@ -74,7 +74,7 @@ def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Returns the widest float of a device, to sum in."""
+    """Returns the widest floating-point type of a device, for sums."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -89,7 +89,6 @@ def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
 def data_sum(accelerator: Accelerator, mesh: Mesh, *values: float) -> list[float]:
     """Sums each value over data ranks; returns the same sums on every process.
 
-    Processes that hold parts of the same replica know the same values, or one of them knows the right one: each data
-    rank counts once.
+    Each data rank counts once: of the processes that hold parts of a replica, one contributes its values.
     """
     return all_sum(accelerator, *(values if mesh.counts else [0.0] * len(values)))

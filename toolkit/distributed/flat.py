@@ -1,4 +1,4 @@
-"""Exchange of many tensors between processes in a few flat pieces."""
+"""Exchanges many tensors between processes in a few flat buffers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import distributed as dist
 from toolkit.distributed.collectives import sum_dtype
 
 EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
-"""Metrics of a run on several processes: its collectives, and the bytes that one process gave to them."""
+"""Metrics of a run on several processes: the number of its collectives, and the bytes that one process sent."""
 PIECES = 3
-"""A list of tensors of one type travels in at most one piece more than this; more only cost time to start."""
+"""Tensors of one type are sent in at most one piece more than this; more pieces only add latency."""
 SMALL_PIECE = 2**22
-"""Elements that are not worth cutting: copying them costs less than starting another collective."""
+"""Minimum number of elements of a piece; for fewer, copying costs less than another collective."""
 
 
 class Wire:
@@ -30,11 +30,11 @@ class Wire:
         self.collectives = 0
 
     def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
-        """Puts the weighted mean over processes in each tensor's place.
+        """Replaces each tensor by its weighted mean over processes.
 
         Args:
-            tensors: floating tensors.
-            weight: this process's; those of all add up to 1.
+            tensors: floating-point tensors of any shape.
+            weight: weight of this process; the weights of all processes add up to 1.
 
         Returns:
             Squared distance of this process's values from the mean, summed over all elements.
@@ -51,7 +51,7 @@ class Wire:
         return distance
 
     def copy_main(self, tensors: Sequence[Tensor]) -> None:
-        """Puts the main process's values in each tensor's place."""
+        """Replaces each tensor by that of the main process."""
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
             self._send(dist.broadcast, flat, src=0)
@@ -59,7 +59,7 @@ class Wire:
                 tensor.detach().copy_(value)
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what was sent so far, for the report."""
+        """Returns the number of collectives and bytes sent so far, for the report."""
         return {EXCHANGES: float(self.collectives), EXCHANGED_BYTES: float(self.bytes_sent)}
 
     def _send(self, collective: Callable[..., Any], flat: Tensor, **arguments: Any) -> None:
@@ -70,14 +70,14 @@ class Wire:
 
 @torch.no_grad()
 def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -> None:
-    """Puts the weighted mean over processes in place of each parameter's gradient.
+    """Replaces each parameter's gradient by its weighted mean over processes.
 
-    A parameter that has no gradient here counts as zero; one that has none on any process keeps none.
+    A missing gradient counts as zero; if a parameter has no gradient on any process, it stays None.
 
     Args:
-        wire: does the exchange.
-        parameters: the same on every process.
-        weight: this process's; those of all add up to 1.
+        wire: exchanges the tensors.
+        parameters: parameters of any shape, the same on every process.
+        weight: weight of this process; the weights of all processes add up to 1.
     """
     if not parameters:
         return
@@ -89,7 +89,7 @@ def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -
 
 
 def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups tensors of one type and device into pieces of similar size, whole tensors each."""
+    """Yields groups of tensors of one type and device, of similar total size; tensors are not split."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)

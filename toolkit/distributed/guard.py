@@ -1,4 +1,4 @@
-"""Gradients that are not finite: recognised before the update, and refused on every rank at once."""
+"""Detects gradients that are not finite before the update, and stops every rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SHOWN_ROWS = 20
-"""Rows named in the message."""
+"""Maximum number of rows listed in the message."""
 
 
 def is_lost(accelerator: Accelerator, grad_norm: float) -> bool:
-    """Whether a gradient of this norm must not become an update."""
+    """Whether a gradient of this norm must stop the run."""
     scaler = accelerator.scaler
-    # fp16: its scaler leaves this update out and lowers the scale; the run is lost only when it cannot.
+    # fp16: the scaler skips this update and lowers the scale; the run stops only if the scale cannot be lowered.
     return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)
 
 
@@ -36,13 +36,13 @@ def row_numbers(rows: datasets.Dataset, batches: Sequence[Batch]) -> list[int]:
 
 
 def refuse(lost: LostGradient | None) -> NoReturn:
-    """Stops all ranks because at least one of them has lost a gradient; every rank must call it.
+    """Stops all ranks because the gradient of at least one is not finite; every rank must call it.
 
     Args:
-        lost: this rank's gradient, None if it is fine here.
+        lost: this rank's gradient, None if it is finite.
 
     Raises:
-        RunError: naming the step and its rows.
+        RunError: naming the step and its rows; always.
     """
     from accelerate.utils import gather_object
 

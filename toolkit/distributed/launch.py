@@ -1,4 +1,4 @@
-"""Processes and devices: the only place that knows how the run was launched."""
+"""Builds the Accelerator for the launched processes and their devices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 KNOWN_LAUNCHES = ("NO", "MULTI_CPU", "MULTI_GPU")
-"""The values of `accelerate.DistributedType` that strategies are written for."""
+"""The values of `accelerate.DistributedType` that strategies support."""
 
 
 def build_accelerator(cfg: Config) -> Accelerator:
-    """Builds the run's one Accelerator; `toolkit.checks.machine` has looked whether the device can do what is asked.
+    """Builds the run's only Accelerator; `toolkit.checks.machine` has already checked the device.
 
     Raises:
-        RunError: if the launched processes do not find each other, or are of a kind that no strategy is written for.
+        RunError: if the launched processes do not form one group, or no strategy supports this kind of launch.
     """
     from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
     from accelerate.utils import AORecipeKwargs
@@ -37,8 +37,8 @@ def build_accelerator(cfg: Config) -> Accelerator:
         torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = train.tf32
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    # accelerate does not tell the processes of a several-process launch that they are on the CPU; without this, each
-    # would be a run of its own.
+    # accelerate does not tell the processes of a launch on several CPU processes to use the CPU; without this, each
+    # process would be a separate run.
     kind = Accelerator if strategy_type(cfg).wraps_model else _unwrapped_kind()
     accelerator = kind(
         cpu="LOCAL_RANK" in os.environ and not torch.accelerator.is_available(),
@@ -57,16 +57,16 @@ def build_accelerator(cfg: Config) -> Accelerator:
         )
     if (kind_of_launch := str(accelerator.distributed_type.value)) not in KNOWN_LAUNCHES:
         raise RunError(
-            f"accelerate shares this training as {kind_of_launch}, which the toolkit does not know; it knows "
+            f"accelerate launched this training as {kind_of_launch}, which the toolkit does not support; it supports "
             f"{', '.join(KNOWN_LAUNCHES)} (CPUs and GPUs, each process with a copy of the model)."
         )
-    # Process-wide state of accelerate: left False by an earlier user, optimizer.step() would silently do nothing.
+    # Process-wide state of accelerate: if earlier code left it False, optimizer.step() would silently do nothing.
     accelerator.gradient_state._set_sync_gradients(True)
     return accelerator
 
 
 def _unwrapped_kind() -> type[Accelerator]:
-    """Returns a kind of Accelerator that leaves each process its own gradient."""
+    """Returns a class of Accelerator that does not wrap the model, so each process keeps its own gradient."""
     from accelerate import Accelerator
 
     class Unwrapped(Accelerator):

@@ -1,4 +1,4 @@
-"""Work of the main process that may take longer than any collective: reports, uploads."""
+"""Runs long work on the main process alone, for instance reports and uploads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _calls = itertools.count()
 
 
 def main_alone(accelerator: Accelerator, function: Callable[..., object], *args: Any) -> None:
-    """Runs a function on the main process while the others wait outside of any collective.
+    """Runs a function on the main process while the others wait without a collective.
 
-    `toolkit.distributed.collectives.on_main` is for short work: its other processes wait in a collective, which fails
-    after `train.ddp_timeout`. Here they look for a key in the store of the process group.
+    `toolkit.distributed.collectives.on_main` is for short work: the other processes wait in a collective, which fails
+    after `train.ddp_timeout`. Here they poll a key in the store of the process group.
 
     Args:
         accelerator: the run's Accelerator; every process calls this the same number of times.
@@ -33,8 +33,8 @@ def main_alone(accelerator: Accelerator, function: Callable[..., object], *args:
         *args: its arguments.
 
     Raises:
-        ToolkitError: the main process's own error, on every process.
-        RunError: on the other processes, if the main process ended in another way or does not finish within a day.
+        ToolkitError: the error of the main process, on every process.
+        RunError: on the other processes, if the main process fails in another way or does not finish within a day.
     """
     if accelerator.num_processes == 1:
         function(*args)

@@ -1,4 +1,4 @@
-"""State that a whole process shares, lent to one run and given back."""
+"""Process-wide state, which each run gets for itself and which is restored afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def own_process_state() -> Iterator[None]:
-    """Gives a run all that follows for itself: accelerate's state, the launcher's variables, float32 precision."""
+    """Isolates a run's process-wide state: accelerate's state, the launcher's variables, float32 precision."""
     launcher = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
         with own_accelerate_state(), float32_precision(None):
@@ -26,12 +26,12 @@ def own_process_state() -> Iterator[None]:
 
 @contextmanager
 def own_accelerate_state() -> Iterator[None]:
-    """Gives a run accelerate's process-wide settings for itself, and puts the caller's back.
+    """Gives a run its own accelerate state, and restores the caller's afterwards.
 
-    accelerate keeps precision, plugins and accumulation once per process, in a dictionary that all instances of a
-    state class share: a second run could have no other precision, and a caller's own Accelerator would change under
-    them. Here the classes get a new dictionary for the time of the run; an instance keeps the one that it was made
-    with. The process group is not part of it: under a launcher it can be made only once, so it is the process's.
+    accelerate stores precision, plugins and accumulation once per process, in a dictionary that all instances of a
+    state class share: a second run could not use another precision, and would change a caller's Accelerator. Here the
+    classes get a new dictionary for the duration of the run; existing instances keep theirs. The process group is not
+    included: under a launcher it can be created only once.
     """
     from accelerate.state import AcceleratorState, GradientState
 
@@ -48,10 +48,10 @@ def own_accelerate_state() -> Iterator[None]:
 
 @contextmanager
 def float32_precision(tf32: bool | None) -> Iterator[None]:
-    """Puts the precision of float32 products back at the end.
+    """Sets the precision of float32 products, and restores it on exit.
 
     Args:
-        tf32: whether they may use TensorFloat32 until then; None leaves it as it is.
+        tf32: whether products may use TensorFloat32 inside the block; None does not change it.
     """
     matmul, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
@@ -66,7 +66,7 @@ def float32_precision(tf32: bool | None) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Puts the global random numbers of torch (all devices), numpy and Python back to where they were."""
+    """Restores the global random state of torch (all devices), NumPy and Python on exit."""
     python, array, tensor = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     try:

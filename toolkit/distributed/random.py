@@ -1,4 +1,4 @@
-"""Seeds of a step."""
+"""Seeds the global random numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def seed_all(*key: int) -> None:
-    """Seeds the global random numbers of torch, numpy and Python with a function of a few numbers."""
+    """Seeds the global random numbers of torch, NumPy and Python from one or several integers."""
     words = np.random.SeedSequence(key).generate_state(3)
     torch.manual_seed(int(words[0]))
     np.random.seed(int(words[1]))

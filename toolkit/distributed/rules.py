@@ -1,4 +1,4 @@
-"""What cannot go together with a strategy; part of the table in `toolkit.checks.rules`."""
+"""Settings that cannot be combined with a strategy; part of the table in `toolkit.checks.rules`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REFUSED_LAUNCHES = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
 }
-"""What accelerate's launcher sets for the ways of sharing a training that no strategy here implements."""
+"""Variables that accelerate's launcher sets for kinds of distributed training that no strategy implements."""
 
 
 def _is_local(config: Config) -> bool:
@@ -66,7 +66,7 @@ RULES = (
     Rule(
         lambda c: _is_local(c) and c.train.mixed_precision == "fp16",
         ("train.strategy", "train.mixed_precision"),
-        "each process would scale losses, and leave out steps, on its own",
+        "each process would scale losses and skip steps on its own",
         "use bf16 or no, or set train.strategy to sync",
     ),
     Rule(
@@ -78,13 +78,13 @@ RULES = (
     Rule(
         lambda c: _is_local(c) and c.train.ema_decay is not None,
         ("train.strategy", "train.ema_decay"),
-        "each process would average other weights",
+        "each process would average different weights",
         "set train.strategy to sync, or remove train.ema_decay",
     ),
     Rule(
         lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
         ("train.local_sgd_average_moments", "train.optim"),
-        "moments of 8 bits are codes, which have no mean",
-        "set train.local_sgd_average_moments to false, or use an optimizer with moments of 32 bits",
+        "8-bit moments are codes, which cannot be averaged",
+        "set train.local_sgd_average_moments to false, or use an optimizer with 32-bit moments",
     ),
 )

@@ -1,4 +1,4 @@
-"""Stop signals, agreed by all ranks."""
+"""Stop signals, on which all ranks agree."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ EXIT_SIGTERM = 128 + signal.SIGTERM
 
 
 ECHO_SECONDS = 0.25
-"""The kernel tells of a launcher's death once for each of its threads, so one death can come as several signals."""
+"""The kernel signals a launcher's death once for each of its threads, so one death can cause several signals."""
 
 
 STOP_DEADLINE_SECONDS = 10.0
-"""The launcher kills with SIGKILL 30 s after its SIGTERM; a rank that waits for a dead one must end well before."""
+"""The launcher sends SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
 
 
 POLL_SECONDS = 0.2
 
 
 class StopSignal:
-    """Turns SIGTERM into a flag that the run looks at between steps; a second SIGTERM ends the process at once.
+    """Turns SIGTERM into a flag that the run checks between steps; a second SIGTERM ends the process immediately.
 
-    With several processes a rank may be waiting for a dead one inside a collective, where no Python handler runs.
-    A thread therefore learns of the signal through the wake-up file descriptor and ends the process when no `beat`
-    came for the time of the deadline, until `disarm`.
+    With several processes, a rank may wait for a dead one inside a collective, where no Python handler runs. A thread
+    therefore receives the signal through the wake-up file descriptor, and ends the process if there was no `beat`
+    within the deadline, until `disarm` is called.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -65,19 +65,19 @@ class StopSignal:
             os.close(self._reader)
 
     def beat(self) -> None:
-        """Says that this process is not stuck, which renews the deadline."""
+        """Signals that this process is alive, which renews the deadline."""
         self._last_beat = time.monotonic()
 
     @contextmanager
     def unhurried(self) -> Iterator[None]:
-        """Suspends the deadline while one process does what the others wait for."""
+        """Suspends the deadline while the other processes wait for one of them."""
         self._unhurried = True
         yield
         self._unhurried = False
         self.beat()
 
     def disarm(self) -> None:
-        """Stops the deadline: every process has agreed to stop and what is left (saving) needs its time."""
+        """Cancels the deadline: all processes have agreed to stop, and saving may take longer."""
         self._disarmed.set()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:

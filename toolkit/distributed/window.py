@@ -27,7 +27,7 @@ def accumulate(
 
     Args:
         accelerator: the run's Accelerator.
-        task: gives the summed loss.
+        task: computes the summed loss.
         model: the prepared model; if accelerate has wrapped it, the last backward pass exchanges gradients.
         window: this rank's micro-batches, on the CPU.
         scale: factor of the summed losses.
@@ -65,7 +65,7 @@ def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: B
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts buffers back after a pass over a stand-in row, which must not enter running statistics."""
+    """Restores buffers after a pass over a stand-in row, which must not change running statistics."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
@@ -76,10 +76,10 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 
 
 def averaging_scale(mesh: Mesh, items: float) -> float:
-    """Returns the factor of summed losses where gradients are averaged over data ranks: their size over all items."""
+    """Returns the factor of summed losses for gradients averaged over data ranks: number of data ranks / items."""
     return mesh.data_size / items if items else 0.0
 
 
 def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:
-    """Clips the gradient to a norm (0: leaves it) and returns its norm before that."""
+    """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping."""
     return float(accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf")))

@@ -1,4 +1,4 @@
-"""Axes: which values they hold, where values stand on them, and what their ticks are called."""
+"""Axes of charts: their range, the position of values, and tick labels."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Axis:
-    """Where values stand on an axis.
+    """An axis, which maps values to pixels.
 
     Args:
         low: value at its start.
         high: value at its end.
         start: pixel of `low`.
         end: pixel of `high`.
-        ticks: values that are named, with their names.
-        log: whether equal ratios, not differences, are equally far apart.
+        ticks: values and labels of the ticks.
+        log: whether the axis is logarithmic.
     """
 
     low: float
@@ -30,7 +30,7 @@ class Axis:
     log: bool = False
 
     def place(self, values: np.ndarray) -> np.ndarray:
-        """Returns pixels of values, `[N]` each; NaN for what is missing, or has no logarithm."""
+        """Returns the pixels, `[N]`, of values, `[N]`; NaN for missing values and those without a logarithm."""
         low, high = self.low, self.high
         if self.log:
             values = np.log10(np.where(values > 0, values, np.nan))
@@ -41,15 +41,15 @@ class Axis:
 def axis(
     values: np.ndarray, start: float, end: float, *, log: bool = False, zero: bool = False, whole: bool = False
 ) -> Axis:
-    """Chooses an axis that holds all finite values.
+    """Returns an axis that covers all finite values.
 
     Args:
-        values: `[N]`; NaN is left out.
+        values: `[N]` values; values that are not finite are ignored.
         start: pixel of its start.
         end: pixel of its end.
-        log: logarithmic; ignored if no value is above 0.
+        log: whether it is logarithmic; ignored if no value is above 0.
         zero: whether it begins at 0.
-        whole: whether values are counts, which have no ticks between them and no room beside them.
+        whole: whether values are counts: ticks are integers, and there is no margin.
     """
     finite = values[np.isfinite(values)]
     if log and (positive := finite[finite > 0]).size:
@@ -71,7 +71,7 @@ def axis(
 
 
 def _ticks(low: float, high: float, whole: bool, most: int = 6) -> list[tuple[float, str]]:
-    """Multiples of 1, 2 or 5 times a power of ten."""
+    """Returns ticks at multiples of 1, 2 or 5 times a power of ten."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
@@ -89,7 +89,12 @@ def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def number_text(value: float, step: float) -> str:
-    """Returns a tick's name: as many digits as its distance to the next one asks for."""
+    """Returns the label of a tick.
+
+    Args:
+        value: its value.
+        step: distance to the next tick, which determines the number of digits.
+    """
     value = 0.0 if abs(value) < step * 1e-6 else value
     largest = max(abs(value), step)
     for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -1,6 +1,6 @@
-"""What a report says, apart from how it looks: sections of blocks, which `page` and `markdown` show each in their way.
+"""The content of a report, independent of its format: sections of blocks, which `page` and `markdown` render.
 
-Texts are plain: whoever shows them makes them harmless.
+Texts are plain; the renderers escape them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from toolkit.base.console import format_value
 from toolkit.document.svg import Drawing
 
 MISSING = "-"
-"""What a cell without a value shows."""
+"""Text of a cell without a value."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table that shows something else than its value, or has a colour.
+    """A cell of a table with a text of its own, or a background colour.
 
     Args:
-        text: what is shown.
-        value: what the column is sorted by; None is a missing value, which stands last.
-        shade: from 0 to 1: how strong its background is.
+        text: the text shown.
+        value: the number to sort by; None is a missing value, which is sorted last.
+        shade: strength of the background colour, from 0 to 1; None for no colour.
     """
 
     text: str
@@ -34,10 +34,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Pictured:
-    """A cell of a table that shows a small picture above its text.
+    """A cell of a table that shows a small image above its text.
 
     Args:
-        text: what is shown below it, and alone in Markdown.
+        text: the text below the image; Markdown shows only the text.
         picture: the bytes of a PNG or JPEG.
     """
 
@@ -55,11 +55,11 @@ class Text:
 
 @dataclass(frozen=True)
 class Code:
-    """Text as it was typed: a command, a file, predictions line by line.
+    """Preformatted text: a command, a file, or predictions line by line.
 
     Args:
         text: the lines.
-        language: what Markdown colours it as.
+        language: language for syntax highlighting in Markdown.
     """
 
     kind: ClassVar[str] = "code"
@@ -69,7 +69,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Highlights:
-    """The few figures to see first: names and values."""
+    """The most important figures: names and values."""
 
     kind: ClassVar[str] = "highlights"
     figures: Sequence[tuple[str, str]]
@@ -81,9 +81,9 @@ class Table:
 
     Args:
         header: names of the columns.
-        rows: of cells: numbers, texts, None for what is missing, `Cell` or `Pictured`.
-        sortable: whether a click on a column's name sorts the rows (in HTML).
-        caption: what it shows, or nothing.
+        rows: rows of cells: numbers, texts, None for a missing value, `Cell` or `Pictured`.
+        sortable: whether clicking a column's name sorts the rows (in HTML).
+        caption: description of the table; may be empty.
     """
 
     kind: ClassVar[str] = "table"
@@ -94,20 +94,20 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Per column whether it holds numbers, apart from what is missing."""
+        """For each column, whether all its values that are not missing are numbers."""
         kinds = [{sort_value(value) for value in column} - {""} for column in zip(*self.rows, strict=True)]
         return [bool(kind) and None not in kind for kind in kinds] or [False] * len(self.header)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture: a drawing or a PNG.
+    """A figure: an SVG drawing or a PNG.
 
     Args:
-        title: what it shows; also for screen readers.
+        title: description, also for screen readers.
         drawing: an SVG; None for a PNG.
-        png: the bytes of a PNG; nothing for a drawing.
-        file: name of the same picture beside the report, for Markdown; nothing leaves the figure out there.
+        png: the bytes of a PNG; empty for a drawing.
+        file: name of the same figure as a file beside the report, for Markdown; if empty, Markdown leaves it out.
     """
 
     kind: ClassVar[str] = "figure"
@@ -119,12 +119,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Figures side by side, as many as there is room for.
+    """Figures side by side, as many as fit.
 
     Args:
-        figures: SVG or PNG.
-        title: what they show together.
-        file: name of one picture of all, for Markdown; nothing shows there those that have files of their own.
+        figures: the figures.
+        title: description of all of them.
+        file: name of an image file of all figures, for Markdown; if empty, Markdown shows each figure's own file.
     """
 
     kind: ClassVar[str] = "gallery"
@@ -135,11 +135,11 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that are shown on request.
+    """Blocks that are collapsed until they are opened.
 
     Args:
-        title: what to click on.
-        blocks: what is folded away.
+        title: text to click on.
+        blocks: the collapsed blocks.
     """
 
     kind: ClassVar[str] = "folded"
@@ -156,7 +156,7 @@ class Section:
 
     Args:
         title: its heading.
-        blocks: what it holds.
+        blocks: its content.
     """
 
     title: str
@@ -164,7 +164,7 @@ class Section:
 
 
 def shown(value: Any) -> str:
-    """Returns a cell as text: numbers with four significant digits, whole ones with commas, a dash for None."""
+    """Returns a cell as text: integers with commas, other numbers with four significant digits, a dash for None."""
     if isinstance(value, Cell | Pictured):
         return value.text
     if value is None:
@@ -175,7 +175,7 @@ def shown(value: Any) -> str:
 
 
 def sort_value(value: Any) -> str | None:
-    """Returns the number that a cell is sorted by, "" where it is missing or not finite, None for text."""
+    """Returns the number that a cell is sorted by, "" if it is missing or not finite, None for text."""
     number = value.value if isinstance(value, Cell) else value
     if isinstance(number, int | float) and not isinstance(number, bool):
         return str(number) if math.isfinite(number) else ""

@@ -1,7 +1,8 @@
-"""Line charts as inline SVG, cheap enough for every run, however small.
+"""Line charts as inline SVG, cheap enough for the smallest run.
 
-A run has about seven. For each, matplotlib takes 28 ms and writes 14 kB, after 0.4 s for its import (CPU time); here it
-is 0.7 ms and 4.5 kB. A point shows its value on hover, and colours follow the page's light or dark mode.
+A report has about seven charts. For each, matplotlib takes 28 ms and writes 14 kB, plus 0.4 s for its import (CPU
+time); this module takes 0.7 ms and writes 4.5 kB. Points show their values on hover, and colours follow the page's
+light or dark mode.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from toolkit.document.svg import COLOURS, LETTER, WIDTH, Drawing, coloured, text
 PLOT_HEIGHT, ROW = 200, 18
 RIGHT, BOTTOM = WIDTH - 14, 40
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "12 4")
-"""Lines differ in colour and in dashes, for readers who do not see colours."""
+"""Dash patterns, by which lines differ for readers who do not see colours."""
 MOST_POINTS = 400
-"""Most points of a line that are drawn; of more, the lowest and highest of each stretch are."""
+"""Maximum number of points drawn per line; of longer lines, the lowest and highest point of each interval is drawn."""
 MOST_MARKED = 60
-"""Most points of a chart that are marked and show their value."""
+"""Maximum number of points of a chart in which points are marked and show their value."""
 
 Line = tuple[Sequence[float | None], Sequence[float | None]]
-"""Places and values of a line's points; None and NaN are missing, and leave a gap."""
+"""Steps and values of a line's points; None and NaN are missing values and leave a gap."""
 
 
 def line_chart(
@@ -36,14 +37,14 @@ def line_chart(
 
     Args:
         series: lines by name.
-        title: what the chart shows, for screen readers.
-        x_label: what the steps are.
-        y_label: what the values are, with their unit.
-        log: whether values stand on a logarithmic axis.
-        zero: whether the axis of values begins at 0.
+        title: description of the chart, for screen readers.
+        x_label: label of the horizontal axis.
+        y_label: label of the vertical axis, with the unit.
+        log: whether the vertical axis is logarithmic.
+        zero: whether the vertical axis begins at 0.
 
     Returns:
-        The chart, with every text escaped. Missing values are counted beside a line's name.
+        The chart, with every text escaped. The legend states the number of missing values of each line.
     """
     lines = {name: (_array(steps), _array(values)) for name, (steps, values) in series.items()}
     every = [np.concatenate([each[i] for each in lines.values()] or [np.empty(0)]) for i in (0, 1)]
@@ -61,7 +62,7 @@ def line_chart(
 
 
 def frame(x: Axis, y: Axis, x_label: str) -> list[str]:
-    """Returns grid, ticks and the name of the horizontal axis."""
+    """Returns the SVG elements of the grid, the ticks and the label of the horizontal axis."""
     parts = []
     for place, (_, name) in zip(y.place(_array([value for value, _ in y.ticks])), y.ticks, strict=True):
         parts.append(
@@ -78,12 +79,12 @@ def _array(values: Sequence[float | None]) -> np.ndarray:
 
 
 def _dash(number: int) -> str:
-    """The dashes of a line; where the colours repeat, they come with other dashes."""
+    """Returns the dash pattern of a line; when colours repeat, the patterns differ."""
     return DASHES[(number + number // len(COLOURS)) % len(DASHES)]
 
 
 def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) -> tuple[list[str], float]:
-    """The name of the values, and those of the lines in as many rows as they need; and where the plot begins."""
+    """Returns the label of the vertical axis and the legend, as SVG elements, and the top of the plot in pixels."""
     parts, x, y = [text(y_label, 2, 14, kind="ink")], 2.0, 14.0
     if len(lines) > 1 or any(np.isnan(values).any() for _, values in lines.values()):
         y += ROW
@@ -128,7 +129,7 @@ def _line(
 
 
 def _thinned(values: np.ndarray) -> np.ndarray:
-    """Indices of the points that are drawn: the lowest and the highest of each stretch, so that no peak is lost."""
+    """Returns the indices of the points to draw: the lowest and the highest of each interval, so no peak is lost."""
     if len(values) <= MOST_POINTS:
         return np.arange(len(values))
     edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)

@@ -1,4 +1,4 @@
-"""A report as Markdown."""
+"""Renders a report as Markdown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from toolkit.document.blocks import Block, Code, Figure, Folded, Gallery, Highli
 
 
 def render(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Writes a report as Markdown; arguments are those of `toolkit.document.page.render`."""
+    """Returns a report as Markdown; the arguments are those of `toolkit.document.page.render`."""
     parts = [f"# {line(title)}", *([line(lead)] if lead else [])]
     for section in sections:
         parts += [f"## {line(section.title)}", *_blocks(section.blocks)]
@@ -18,24 +18,24 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def cell(value: Any) -> str:
-    """Returns a value as it can stand in a Markdown table."""
+    """Returns a value escaped for a Markdown table."""
     return line(value).replace("|", "\\|")
 
 
 def line(value: Any) -> str:
-    """Returns a value in one line that holds no HTML."""
+    """Returns a value as one line without HTML."""
     return " ".join(str(value).split()).replace("<", "&lt;")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Formats a table; cells are those of `toolkit.document.blocks.Table`."""
+    """Returns a Markdown table; cells are those of `toolkit.document.blocks.Table`."""
     lines = [header, *([shown(value) for value in row] for row in rows)]
     first, *rest = (f"| {' | '.join(cell(value) for value in each)} |" for each in lines)
     return "\n".join([first, "|---" * len(header) + "|", *rest])
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Text as a block of code, whatever backquotes it holds."""
+    """Returns text as a fenced code block; the text may contain backquotes."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no network, no file beside it, no library."""
+"""Renders a report as one self-contained HTML file: no network, no other files, no libraries."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Writes a report as HTML.
+    """Returns a report as HTML.
 
-    Every text in it may come from a person's rows: all of it is escaped, and the page's own policy forbids the browser
-    any address and any script but the one of the template.
+    Any text may come from the user's rows. All texts are escaped, and the page's content security policy blocks all
+    network requests and all scripts except the one of the template.
 
     Args:
-        title: of the page.
-        lead: a sentence below the title, or nothing.
-        sections: what the report says.
+        title: title of the page.
+        lead: sentence below the title; may be empty.
+        sections: content of the report.
 
     Returns:
-        The whole document.
+        The HTML document.
     """
     document = _environment().get_template("page.html")
     return document.render(title=title, lead=lead, sections=sections, policy=_policy(), version=__version__)
@@ -53,7 +53,7 @@ def _environment() -> Environment:
 
 @lru_cache(maxsize=1)
 def _policy() -> str:
-    """What the browser may do: nothing but this page's styles, its pictures, and its script, named by its hash."""
+    """Returns the content security policy: only the page's own styles, images, and script (by its hash)."""
     script = _environment().get_template("sort.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (

@@ -1,4 +1,4 @@
-"""Pictures that matplotlib draws."""
+"""Plots drawn with matplotlib."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
 
 
 def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
-    """Draws the learning rate over the steps.
+    """Plots the learning rate over the steps.
 
     Args:
-        steps: numbers of steps, from 1.
-        rates: the rate of each.
-        title: the schedule's name.
-        path: the picture to write; its ending says in which format.
+        steps: step numbers, from 1.
+        rates: learning rate of each step.
+        title: title of the plot.
+        path: the image file to write; its suffix determines the format.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,10 +42,10 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
-    """Draws how often each of many true classes was taken for which; the shade is the share of the true class.
+    """Plots a confusion matrix; the shade is the share of the true class.
 
     Args:
-        counts: `[classes, classes]`, true by predicted.
+        counts: `[classes, classes]` number of rows, true by predicted.
         labels: names of the classes.
         path: the PNG file to write.
     """
@@ -59,12 +59,12 @@ def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
     axes = figure.subplots()
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     if len(labels) <= MOST_NAMED_CLASSES:
-        names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # no formulas
+        names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # not mathtext
         axes.set_xticks(range(len(labels)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(len(labels)), names)
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of letters that the font does not have
+        warnings.simplefilter("ignore")  # about glyphs that are missing in the font
         with written_whole(path, "wb") as file:
             figure.savefig(file, dpi=120, format="png")

@@ -1,7 +1,7 @@
-"""SVG pictures as values: their parts, and how they are put into a page or into a file of their own.
+"""SVG drawings as values, for a page or a separate file.
 
-Pictures are drawn for a width between 330 and 740 pixels, at which their text is readable. Classes give their colours,
-so that a page shows them in light and in dark mode.
+Drawings are readable at a width between 330 and 740 pixels. CSS classes set their colours, so that a page can show them
+in light and in dark mode.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH = 440
-"""Width of every picture, in its own pixels."""
+"""Width of every drawing, in its own pixels."""
 LETTER = 7.8
-"""About how wide a letter is, in pixels; only the reader's browser knows its font."""
+"""Approximate width of a letter in pixels; the font depends on the browser."""
 COLOURS = ("#1f4e9e", "#e06c00", "#0f8f6b", "#a8328f", "#7a5f00", "#56a3e8")
-"""Of the series where no page gives others."""
+"""Colours of the series, unless the page defines others."""
 STYLE = "svg{color:#1d2430}.soft{fill:#5a6475}.grid{stroke:#d9dde4}"
-"""Text and grid of pictures outside a page; series have colours of their own."""
+"""Style of text and grid outside a page; series have their own colours."""
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture `WIDTH` pixels wide.
+    """An SVG drawing, `WIDTH` pixels wide.
 
     Args:
-        parts: SVG elements, whose texts are escaped already.
-        title: what it shows, for screen readers.
-        height: in pixels.
+        parts: SVG elements, with their texts escaped.
+        title: description, for screen readers.
+        height: height in pixels.
     """
 
     parts: Sequence[str]
@@ -35,30 +35,43 @@ class Drawing:
     height: int
 
     def svg(self, place: str = "") -> str:
-        """Returns the SVG element; `place` is further attributes of it."""
+        """Returns the SVG element; `place` holds additional attributes."""
         return (
             f'<svg {place}viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(self.title)}" '
             f'font-size="14" font-family="system-ui, sans-serif" fill="currentColor">{"".join(self.parts)}</svg>'
         )
 
     def __html__(self) -> str:
-        """Returns the SVG element for templates, which do not escape it then."""
+        """Returns the SVG element; templates insert it without escaping."""
         return self.svg()
 
 
 def text(words: str, x: float, y: float, anchor: str = "start", kind: str = "soft") -> str:
-    """Returns an escaped text at a place in pixels; `anchor` is start, middle or end, `kind` a class of the page."""
+    """Returns an SVG text element.
+
+    Args:
+        words: the text, which is escaped.
+        x: horizontal position in pixels.
+        y: vertical position in pixels.
+        anchor: `start`, `middle` or `end`.
+        kind: CSS class.
+    """
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
 
 
 def coloured(number: int, *parts: str) -> str:
-    """Returns parts in the colour of the series of that number, by the page if there is one."""
+    """Returns elements in the colour of a series; a page may define the colour.
+
+    Args:
+        number: number of the series, from 0.
+        *parts: SVG elements.
+    """
     colour = COLOURS[number % len(COLOURS)]
     return f'<g class="s{number % len(COLOURS)}" stroke="{colour}" fill="{colour}">{"".join(parts)}</g>'
 
 
 def sheet(drawings: Sequence[Drawing]) -> str:
-    """Puts pictures into one SVG file, two in a row, with the colours that a page would give them."""
+    """Returns one SVG file of all drawings, two per row, in the default colours."""
     parts, top = [], 10
     for first in range(0, len(drawings), 2):
         row = drawings[first : first + 2]

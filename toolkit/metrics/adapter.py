@@ -1,4 +1,4 @@
-"""A metric of ours as an `evaluate.Metric`, for code that works with those; importing this takes seconds."""
+"""Turns a metric function into an `evaluate.Metric`, for code that needs one; importing this takes seconds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import evaluate
 
 
 class Adapter(evaluate.Metric):
-    """An `evaluate.Metric` over a function, which works on a read-only home and in any number of processes at once.
+    """An `evaluate.Metric` over a function, which works with a read-only home folder and in several processes at once.
 
-    By default the library collects predictions in locked files of its cache folder, which it creates as soon as a
-    metric is built, even with `keep_in_memory`; here everything stays in memory.
+    By default the library collects predictions in locked files of its cache folder, which it creates with the metric,
+    even with `keep_in_memory`. Here everything stays in memory.
 
         Adapter(classification_scores, Features(predictions=Value("int64"), references=Value("int64"))).compute(
             predictions=[0, 1], references=[0, 0], labels=["no", "yes"])
 
     Args:
-        function: takes `predictions` and `references`, each one entry per row, and settings by name.
-        features: the Arrow types of an entry of both, a `datasets.Features`.
+        function: takes `predictions` and `references`, with one entry per row each, and settings by name.
+        features: the `datasets.Features` of one prediction and one reference.
     """
 
     def __init__(self, function: Callable[..., dict[str, float]], features: Any) -> None:

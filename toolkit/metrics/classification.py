@@ -1,4 +1,4 @@
-"""Scores of single-label classification, by scikit-learn."""
+"""Scores of single-label classification, computed by scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLASSIFICATION = (
     Score("recall_macro"),
     Score("mcc"),
 )
-"""The scores of all classes together."""
+"""The scores over all classes."""
 PER_CLASS = ("precision", "recall", "f1")
 
 
@@ -31,8 +31,8 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
     Returns:
         `accuracy`, `precision_macro`, `recall_macro`, `f1_macro` and, for each class, `precision/<name>`,
         `recall/<name>` and `f1/<name>`, all from 0 to 1, and Matthews' correlation `mcc`, from -1 to 1. Macro averages
-        are over all of `labels`. A score with nothing to divide by (a class without rows or predictions, the
-        correlation of a single class) is 0.0.
+        are over all of `labels`. Undefined scores (of a class without rows or predictions, or the correlation of a
+        single class) are 0.0.
 
     Raises:
         ValueError: for a repeated class name or an id outside `labels`.
@@ -57,8 +57,13 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
 
 
 def mcc(references: ArrayLike, predictions: ArrayLike) -> float:
-    """Returns Matthews' correlation of `[rows]` class ids, -1 to 1; 0.0 where there is a single class in all."""
+    """Returns Matthews' correlation, from -1 to 1; 0.0 if there is only one class.
+
+    Args:
+        references: `[rows]` true class ids.
+        predictions: `[rows]` class ids.
+    """
     from sklearn.metrics import matthews_corrcoef
 
-    # scikit-learn gives 0.0 for a single class, too, but warns.
+    # scikit-learn also returns 0.0 for a single class, but warns.
     return float(matthews_corrcoef(references, predictions)) if len(np.union1d(references, predictions)) > 1 else 0.0

@@ -10,7 +10,7 @@ LIKELIHOOD = (Score("perplexity", greater_is_better=False), Score("token_accurac
 
 
 def perplexity(mean_loss: float) -> float:
-    """Returns e to the power of the mean loss in nats; infinity where that is too large for a number."""
+    """Returns e to the power of the mean loss in nats; infinity on overflow."""
     try:
         return math.exp(mean_loss)
     except OverflowError:
@@ -24,13 +24,13 @@ def likelihood_scores(
 
     Args:
         loss_sum: their summed loss in nats.
-        num_tokens: their number.
-        num_correct: the number of those whose most likely token was the right one.
-        num_bytes: UTF-8 bytes of their text; None where only part of its tokens was predicted.
+        num_tokens: number of predicted tokens.
+        num_correct: number of tokens whose most likely prediction was right.
+        num_bytes: number of UTF-8 bytes of their text; None if only some of its tokens were predicted.
 
     Returns:
         `perplexity` per token, `token_accuracy` (0 to 1) and, with `num_bytes`, `bits_per_byte`, which does not depend
-        on the tokenizer; NaN where there is nothing to divide by.
+        on the tokenizer; NaN if there are no tokens or bytes.
     """
     scores = {
         "perplexity": perplexity(loss_sum / num_tokens) if num_tokens else math.nan,

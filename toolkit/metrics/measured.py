@@ -1,4 +1,4 @@
-"""What the toolkit measures of every training: two runs that are otherwise equal differ in these figures."""
+"""Figures measured in every training run; two otherwise equal runs may differ in these."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ MEASURED: dict[str, Score] = {
         Score("exchange_bytes", greater_is_better=False, unit="B"),
     )
 }
-"""By name, as `metrics.jsonl` and the results in `run.json` have them."""
+"""The measured figures, by their names in `metrics.jsonl` and `run.json`."""

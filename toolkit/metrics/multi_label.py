@@ -1,4 +1,4 @@
-"""Scores of multi-label classification, by scikit-learn."""
+"""Scores of multi-label classification, computed by scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from toolkit.metrics.score import Score
 from toolkit.metrics.targets import Targets
 
 MULTI_LABEL = (Score("f1_micro"), Score("f1_macro"), Score("subset_accuracy"))
-"""The scores of all labels together."""
+"""The scores over all labels."""
 PER_LABEL = ("precision", "recall", "f1")
 
 
@@ -20,13 +20,13 @@ def multi_label_scores(predictions: ArrayLike, references: ArrayLike, labels: Se
 
     Args:
         predictions: `[rows, labels]` of 0 and 1.
-        references: `[rows, labels]` of 0 and 1, NaN where it is not known, which is not scored.
+        references: `[rows, labels]` of 0 and 1; NaN for unknown values, which are not scored.
         labels: names of the labels.
 
     Returns:
-        `f1_micro`, `f1_macro`, `subset_accuracy` (the part of the rows, of those that are known completely, whose
-        labels are all right) and, for each label, `precision/<name>`, `recall/<name>` and `f1/<name>`; all from 0 to 1,
-        and 0.0 where there is nothing to divide by.
+        `f1_micro`, `f1_macro`, `subset_accuracy` (the share of rows with all labels right, among rows whose labels are
+        all known) and, for each label, `precision/<name>`, `recall/<name>` and `f1/<name>`; all from 0 to 1, and 0.0
+        where undefined.
     """
     targets = Targets(predictions, references)
     per_label = [_scores(*pair) for pair in targets.columns()]
@@ -45,7 +45,7 @@ def multi_label_scores(predictions: ArrayLike, references: ArrayLike, labels: Se
 
 
 def _scores(true: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
-    """Precision, recall and F1 of `[items]` of 0 and 1."""
+    """Returns precision, recall and F1 of `[items]` values of 0 and 1."""
     from sklearn.metrics import precision_recall_fscore_support
 
     if not len(true):

@@ -1,4 +1,4 @@
-"""Scores of regression, by scikit-learn."""
+"""Scores of regression, computed by scikit-learn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REGRESSION = (
     Score("r2"),
     Score("pearson"),
 )
-"""The scores of all targets together."""
+"""The scores over all targets."""
 PER_TARGET = ("r2", "pearson")
 
 
@@ -24,14 +24,14 @@ def regression_scores(predictions: ArrayLike, references: ArrayLike, labels: Seq
     """Scores predicted numbers.
 
     Args:
-        predictions: `[rows, targets]`.
-        references: `[rows, targets]`, NaN where it is not known, which is not scored.
+        predictions: `[rows, targets]` predicted values.
+        references: `[rows, targets]` true values; NaN for unknown values, which are not scored.
         labels: names of the targets.
 
     Returns:
-        `mse` and `mae` over all items, `r2` and Pearson's correlation `pearson` as means over targets and, if there are
-        several, `r2/<name>` and `pearson/<name>` of each. R2 and the correlation of fewer than two values, or of values
-        that are all the same, are 0.0.
+        `mse` and `mae` over all values, `r2` and Pearson's correlation `pearson` as means over targets and, if there
+        are several targets, `r2/<name>` and `pearson/<name>` of each. R2 and the correlation are 0.0 for fewer than two
+        values, or if all values are the same.
     """
     from sklearn.metrics import mean_absolute_error, mean_squared_error
 
@@ -49,7 +49,7 @@ def regression_scores(predictions: ArrayLike, references: ArrayLike, labels: Seq
 
 
 def _scores(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
-    """R2 and Pearson's correlation of `[rows]` numbers."""
+    """Returns R2 and Pearson's correlation of `[rows]` values."""
     from sklearn.feature_selection import r_regression
     from sklearn.metrics import r2_score
 

@@ -8,22 +8,22 @@ from toolkit.metrics.answers import exact_match, f1
 from toolkit.metrics.score import Score
 
 SQUAD = (Score("exact_match"), Score("f1"))
-"""The scores that every set has."""
+"""The scores of every evaluation set."""
 
 
 def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Scores predicted answers.
 
     Args:
-        predictions: one text per question; an empty one stands for "no answer".
-        references: the gold answers of each question, in the same order; none marks a question without an answer.
+        predictions: one text per question; empty means "no answer".
+        references: the gold answers of each question, in the same order; empty for a question without an answer.
 
     Returns:
-        `exact_match` and `f1`, from 0 to 1. If there are questions without an answer, also `no_answer_f1` (the part
-        of them that got an empty prediction) and, over the others, `has_answer_exact_match` and `has_answer_f1`.
+        `exact_match` and `f1`, from 0 to 1. If there are questions without an answer, also `no_answer_f1` (the share
+        of them with an empty prediction) and, over the others, `has_answer_exact_match` and `has_answer_f1`.
 
     Raises:
-        ValueError: if the two are not of the same length.
+        ValueError: if the two differ in length.
     """
     if len(predictions) != len(references):
         raise ValueError(f"received {len(predictions)} predictions for {len(references)} questions")

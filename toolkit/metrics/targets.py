@@ -1,4 +1,4 @@
-"""Numbers per row and target, some of which are not known: what multi-label and regression scores are made of."""
+"""Values per row and target, some of them unknown, for multi-label and regression scores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 class Targets:
-    """Predictions beside references.
+    """Predictions and references; only known references count.
 
     Args:
-        predictions: `[rows, targets]`.
-        references: `[rows, targets]`, NaN where not known.
+        predictions: `[rows, targets]` predicted values.
+        references: `[rows, targets]` true values; NaN for unknown values.
     """
 
     def __init__(self, predictions: ArrayLike, references: ArrayLike) -> None:
@@ -22,15 +22,15 @@ class Targets:
         self._known = ~np.isnan(self._true)
 
     def items(self) -> Pair:
-        """Returns `[items]` every known value."""
+        """Returns all known values, `[items]`."""
         return self._true[self._known], self._predicted[self._known]
 
     def columns(self) -> list[Pair]:
-        """Returns for each target the `[rows]` whose value is known."""
+        """Returns the known values of each target, `[rows]` each."""
         columns = zip(self._true.T, self._predicted.T, self._known.T, strict=True)
         return [(true[known], predicted[known]) for true, predicted, known in columns]
 
     def complete_rows(self) -> Pair:
-        """Returns `[rows, targets]` the rows whose values are all known."""
+        """Returns the rows whose values are all known, `[rows, targets]`."""
         complete = self._known.all(axis=1)
         return self._true[complete], self._predicted[complete]

@@ -1,4 +1,4 @@
-"""Scores of translations, by sacrebleu."""
+"""Scores of translations, computed by sacrebleu."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ def translation_scores(predictions: Sequence[str], references: Sequence[str], to
 
     Args:
         predictions: the translations.
-        references: what each should have been.
+        references: the reference translation of each, in the same order.
         tokenize: name of sacrebleu's tokenizer for BLEU.
 
     Returns:
-        `bleu` (Papineni et al. 2002) and `chrf`, that is chrF2 (Popovic 2015), of the corpus, from 0 to 100.
+        Corpus scores from 0 to 100: `bleu` (Papineni et al. 2002) and `chrf`, which is chrF2 (Popovic 2015).
     """
     scores = {name: metric.corpus_score(list(predictions), [list(references)]) for name, metric in _both(tokenize)}
     return {name: float(score.score) for name, score in scores.items()}
 
 
 def signatures(tokenize: str) -> dict[str, str]:
-    """Returns sacrebleu's signature of each score, without which a BLEU cannot be compared with another."""
+    """Returns sacrebleu's signature of each score; only scores with equal signatures are comparable."""
     found = {}
     for name, metric in _both(tokenize):
-        metric.corpus_score([""], [["-"]])  # a signature counts the references of what was scored
+        metric.corpus_score([""], [["-"]])  # the signature holds the number of references, known after scoring
         found[name] = str(metric.get_signature())
     return found
 
@@ -40,5 +40,5 @@ def signatures(tokenize: str) -> dict[str, str]:
 def _both(tokenize: str) -> list[tuple[str, BLEU | CHRF]]:
     from sacrebleu.metrics import BLEU, CHRF
 
-    # `force` only keeps BLEU from warning about texts that look tokenized.
+    # `force` only turns off BLEU's warning about texts that look tokenized.
     return [("bleu", BLEU(tokenize=tokenize, force=True)), ("chrf", CHRF())]

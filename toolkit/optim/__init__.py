@@ -1,1 +1,1 @@
-"""Optimizers and learning-rate schedules by their names in the YAML."""
+"""Optimizers and learning-rate schedules, chosen by name in the YAML."""

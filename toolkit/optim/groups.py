@@ -1,4 +1,4 @@
-"""Parameter groups: what decays, what learns at which rate, and what is a hidden matrix."""
+"""Parameter groups: weight decay, learning rate, and hidden matrices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
 
 _LAYER = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
-"""A parameter's layer: its name up to the first number, the place in the outermost list of modules."""
+"""A parameter's layer: its name up to the first number, the index in the outermost list of modules."""
 
 
 def in_head(model: nn.Module) -> set[str]:
-    """Returns the names of the parameters outside the base model; a head that is tied to the embeddings is not."""
+    """Returns the names of the parameters outside the base model, except a head that is tied to the embeddings."""
     prefix = getattr(model, "base_model_prefix", "")
     names = [name for name, _ in model.named_parameters()]
     if prefix and any(f".{prefix}." in f".{name}" for name in names):
@@ -28,14 +28,14 @@ def in_head(model: nn.Module) -> set[str]:
 
 
 def _embeddings(model: nn.Module) -> set[int]:
-    """Returns the identities of the weights that are looked up."""
+    """Returns the `id` of each embedding weight."""
     return {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
 def without_decay(model: nn.Module) -> set[str]:
-    """Returns the names of the parameters that do not decay: biases, and gains and offsets of normalisation layers.
+    """Returns the names of the parameters without weight decay: biases, normalisation layers, vectors and scalars.
 
-    As in BERT's training (Devlin et al. 2019, arXiv 1810.04805); vectors and scalars of other kinds neither.
+    As in BERT's training (Devlin et al. 2019, arXiv 1810.04805).
     """
     found = {name for name, p in model.named_parameters() if p.ndim <= 1 or name.endswith("bias")}
     for path, module in model.named_modules():
@@ -45,10 +45,10 @@ def without_decay(model: nn.Module) -> set[str]:
 
 
 def depths(model: nn.Module) -> tuple[dict[str, int], int]:
-    """Returns how deep each parameter of the base model lies, and the number of layers.
+    """Returns the depth of each parameter of the base model, and the number of layers.
 
-    Embeddings, and what comes before the first layer, have depth 0; layers count from 1 in the order of their
-    registration, decoders after encoders; what follows a layer outside any (a last norm, a pooler) has its depth.
+    Embeddings, and parameters before the first layer, have depth 0. Layers count from 1 in the order of registration,
+    decoders after encoders. Parameters outside any layer (a final norm, a pooler) have the depth of the layer before.
     """
     embeddings, heads = _embeddings(model), in_head(model)
     layers: dict[str, int] = {}
@@ -66,7 +66,7 @@ def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]
     """Returns the peak learning rate of each parameter by its name.
 
     Raises:
-        ConfigError: if the model has no head, or no layers, of which a rate was asked for.
+        ConfigError: if a rate is configured for the head or the layers, and the model has none.
     """
     result = {name: peak for name, _ in model.named_parameters()}
     if train.layerwise_lr_decay < 1:
@@ -87,19 +87,27 @@ def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]
 
 
 def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[dict[str, Any]]:
-    """Splits trainable parameters by rate, by decay, and where the optimizer asks by whether they are hidden matrices.
+    """Groups trainable parameters by learning rate, by weight decay, and for Muon by whether they are hidden matrices.
 
-    The first group, whose rate is the one that is logged, is the one that is nearest to the peak.
+    The first group, whose rate is logged, is the one with the rate closest to the peak.
+
+    Args:
+        model: the unwrapped model.
+        train: the YAML's `train` section.
+        peak: the peak learning rate.
+
+    Raises:
+        ConfigError: as `rates`.
     """
-    rate, still = rates(model, train, peak), without_decay(model)
+    rate, exempt = rates(model, train, peak), without_decay(model)
     apart = _embeddings(model) | {id(model.get_parameter(name)) for name in in_head(model)}
     groups: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in still else train.weight_decay}
+        settings: dict[str, Any] = {"lr": rate[name], "weight_decay": 0.0 if name in exempt else train.weight_decay}
         if PRESETS[train.optim].takes_matrices:
-            settings["matrices"] = parameter.ndim == 2 and name not in still and id(parameter) not in apart
-        kind = (abs(rate[name] - peak), name in still, *settings.values())
+            settings["matrices"] = parameter.ndim == 2 and name not in exempt and id(parameter) not in apart
+        kind = (abs(rate[name] - peak), name in exempt, *settings.values())
         groups.setdefault(kind, {"params": [], **settings})["params"].append(parameter)
     return [groups[kind] for kind in sorted(groups)]

@@ -8,21 +8,21 @@ import torch
 from bitsandbytes.optim import AdamW8bit
 
 MOST_NORM = 10.0
-"""Bound on a parameter's norm in the ratio, as in the authors' code."""
+"""Upper bound of a parameter's norm in the trust ratio, as in the authors' code."""
 
 
 class Lamb8bit(AdamW8bit):
-    """Adam with a rate of its own for each parameter, for large batches (You et al. 2020, arXiv 1904.00962).
+    """LAMB: Adam with a layer-wise trust ratio, for large batches (You et al. 2020, arXiv 1904.00962).
 
-    `bitsandbytes.optim.LAMB8bit` (0.50) is no LAMB: its block-wise kernel does Adam's update on a CPU and is missing
-    on a GPU. Here its Adam gives the direction, and the ratio of norms is taken outside.
+    `bitsandbytes.optim.LAMB8bit` (0.50) does not implement LAMB: its block-wise kernel does Adam's update on a CPU and
+    is missing on a GPU. This class uses the library's 8-bit Adam for the direction and applies the ratio itself.
 
     Args:
         params: parameter groups.
         lr: learning rate.
-        betas: decays of both moments.
+        betas: decay rates of both moments.
         eps: Adam's epsilon.
-        weight_decay: decay, part of the direction.
+        weight_decay: weight decay, added to the direction.
         min_8bit_size: tensors with fewer elements keep their state in 32 bits.
     """
 
@@ -39,9 +39,9 @@ class Lamb8bit(AdamW8bit):
 
     @torch.no_grad()
     def update_step(self, group: dict[str, Any], p: torch.Tensor, gindex: int, pindex: int) -> None:
-        """Updates one parameter."""
+        """Updates one parameter; called by the base class for each of them."""
         before = p.detach().clone()
-        # A rate of 1 makes the difference the direction itself.
+        # With a rate of 1, the difference is the direction.
         super().update_step({**group, "lr": 1.0, "weight_decay": 0.0}, p, gindex, pindex)
         direction = (before - p).add_(before, alpha=group["weight_decay"])
         size, length = before.norm().clamp(max=MOST_NORM), direction.norm()

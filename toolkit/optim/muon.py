@@ -9,25 +9,25 @@ import torch
 from torch.optim import AdamW, Muon, Optimizer
 
 MATRICES = "matrices"
-"""Key of a parameter group that says whether Muon has it."""
+"""Key of a parameter group: whether Muon trains it."""
 
 
 class MuonWithAdamW(Optimizer):
     """Muon (Jordan et al. 2024) on hidden matrices; AdamW on vectors, embeddings, heads and kernels.
 
     Args:
-        params: parameter groups, each with `matrices`: whether they are hidden matrices.
-        lr: learning rate of both; Muon's update is scaled to the size of AdamW's unless `adjust_lr_fn` says otherwise.
-        betas: AdamW's.
-        eps: AdamW's.
-        weight_decay: decoupled, in both.
-        momentum: Muon's.
-        nesterov: Muon's.
-        ns_steps: steps of Newton and Schulz.
+        params: parameter groups, each with the key `matrices`: whether its parameters are hidden matrices.
+        lr: learning rate of both; Muon's update is scaled to the size of AdamW's with `match_rms_adamw`.
+        betas: decay rates of AdamW's moments.
+        eps: AdamW's epsilon.
+        weight_decay: decoupled weight decay of both.
+        momentum: Muon's momentum.
+        nesterov: whether Muon's momentum is Nesterov's.
+        ns_steps: Muon's Newton-Schulz steps.
         adjust_lr_fn: `match_rms_adamw` (arXiv 2502.16982) or `original`.
 
     Raises:
-        ValueError: if there is no matrix, or an argument is refused.
+        ValueError: if there is no hidden matrix, or an argument is invalid.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Does one step of both."""
+        """Does one step of both optimizers."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for matrices, part in self._parts.items():
-            # Groups and state are this optimizer's, who may have been given others since.
+            # Groups and state belong to this optimizer; loading a state may have replaced them.
             part.state, part.param_groups = self.state, [g for g in self.param_groups if g[MATRICES] == matrices]
             part.step()
         return loss

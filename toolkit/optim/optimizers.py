@@ -1,4 +1,4 @@
-"""Optimizers: built from their presets, their parameter groups, and the YAML's settings."""
+"""Builds optimizers from presets, parameter groups and the YAML's settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def constructor(optim: str) -> type[Optimizer]:
     """Imports an optimizer's class.
 
     Raises:
-        ConfigError: if its library is not installed, or too old.
+        ConfigError: if its library is not installed or is too old.
     """
     preset = PRESETS[optim]
     if preset.library is not None and importlib.util.find_spec(preset.library) is None:
@@ -36,16 +36,16 @@ def constructor(optim: str) -> type[Optimizer]:
     try:
         return import_object(preset.constructor)
     except ImportError as error:
-        raise ConfigError([f"train.optim: received {optim!r}, which is not in what is installed: {error}"]) from error
+        raise ConfigError([f"train.optim: received {optim!r}, which the installed library lacks: {error}"]) from error
 
 
 def library_problems(train: TrainConfig) -> list[str]:
-    """Returns why the optimizer cannot be used here, as full messages: its library is not installed, or too old."""
+    """Returns the problem, as a complete message, if the optimizer's library is not installed or is too old."""
     return problems_of(lambda: constructor(train.optim))
 
 
 def argument_problems(train: TrainConfig) -> list[str]:
-    """Returns which of `train.optim_args` the optimizer's constructor does not have, as full messages."""
+    """Returns one complete message for each unknown argument in `train.optim_args`."""
     if not train.optim_args or library_problems(train):
         return []
     preset = PRESETS[train.optim]
@@ -64,8 +64,13 @@ def argument_problems(train: TrainConfig) -> list[str]:
 def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
     """Builds the optimizer named by `train.optim`.
 
+    Args:
+        model: the unwrapped model.
+        train: the YAML's `train` section.
+
     Raises:
-        ConfigError: if an argument's value is refused by the optimizer, or a rate is asked of what the model has not.
+        ConfigError: if the optimizer is not installed or rejects the value of an argument, or a rate is configured for
+            a head or layers that the model does not have.
     """
     preset = PRESETS[train.optim]
     settings: dict[str, Any] = {**preset.fixed, "lr": None if preset.relative_step else train.learning_rate}
@@ -73,22 +78,22 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
         settings["betas"] = (train.adam_beta1, train.adam_beta2)
     if "adam_epsilon" in preset.takes:
         settings["eps"] = train.adam_epsilon
-    # A checkpoint tells tuples from lists, and torch's defaults are tuples.
+    # Checkpoints distinguish tuples from lists, and torch's defaults are tuples.
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in train.optim_args.items()}
     groups = parameter_groups(model, train, peak_rate(train))
     build: Callable[..., Optimizer] = constructor(train.optim)
     try:
         optimizer = build(groups, **settings, **own)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError([f"train.optim_args: {train.optim} refuses {train.optim_args}: {error}"]) from error
-    # Fused ones leave an update that overflowed fp16 out by themselves, unseen: accelerate, and so the schedule, would
-    # count it. Without this the scaler does not call them at all then.
+        raise ConfigError([f"train.optim_args: {train.optim} rejects {train.optim_args}: {error}"]) from error
+    # Fused optimizers silently skip an update that overflows in fp16, but accelerate, and so the schedule, would count
+    # it. With this attribute False, the scaler does not call the optimizer for such an update.
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
     if preset.eight_bit:
         _keep_embeddings_in_32_bits(optimizer, model)
     if preset.unpaged is not None and not torch.accelerator.is_available():
-        # Said once: bitsandbytes would warn of the same.
-        warn(f"on a CPU nothing is paged: train.optim={train.optim} does what {preset.unpaged} does")
+        # The attribute below turns off the same warning of bitsandbytes.
+        warn(f"train.optim={train.optim} does not page on a CPU; it is the same as {preset.unpaged}")
         optimizer._cpu_paged_warned = True  # type: ignore[attr-defined]
     return optimizer
 
@@ -96,7 +101,7 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
 def _keep_embeddings_in_32_bits(optimizer: Any, model: nn.Module) -> None:
     from bitsandbytes.optim import GlobalOptimManager
 
-    # One for each optimizer: the library's own is one for the process, and would carry a former run's parameters over.
+    # One manager per optimizer: the library's is shared by the process and would keep the parameters of previous runs.
     manager = GlobalOptimManager.__new__(GlobalOptimManager)
     manager.initialize()
     for module in model.modules():

@@ -1,6 +1,6 @@
-"""The optimizers by their names in the YAML, as data: nothing heavy is imported here.
+"""The optimizers by their names in the YAML, as data; imports nothing heavy.
 
-Everything that depends on which optimizer is used asks for a field of its preset, never for its name.
+Code that depends on the optimizer checks a field of its preset, never its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 BETAS = frozenset({"adam_beta1", "adam_beta2"})
 ADAM = BETAS | {"adam_epsilon"}
 EIGHT_BIT_ARGUMENTS = frozenset({"amsgrad", "args", "is_paged", "optim_bits"})
-"""Arguments of bitsandbytes that have no effect, or that another name of `train.optim` stands for."""
+"""Arguments of bitsandbytes that have no effect, or that another choice of `train.optim` replaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,23 +20,23 @@ class Preset:
     """One optimizer.
 
     Args:
-        constructor: full name of its class, imported when it is asked for.
-        summary: what it does, for the table in docs/switches.md.
-        source: the paper or library that it comes from.
+        constructor: full name of its class, imported when needed.
+        summary: short description, for the table in docs/switches.md.
+        source: its paper or library.
         state_bytes: bytes of state per weight of a 384 x 384 matrix; a test measures it.
-        takes: which of `train.adam_*` it has.
-        fixed: arguments that make it what its name says, which the YAML cannot change.
-        hidden: further arguments that the YAML cannot give.
-        library: optional library that it needs, a part of the extra `optimizers`.
+        takes: the settings `train.adam_*` that it uses.
+        fixed: arguments that the name implies, which the YAML cannot change.
+        hidden: other arguments that the YAML cannot set.
+        library: optional library that it needs, part of the extra `optimizers`.
         relative_step: whether it computes its own learning rate.
         averages: whether it trains one set of weights and returns their average; it then has `train()` and `eval()`.
-        takes_matrices: whether its parameter groups say which parameters are hidden matrices.
+        takes_matrices: whether its parameter groups need the key `matrices`.
         elementwise: whether each element is updated from its own gradient and state alone, so that any part of a
-            parameter can be updated on its own.
-        foreach: whether on a GPU it updates all parameters at once, with temporary memory of their size.
+            parameter can be updated separately.
+        foreach: whether it updates all parameters at once on a GPU, with temporary memory of their size.
         eight_bit: whether it keeps its state in 8 bits.
-        unpaged: for an optimizer whose state may move to CPU memory, the name of the same one whose state stays.
-        with_decay: for an optimizer without weight decay, the name of the one to use for it.
+        unpaged: for an optimizer whose state may move to CPU memory, the name of the same optimizer without paging.
+        with_decay: for an optimizer without weight decay, the name of the same optimizer with it.
     """
 
     constructor: str
@@ -109,8 +109,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "lion_8bit": Preset(
         constructor="bitsandbytes.optim.Lion8bit",
-        summary="follows the sign of a momentum, in 8 bits; needs a lower rate, and its own default is "
-        "`adam_beta2: 0.99`",
+        summary="sign of a momentum, in 8 bits; needs a lower rate, and its own default is `adam_beta2: 0.99`",
         source="arXiv 2302.06675",
         state_bytes=1.016,
         takes=BETAS,
@@ -152,7 +151,7 @@ PRESETS: dict[str, Preset] = {
         averages=True,
         elementwise=True,
     ),
-    # Hugging Face has no names for the following; these are the toolkit's.
+    # The following names are the toolkit's; Hugging Face has none for these.
     "adafactor_relative": Preset(
         constructor="transformers.optimization.Adafactor",
         summary="Adafactor with its own rate; only with `lr_scheduler_type: constant`",
@@ -163,7 +162,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "adam": Preset(
         constructor="torch.optim.Adam",
-        summary="Adam with weight decay as a part of the gradient",
+        summary="Adam with weight decay added to the gradient",
         source="arXiv 1412.6980",
         state_bytes=8,
         takes=ADAM,

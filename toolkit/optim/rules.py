@@ -1,4 +1,4 @@
-"""Settings of optimizers and schedules that cannot go together; a part of `toolkit.checks.rules.RULES`."""
+"""Settings of optimizers and schedules that cannot be combined; part of `toolkit.checks.rules.RULES`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:
     return Rule(
         lambda c: name in c.train.optim_args and where(PRESETS[c.train.optim]),
         (f"train.optim_args.{name}",),
-        "this has a key of its own",
+        "this argument has a dedicated setting",
         f"set train.{own}",
     )
 
@@ -38,7 +38,7 @@ def _adam_only(name: str) -> Rule:
     return Rule(
         lambda c: name not in PRESETS[c.train.optim].takes and _changed(c.train, name),
         (f"train.{name}", "train.optim"),
-        f"only these have such a setting: {having}",
+        f"only these optimizers use it: {having}",
         f"remove train.{name}",
     )
 
@@ -47,7 +47,7 @@ def _not_relative(name: str, instead: str) -> Rule:
     return Rule(
         lambda c: PRESETS[c.train.optim].relative_step and _changed(c.train, name),
         (f"train.{name}", "train.optim"),
-        "this optimizer takes its rate from the step alone",
+        "this optimizer computes its own learning rate",
         f"{instead}, or set train.optim to adafactor",
     )
 
@@ -71,7 +71,7 @@ RULES = (
     Rule(
         lambda c: PRESETS[c.train.optim].relative_step and c.train.lr_scheduler_type != "constant",
         ("train.lr_scheduler_type", "train.optim"),
-        "this optimizer takes its rate from the step alone",
+        "this optimizer computes its own learning rate",
         "set train.lr_scheduler_type to constant, or train.optim to adafactor",
     ),
     Rule(
@@ -79,7 +79,7 @@ RULES = (
             PRESETS[c.train.optim].averages and c.train.lr_scheduler_type not in ("constant", "constant_with_warmup")
         ),
         ("train.lr_scheduler_type", "train.optim"),
-        "averaging takes the place of a schedule",
+        "this optimizer averages weights instead of following a schedule",
         "set train.lr_scheduler_type to constant or constant_with_warmup",
     ),
     Rule(
@@ -98,19 +98,19 @@ RULES = (
     Rule(
         lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle") and c.train.warmup_steps > 0,
         ("train.lr_scheduler_type", "train.warmup_steps"),
-        "this schedule rises by itself",
-        "set train.warmup_steps to 0, and the rise in train.lr_scheduler_kwargs (step_size_up, pct_start)",
+        "this schedule has its own warm-up",
+        "set train.warmup_steps to 0, and the warm-up in train.lr_scheduler_kwargs (step_size_up, pct_start)",
     ),
     Rule(
         lambda c: c.train.lr_scheduler_type == "reduce_lr_on_plateau" and c.eval.eval_steps is None,
         ("train.lr_scheduler_type", "eval.eval_steps"),
-        "the only evaluation is the one of the last step",
+        "the model is evaluated only after the last step",
         "set eval.eval_steps, for instance to epoch",
     ),
     Rule(
         lambda c: c.train.snapshot_ensemble and c.train.lr_scheduler_type != "cosine_with_restarts",
         ("train.snapshot_ensemble", "train.lr_scheduler_type"),
-        "a snapshot is taken at the end of each cycle, and there are none",
+        "snapshots are saved at the end of each cycle, and this schedule has no cycles",
         "set train.lr_scheduler_type to cosine_with_restarts, with train.lr_scheduler_kwargs.num_cycles",
     ),
     Rule(

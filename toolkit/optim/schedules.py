@@ -1,4 +1,4 @@
-"""Learning-rate schedules, in optimizer steps: any step can be gone to at once, whatever came before it."""
+"""Learning-rate schedules in optimizer steps; each rate depends on the step alone, so a run can resume at any step."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Factor:
-    """The factor of every group's own peak rate at a step.
+    """The factor of each group's peak rate as a function of the step.
 
     Args:
-        shape: the factor, before the scale.
-        scale: what has been taken off since, which `toolkit.engine.callbacks.plateau` changes.
+        shape: the factor at a step (from 0), before scaling.
+        scale: scale of the factor, which `toolkit.engine.callbacks.plateau` reduces.
     """
 
     def __init__(self, shape: Callable[[int], float], scale: float = 1.0) -> None:
@@ -35,17 +35,17 @@ class Factor:
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """Returns the steps of warm-up; a setting below 1 is a fraction of all steps, rounded up."""
+    """Returns the number of warm-up steps; a setting below 1 is a fraction of all steps, rounded up."""
     return int(train.warmup_steps) if train.warmup_steps >= 1 else math.ceil(train.warmup_steps * total_steps)
 
 
 def peak_rate(train: TrainConfig) -> float:
-    """Returns what the schedule's factor multiplies: `train.learning_rate`, unless the optimizer sets its own."""
+    """Returns the peak rate: `train.learning_rate`, or 1.0 if the optimizer computes its own rate."""
     return 1.0 if PRESETS[train.optim].relative_step else train.learning_rate
 
 
 def schedule_problems(train: TrainConfig) -> list[str]:
-    """Returns which of `train.lr_scheduler_kwargs` are unknown, missing, or of a wrong value, as full messages."""
+    """Returns one complete message for each unknown, missing or wrong argument in `train.lr_scheduler_kwargs`."""
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
     shape, given = SHAPES[train.lr_scheduler_type], train.lr_scheduler_kwargs
@@ -63,7 +63,7 @@ def schedule_problems(train: TrainConfig) -> list[str]:
         except ValidationError as error:
             problems.append(f"{key}: received {show(value)}; {error.errors()[0]['msg']}")
     problems += [
-        f"train.lr_scheduler_kwargs.{name}: {train.lr_scheduler_type} needs it"
+        f"train.lr_scheduler_kwargs.{name}: {train.lr_scheduler_type} requires it"
         for name in shape.required
         if name not in given
     ]
@@ -73,14 +73,14 @@ def schedule_problems(train: TrainConfig) -> list[str]:
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:
-    """Returns the factor of the peak rate over a run of so many steps."""
+    """Returns the factor of the peak rate for a run of `total_steps` steps."""
     if PRESETS[train.optim].relative_step:
         rising = bool(train.optim_args.get("warmup_init", False))
         return Factor(lambda step: relative_step(step, rising))
     shape, warmup = SHAPES[train.lr_scheduler_type], warmup_steps(train, total_steps)
     span, given = Span(warmup, total_steps, train.learning_rate), train.lr_scheduler_kwargs
     if train.lr_scheduler_type == "reduce_lr_on_plateau":
-        given = {}  # its arguments are its callback's
+        given = {}  # its arguments are for its callback
     factor = partial(shape.factor, span=span, **given)
     if shape.warms_up:
         return Factor(factor)
@@ -88,12 +88,17 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
 
 
 def relative_step(step: int, rising: bool) -> float:
-    """Returns the step size that `adafactor_relative` takes, before the parameter's scale (arXiv 1804.04235)."""
+    """Returns the step size of `adafactor_relative`, before scaling by the parameter (arXiv 1804.04235).
+
+    Args:
+        step: the step, from 0.
+        rising: whether the optimizer's `warmup_init` is set.
+    """
     return min(1e-6 * (step + 1) if rising else 1e-2, 1.0 / math.sqrt(step + 1))
 
 
 def cycle_ends(train: TrainConfig, total_steps: int) -> list[int]:
-    """Returns the steps after which the cycles of `cosine_with_restarts` are over."""
+    """Returns the last step of each cycle of `cosine_with_restarts`."""
     warmup, cycles = warmup_steps(train, total_steps), train.lr_scheduler_kwargs.get("num_cycles", 1)
     return [warmup + math.ceil(k * (total_steps - warmup) / cycles) for k in range(1, cycles + 1)]
 
@@ -101,7 +106,7 @@ def cycle_ends(train: TrainConfig, total_steps: int) -> list[int]:
 def build_schedule(optimizer: Optimizer, train: TrainConfig, total_steps: int) -> LambdaLR:
     """Builds the schedule named by `train.lr_scheduler_type`.
 
-    It is never prepared by accelerate, which would step it once per process, and is stepped once per update.
+    It is not prepared by accelerate, which would step it once per process; step it once per update.
     """
     from torch.optim.lr_scheduler import LambdaLR
 
@@ -109,7 +114,7 @@ def build_schedule(optimizer: Optimizer, train: TrainConfig, total_steps: int) -
 
 
 def seek(schedule: LambdaLR, step: int) -> None:
-    """Sets a schedule to a step: the rates are those of its own length, also when the run was made longer."""
+    """Sets a schedule and its optimizer's rates to a step, also if the run is now longer than before."""
     schedule.last_epoch = step
     for group, base, factor in zip(
         schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True

@@ -1,4 +1,4 @@
-"""SGD whose weight decay stands beside the gradient, not in it."""
+"""SGD with decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class SGDW(SGD):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Shrinks each parameter that has a gradient by rate times decay, then does SGD's step without decay."""
+        """Multiplies each parameter that has a gradient by 1 - rate * decay, then does SGD's step without decay."""
         decays = [group["weight_decay"] for group in self.param_groups]
         for group, decay in zip(self.param_groups, decays, strict=True):
             group["weight_decay"] = 0.0

@@ -1,7 +1,7 @@
-"""Shapes of the learning rate: each a factor of the peak rate as a function of the step, and of nothing before it.
+"""Shapes of the learning rate: the factor of the peak rate as a function of the step alone.
 
-So a resumed run can seek to any step. The schedules of torch compute a rate from that of the step before; here they
-are functions too.
+A resumed run can therefore seek to any step. The schedules of torch compute each rate from that of the previous step;
+here they are functions of the step, too.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Shape(NamedTuple):
 
     Args:
         factor: a function of step (from 0), span and arguments.
-        arguments: what `train.lr_scheduler_kwargs` may hold, with types.
-        required: those that have no default.
-        warms_up: whether it has a rise of its own, instead of following a linear warm-up.
+        arguments: types of the arguments that `train.lr_scheduler_kwargs` may have.
+        required: arguments without a default.
+        warms_up: whether it has its own warm-up instead of a linear one.
     """
 
     factor: Callable[..., float]
@@ -34,11 +34,11 @@ class Shape(NamedTuple):
 
 
 def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | None:
-    """Returns what is wrong with the lowest rate that the arguments of a shape ask for, or None.
+    """Returns what is wrong with the lowest rate in the arguments of a shape, or None.
 
     Args:
         name: the shape, as in `train.lr_scheduler_type`.
-        arguments: valid ones, each by itself.
+        arguments: its arguments, each valid by itself.
         peak: the peak rate.
     """
     known = SHAPES[name].arguments
@@ -53,17 +53,17 @@ def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | No
 
 
 def step_decay(step: int, span: Span, *, step_size: Count, gamma: Decay = 0.1) -> float:
-    """Times `gamma` every `step_size` steps."""
+    """Multiplies the rate by `gamma` every `step_size` steps after the warm-up."""
     return gamma ** ((step - span.warmup) // step_size)
 
 
 def multi_step(step: int, span: Span, *, milestones: list[Count], gamma: Decay = 0.1) -> float:
-    """Times `gamma` at each milestone, in steps after the warm-up."""
+    """Multiplies the rate by `gamma` at each milestone, counted in steps after the warm-up."""
     return gamma ** bisect_right(sorted(milestones), step - span.warmup)
 
 
 def exponential(step: int, span: Span, *, gamma: Decay) -> float:
-    """Times `gamma` every step."""
+    """Multiplies the rate by `gamma` in every step after the warm-up."""
     return gamma ** (step - span.warmup)
 
 
@@ -76,7 +76,10 @@ def cyclic(
     step_size_down: Count | None = None,
     mode: Literal["triangular", "triangular2"] = "triangular",
 ) -> float:
-    """Triangles between `base_lr` and the peak, in `triangular2` each half as high (Smith 2017, arXiv 1506.01186)."""
+    """Cycles linearly between `base_lr` and the peak (Smith 2017, arXiv 1506.01186).
+
+    In `triangular2`, each cycle has half the amplitude of the one before.
+    """
     length = step_size_up + (step_size_down or step_size_up)
     cycle, position = divmod(step, length)
     rise = position / step_size_up if position <= step_size_up else (length - position) / (length - step_size_up)
@@ -94,7 +97,7 @@ def one_cycle(
     final_div_factor: Annotated[float, Field(ge=1)] = 1e4,
     three_phase: bool = False,
 ) -> float:
-    """From low to the peak and far down, once (Smith and Topin 2018, arXiv 1708.07120)."""
+    """Rises to the peak and falls far below the initial rate, once (Smith and Topin 2018, arXiv 1708.07120)."""
     first, last = 1.0 / div_factor, 1.0 / (div_factor * final_div_factor)
     top, end = pct_start * span.total - 1, span.total - 1
     phases = [(top, first, 1.0)]
@@ -128,7 +131,7 @@ PLATEAU = {
     "min_lr": Floor,
     "eps": Floor,
 }
-"""Arguments of `reduce_lr_on_plateau`, whose reductions are made by the callback `plateau`."""
+"""Arguments of `reduce_lr_on_plateau`, for the callback `plateau`, which reduces the rate."""
 
 SHAPES: dict[str, Shape] = {
     "linear": _shape(library.linear),
@@ -148,4 +151,4 @@ SHAPES: dict[str, Shape] = {
     "cyclic": _shape(cyclic, "base_lr", warms_up=True),
     "one_cycle": _shape(one_cycle, warms_up=True),
 }
-"""By `train.lr_scheduler_type`."""
+"""Shapes by `train.lr_scheduler_type`."""

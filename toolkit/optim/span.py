@@ -1,4 +1,4 @@
-"""What a learning-rate schedule is given: a span of steps, and arguments of these types."""
+"""Arguments of learning-rate schedules: the span of steps, and types of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Curve = Literal["linear", "cosine", "1-sqrt"]
 
 
 class Span(NamedTuple):
-    """What a shape is laid over: steps of warm-up, steps in all, and the peak rate."""
+    """The length of a schedule: the number of warm-up steps, the total number of steps, and the peak rate."""
 
     warmup: int
     total: int

@@ -1,8 +1,8 @@
-"""An optimizer's state as named tensors plus JSON, so that nothing has to be unpickled and no position counts.
+"""An optimizer's state as named tensors plus JSON: nothing is unpickled, and positions do not matter.
 
-`torch` keys a saved state by position in the parameter groups: another order of groups would silently hand
-parameters each other's moments, and its loading casts the state to the parameter's type. Here everything is
-keyed by the parameter's fully qualified name and comes back with the bits that it had.
+`torch` keys a saved state by position in the parameter groups: with another order of groups, parameters would silently
+get each other's moments. It also casts the state to the parameter's type when loading. Here everything is keyed by the
+parameter's fully qualified name and restored bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from toolkit.base.errors import CheckpointError
 
 SEPARATOR = "::"
-"""Between a parameter's name and its state's, which may be nested: `encoder.weight::exp_avg`."""
+"""Separates a parameter's name from the keys of its state, which may be nested: `encoder.weight::exp_avg`."""
 
 _NOT_SETTINGS = ("params", "param_names")
 _NUM_SHOWN = 10
@@ -26,19 +26,20 @@ _PAGED = ("state1", "state2")
 
 
 def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Takes an optimizer's state apart.
+    """Splits an optimizer's state into tensors and plain values.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
 
     Returns:
-        Tensors by `<parameter>::<state>`, contiguous, on the device and with the dtype and shape they have in the
-        optimizer; they share its memory, so write them before the next step. And a JSON-able dict of all the rest:
-        the optimizer's class, the groups' settings, states that are plain values, and the shapes of everything.
+        Tensors by `<parameter>::<state>`, contiguous, with their device, dtype and shape. They share the optimizer's
+        memory, so write them before the next step.
+        Everything else as a JSON-serializable dict: the optimizer's class, the groups' settings, plain values of the
+        state, and the shapes of all tensors.
 
     Raises:
-        CheckpointError: for a parameter that the model does not have, or a state that is neither tensor nor plain.
+        CheckpointError: if a parameter is not in the model, or a state is neither a tensor nor a plain value.
     """
     optimizer = _unwrapped(optimizer)
     names = {parameter: name for name, parameter in _parameters(optimizer, model).items()}
@@ -51,7 +52,7 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
                 values[key] = _encoded(key, value)
                 continue
             tensor = value.detach().contiguous()
-            # 8-bit optimizers give one code book to all parameters; safetensors refuses tensors that share memory.
+            # In 8-bit optimizers all parameters share one code book; safetensors rejects tensors that share memory.
             tensors[key] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
             storages.add(tensor.untyped_storage().data_ptr())
     groups = [
@@ -68,18 +69,18 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
 def load_optimizer_state(
     optimizer: Any, model: nn.Module, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]
 ) -> None:
-    """Puts a state from `optimizer_state` back, bit for bit; everything is checked before anything is changed.
+    """Restores a state from `optimizer_state` bit for bit; everything is checked before anything is changed.
 
-    Groups are matched by the parameters they hold, so their order, and the order inside them, may differ.
+    Groups are matched by their parameters, so their order, and the order in each of them, may differ.
 
     Args:
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built as the saved one was.
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built with the settings of the saved one.
         model: the unwrapped model, which names the optimizer's parameters.
-        tensors: first part of what `optimizer_state` returned, on any device.
-        scalars: second part.
+        tensors: the tensors that `optimizer_state` returned, on any device.
+        scalars: the plain values that it returned.
 
     Raises:
-        CheckpointError: when the class, names, groups or shapes differ; says which.
+        CheckpointError: if the class, names, groups or shapes differ.
     """
     load_streamed_state(optimizer, model, tensors.items(), _shapes(tensors), scalars)
 
@@ -91,17 +92,17 @@ def load_streamed_state(
     shapes: Mapping[str, list[int]],
     scalars: Mapping[str, Any],
 ) -> None:
-    """Does what `load_optimizer_state` does with tensors that come one at a time, each needed once.
+    """Restores a state as `load_optimizer_state`, from tensors that are read one at a time.
 
     Args:
-        optimizer: as there.
-        model: as there.
-        tensors: names and tensors.
-        shapes: shapes of all of them, by name.
-        scalars: as there.
+        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built with the settings of the saved one.
+        model: the unwrapped model, which names the optimizer's parameters.
+        tensors: names and tensors, each needed once.
+        shapes: shapes of all tensors, by name.
+        scalars: the plain values that `optimizer_state` returned.
 
     Raises:
-        CheckpointError: as there.
+        CheckpointError: if the class, names, groups or shapes differ.
     """
     optimizer = _unwrapped(optimizer)
     parameters = _parameters(optimizer, model)
@@ -122,10 +123,10 @@ def load_streamed_state(
         for part in path:
             state = state.setdefault(part, {})
         if isinstance(value, Tensor) and last in _PAGED and hasattr(optimizer, "get_state_buffer"):
-            # Memory that may leave the GPU is the optimizer's own to give.
+            # Paged memory must be allocated by the optimizer.
             state[last] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype).copy_(value)
         elif isinstance(value, Tensor):
-            # torch reads a step count on the host, unless the kernel itself reads it: elsewhere it costs a sync each.
+            # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
             is_step = last == "step" and value.dim() == 0
             state[last] = _placed(value, parameters[name], step_devices[name] if is_step else None)
         else:
@@ -133,7 +134,7 @@ def load_streamed_state(
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Returns the bytes of an optimizer's state, without the code books of 8-bit optimizers that all parameters share.
+    """Returns the bytes of an optimizer's state, without the shared code books of 8-bit optimizers.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
@@ -159,8 +160,8 @@ def _parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
     strangers = [p for p in [*members, *optimizer.state] if not isinstance(p, Tensor) or p not in names]
     if strangers:
         raise CheckpointError(
-            f"the optimizer {type(optimizer).__name__} holds {len(strangers)} parameter(s) that the model does not "
-            "name, so its state cannot be saved or loaded; build it from the parameters of this model"
+            f"the optimizer {type(optimizer).__name__} has {len(strangers)} parameter(s) that are not in the model, so "
+            "its state cannot be saved or loaded; build it from the parameters of this model"
         )
     return {names[parameter]: parameter for parameter in members}
 
@@ -176,7 +177,7 @@ def _flat(prefix: str, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _encoded(name: str, value: Any) -> Any:
-    """Returns a plain value as JSON can hold it, with tuples marked."""
+    """Returns a plain value in a form that JSON supports, with tuples marked."""
     if isinstance(value, tuple):
         return {"tuple": [_encoded(name, item) for item in value]}
     if value is None or isinstance(value, bool | int | float | str):
@@ -193,8 +194,8 @@ def _decoded(value: Any) -> Any:
 
 
 def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None) -> Tensor:
-    """Returns a copy with memory of its own: a loaded tensor may be a view of its file."""
-    # In the parameter's memory layout where it has the parameter's shape: other strides mean other, slower kernels.
+    """Returns a copy with its own memory, since a loaded tensor may be a view of its file."""
+    # If the shapes agree, use the parameter's memory layout: with other strides, slower kernels would run.
     if value.shape == parameter.shape and device is None:
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     return torch.empty(value.shape, dtype=value.dtype, device=device or parameter.device).copy_(value)
@@ -210,18 +211,18 @@ def _refuse_misfit(
     shapes: Mapping[str, list[int]],
     groups: set[frozenset[str]],
 ) -> None:
-    """Raises CheckpointError unless the saved state is one of this optimizer on this model."""
+    """Raises CheckpointError unless the saved state fits this optimizer and model."""
     saved = scalars["shapes"]
     problems = []
     if scalars["optimizer"] != type(optimizer).__name__:
-        problems.append(f"it is of the optimizer {scalars['optimizer']}, now it is {type(optimizer).__name__}")
+        problems.append(f"the saved optimizer is {scalars['optimizer']}, the current one {type(optimizer).__name__}")
     for name in sorted({*saved, *shapes}):
         if name not in shapes:
-            problems.append(f"{name}: was saved, but is not there now")
+            problems.append(f"{name}: was saved, but does not exist now")
         elif name not in saved:
             problems.append(f"{name}: was not saved")
         elif saved[name] != shapes[name]:
-            problems.append(f"{name}: was saved with shape {saved[name]}, now it is {shapes[name]}")
+            problems.append(f"{name}: was saved with shape {saved[name]}, now has shape {shapes[name]}")
     saved_groups = {frozenset(group["params"]) for group in scalars["groups"]}
     if not problems and groups != saved_groups:
         moved = sorted(frozenset().union(*(groups ^ saved_groups)))
@@ -230,5 +231,5 @@ def _refuse_misfit(
         more = [f"and {len(problems) - _NUM_SHOWN} more"] if len(problems) > _NUM_SHOWN else []
         raise CheckpointError(
             "\n  - ".join(["the saved optimizer state does not fit this run:", *problems[:_NUM_SHOWN], *more])
-            + "\nResume with the model and optimizer settings that the run was started with."
+            + "\nResume with the model and optimizer settings of the original run."
         )

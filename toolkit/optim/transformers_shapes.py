@@ -1,7 +1,7 @@
 """The learning-rate schedules of transformers, as functions of the step (from 0) and the span alone.
 
-Names, arguments and values are those of `transformers.optimization`, to which a test compares them. They are written
-here because importing that module brings in peft and bitsandbytes: 1.7 s of CPU time in each run that needs neither
+Names, arguments and values are those of `transformers.optimization`; a test compares them. They are reimplemented
+because importing that module also imports peft and bitsandbytes: 1.7 s of CPU time in each run that needs neither
 (torch 2.13, transformers 5.23, one core).
 """
 
@@ -21,29 +21,29 @@ def _cosine_wave(progress: float, num_cycles: float, low: float) -> float:
 
 
 def _low(span: Span, min_lr: float | None, min_lr_rate: float | None) -> float:
-    """Returns the lowest factor, given as a rate or as a factor."""
+    """Returns the lowest factor, given as a rate (`min_lr`) or as a factor (`min_lr_rate`)."""
     if min_lr is None:
         return min_lr_rate or 0.0
     return min_lr / span.peak if span.peak else 0.0
 
 
 def constant(step: int, span: Span) -> float:
-    """The peak rate."""
+    """Stays at the peak rate."""
     return 1.0
 
 
 def linear(step: int, span: Span) -> float:
-    """A line down to 0."""
+    """Falls linearly to 0."""
     return max(0.0, (span.total - step) / max(1, span.total - span.warmup))
 
 
 def cosine(step: int, span: Span, *, num_cycles: Cycles = 0.5) -> float:
-    """Half a cosine from 1 to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
+    """Falls along half a cosine to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983)."""
     return _cosine_wave(_progress(step, span), num_cycles, 0.0)
 
 
 def cosine_with_restarts(step: int, span: Span, *, num_cycles: Count = 1) -> float:
-    """Half cosines, each from the peak again (SGDR, arXiv 1608.03983)."""
+    """Falls along half a cosine and restarts at the peak, `num_cycles` times in all (SGDR, arXiv 1608.03983)."""
     progress = _progress(step, span)
     return 0.0 if progress >= 1 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
 
@@ -51,7 +51,7 @@ def cosine_with_restarts(step: int, span: Span, *, num_cycles: Count = 1) -> flo
 def cosine_with_min_lr(
     step: int, span: Span, *, num_cycles: Cycles = 0.5, min_lr: Floor | None = None, min_lr_rate: Share | None = None
 ) -> float:
-    """Half a cosine that ends above 0."""
+    """Falls along half a cosine to a rate above 0."""
     return _cosine_wave(_progress(step, span), num_cycles, _low(span, min_lr, min_lr_rate))
 
 
@@ -64,7 +64,7 @@ def cosine_warmup_with_min_lr(
     min_lr_rate: Share | None = None,
     warmup_lr_rate: Share | None = None,
 ) -> float:
-    """The same one step ahead, with a warm-up that starts above 0."""
+    """As `cosine_with_min_lr`, one step ahead, with a warm-up that starts above 0."""
     low = _low(span, min_lr, min_lr_rate)
     if step >= span.warmup:
         return _cosine_wave(_progress(step + 1, span), num_cycles, low)
@@ -74,19 +74,19 @@ def cosine_warmup_with_min_lr(
 
 
 def polynomial(step: int, span: Span, *, lr_end: Floor = 1e-7, power: Cycles = 1.0) -> float:
-    """Down to `lr_end` as a power of the remaining part."""
+    """Falls to `lr_end` as a power of the remaining fraction of steps."""
     low = lr_end / span.peak if span.peak else 0.0
     return (1.0 - low) * max(0.0, 1.0 - _progress(step, span)) ** power + low
 
 
 def inverse_sqrt(step: int, span: Span, *, timescale: Count | None = None) -> float:
-    """Down with the root of the step (Vaswani et al. 2017)."""
+    """Falls with the inverse square root of the step (Vaswani et al. 2017, arXiv 1706.03762)."""
     scale = timescale or span.warmup or 10_000
     return 1.0 / math.sqrt((step + scale - span.warmup) / scale)
 
 
 def _curve(kind: str, progress: float, num_cycles: float) -> float:
-    """From 1 at the start of a decay to 0 at its end."""
+    """Returns the factor of a decay, from 1 at its start to 0 at its end."""
     if kind == "linear":
         return 1.0 - progress
     return 1.0 - math.sqrt(progress) if kind == "1-sqrt" else _cosine_wave(progress, num_cycles, 0.0)
@@ -103,9 +103,9 @@ def warmup_stable_decay(
     min_lr_ratio: Share = 0.0,
     num_cycles: Cycles = 0.5,
 ) -> float:
-    """Up, level, and down over the last steps (WSD, arXiv 2404.06395)."""
+    """Warms up, stays at the peak, and decays over the last steps (WSD, arXiv 2404.06395)."""
     if step < span.warmup:
-        # Each curve is the decay's, backwards.
+        # The curves of the decay, reversed.
         risen = _curve(warmup_type, 1.0 - step / span.warmup, 0.5)
         return max(0.0, risen * (1.0 - min_lr_ratio) + min_lr_ratio)
     stable = span.total - span.warmup - num_decay_steps if num_stable_steps is None else num_stable_steps

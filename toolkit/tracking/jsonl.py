@@ -1,4 +1,4 @@
-"""The lines of `metrics.jsonl`."""
+"""Reads, copies and truncates `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from toolkit.base.files import written_whole
 
 
 def bring_metrics(former: Path, path: Path) -> None:
-    """Copies the `metrics.jsonl` of a run that is resumed in another folder, unless that has one.
+    """Copies the `metrics.jsonl` of a run that is resumed in another folder, unless that folder has one.
 
     Args:
-        former: the file of the former run; need not exist.
+        former: the file of the previous run; need not exist.
         path: the file of this run.
 
     Raises:
@@ -29,9 +29,9 @@ def bring_metrics(former: Path, path: Path) -> None:
 
 
 def truncate_metrics(path: Path, step: int) -> None:
-    """Cuts `metrics.jsonl` back to a step; a missing file is fine.
+    """Truncates `metrics.jsonl` to the lines up to a step; a missing file is ignored.
 
-    Keeps the complete lines whose `step` is at most this, and so drops a last line that was torn when the run died.
+    An incomplete last line of a run that was killed is removed, too.
 
     Raises:
         RunError: if the file cannot be rewritten.
@@ -43,11 +43,11 @@ def truncate_metrics(path: Path, step: int) -> None:
         with written_whole(path, "wb") as file:
             file.writelines(kept)
     except OSError as error:
-        raise RunError(f"cannot cut {path.absolute()} back to step {step}: {error.strerror}") from error
+        raise RunError(f"cannot truncate {path.absolute()} to step {step}: {error.strerror}") from error
 
 
 def _step(line: bytes) -> float:
-    """Returns the step of a metrics line, infinity for what is no such line."""
+    """Returns the step of a metrics line, infinity for any other line."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
@@ -55,5 +55,10 @@ def _step(line: bytes) -> float:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Reads `metrics.jsonl`."""
+    """Returns the lines of `metrics.jsonl`.
+
+    Raises:
+        OSError: if the file cannot be read.
+        ValueError: if a line is not JSON.
+    """
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""Where numbers go: `metrics.jsonl` always, trackers on request."""
+"""Writes the numbers of a run to `metrics.jsonl` and, on request, to trackers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SHOWN = ("loss", "eval_loss")
-"""What the progress bar shows, beside the best metric."""
+"""Metrics that the progress bar always shows."""
 
 
 def tracker_problems(tracking: TrackingConfig) -> list[str]:
-    """Returns which trackers are not installed; accelerate would leave them out with a mere warning."""
+    """Returns one complete message for each tracker that is not installed; accelerate would only warn."""
     missing = [name for name in tracking.report_to if importlib.util.find_spec(name) is None]
     hint = "pip install 'finetune-toolkit[tracking]'"
     return [f"tracking.report_to: {name} is not installed ({hint})" for name in missing]
@@ -34,13 +34,13 @@ def tracker_problems(tracking: TrackingConfig) -> list[str]:
 class Tracker:
     """Writes the run's numbers, on the main process only; a context manager.
 
-    A resumed run cuts `metrics.jsonl` back to its checkpoint's step and appends to it. Trackers continue the run that
-    they know as far as they can (see `toolkit.tracking.trackers`).
+    A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it. Trackers continue the previous
+    run as far as they can (see `toolkit.tracking.trackers`).
 
     Args:
         accelerator: the run's Accelerator.
-        cfg: resolved settings.
-        path: of `metrics.jsonl`.
+        cfg: resolved configuration.
+        path: the file `metrics.jsonl`.
         start_step: step that training resumes from, 0 for a new run.
         shown_names: metrics that the progress bar shows besides the losses.
     """
@@ -83,7 +83,11 @@ class Tracker:
             self._trackers.finish()
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Writes one line; `step` is one of its entries. What stands there already is not repeated."""
+        """Writes one line, unless there is already one with the same step and names.
+
+        Args:
+            line: values by name, `step` among them.
+        """
         if _kind(line) in self._written:
             return
         self._written.add(_kind(line))
@@ -95,7 +99,7 @@ class Tracker:
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:
-        """Forces what was written onto the disk; a checkpoint that is committed after it relies on that."""
+        """Flushes the lines to the disk; call it before a checkpoint is completed."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
@@ -105,7 +109,7 @@ def _kind(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
 
 
 def _json_value(value: Any) -> Any:
-    """A value as JSON has it. It has no NaN: a loss over no items is null."""
+    """Returns a value in a form that JSON supports; NaN, for instance the loss over no items, becomes null."""
     if isinstance(value, Mapping):
         return {str(name): _json_value(entry) for name, entry in value.items()}
     if isinstance(value, int | float | str | None):

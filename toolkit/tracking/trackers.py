@@ -1,6 +1,6 @@
-"""The trackers of `tracking.report_to`: where each writes, what it calls the run, how a resumed run continues.
+"""The trackers of `tracking.report_to`: where each writes, the name of the run, and how a resumed run continues.
 
-Without a server that the user configured, everything they write stays in `tracking/` in the run's folder.
+Unless the user configures a server, everything they write stays in `tracking/` in the run's folder.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
 IDS = "ids.json"
-"""File in `tracking/` that keeps the ids which W&B and MLflow gave the run, for a resume."""
+"""File in `tracking/` with the run's ids at W&B and MLflow, for resuming."""
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker has to know of a run.
+    """A run, as trackers need it.
 
     Args:
-        project: the name of its project.
-        name: its own name.
-        folder: where trackers write, `tracking/` in the run's folder.
+        project: name of the project.
+        name: name of the run.
+        folder: folder for trackers, `tracking/` in the run's folder.
         start_step: step that training resumes from, 0 for a new run.
-        ids: by which trackers know the run already; empty for a new run.
+        ids: the run's existing ids by tracker; empty for a new run.
     """
 
     project: str
@@ -51,7 +51,7 @@ class TrackedRun:
 def _tensorboard(run: TrackedRun) -> GeneralTracker:
     from accelerate.tracking import TensorBoardTracker
 
-    # The purge hides what an interrupted run wrote after the checkpoint that this one resumes from.
+    # The purge hides what an interrupted run wrote after the checkpoint from which this run resumes.
     return TensorBoardTracker(
         f"{_folder_name(run.project)}/{_folder_name(run.name)}", run.folder, purge_step=run.start_step + 1
     )
@@ -60,8 +60,8 @@ def _tensorboard(run: TrackedRun) -> GeneralTracker:
 def _wandb(run: TrackedRun) -> GeneralTracker:
     from accelerate.tracking import WandBTracker
 
-    # "allow" continues the run of this id if the server has it. Offline each start writes a folder of its own, all of
-    # one id: `wandb sync` makes one run of them.
+    # "allow" continues the run of this id if the server has it. Offline, each start writes a separate folder with the
+    # same id; `wandb sync` merges them into one run.
     options: dict[str, Any] = {"name": run.name, "resume": "allow"}
     options["id"] = os.environ.get("WANDB_RUN_ID") or run.ids.get("wandb") or uuid.uuid4().hex[:8]
     if "WANDB_DIR" not in os.environ:
@@ -81,7 +81,7 @@ def _mlflow(run: TrackedRun) -> GeneralTracker:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What else keeps W&B and MLflow from writing into the home directory, unless the user set it."""
+    """Returns variables that keep W&B and MLflow from writing to the home directory, unless the user sets them."""
     return {"WANDB_CACHE_DIR": str(folder.absolute() / "wandb" / "cache"), "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
@@ -94,26 +94,26 @@ TRACKERS: dict[str, Callable[[TrackedRun], GeneralTracker]] = {
     "wandb": _wandb,
     "mlflow": _mlflow,
 }
-"""What makes accelerate's tracker, by the names in `tracking.report_to`."""
+"""Functions that build accelerate's trackers, by the names in `tracking.report_to`."""
 _ID: dict[str, Callable[[Any], str]] = {
     "wandb": lambda run: run.id,
     "mlflow": lambda run: run.info.run_id,
 }
-"""What gives the id of a tracker's own run."""
+"""Functions that return the id of a tracker's run."""
 
 
 class Trackers:
     """The trackers of one run, on its main process.
 
-    A tracker that fails while training goes on is reported once and gets no more numbers: `metrics.jsonl` has them all.
+    A tracker that fails during training is reported once and then ignored; `metrics.jsonl` has all numbers.
 
     Args:
-        names: of the trackers.
-        run: what they have to know of the run.
-        settings: settings of the run, which they show beside its numbers.
+        names: names of the trackers.
+        run: the run.
+        settings: settings of the run, which trackers show beside its numbers.
 
     Raises:
-        RunError: when a tracker cannot be started.
+        RunError: if a tracker cannot be started.
     """
 
     def __init__(self, names: list[str], run: TrackedRun, settings: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class Trackers:
                 tracker = TRACKERS[name](run)
                 tracker.start()
                 self._active[name] = tracker
-                if not continued:  # they have the settings; MLflow refuses other values for them
+                if not continued:  # the run has its settings already; MLflow rejects changes of them
                     tracker.store_init_configuration({key: _plain(value) for key, value in settings.items()})
             except Exception as error:
                 self.finish()
@@ -141,7 +141,7 @@ class Trackers:
             write_json(run.folder / IDS, ids)
 
     def log(self, line: Mapping[str, Any], step: int) -> None:
-        """Gives all trackers the finite numbers of a line; those of a nested mapping are named `outer/inner`."""
+        """Logs the finite numbers of a line to all trackers; those of a nested mapping are named `outer/inner`."""
         values = dict(finite_numbers(line))
         for name, tracker in list(self._active.items()):
             own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
@@ -156,18 +156,18 @@ class Trackers:
             os.environ.pop(key, None)
         mlflow = sys.modules.get("mlflow") if "mlflow" in self._names else None
         if mlflow is not None and mlflow.get_tracking_uri() == _mlflow_store(self._folder):
-            mlflow.set_tracking_uri(None)  # a later run of this process has a folder of its own
+            mlflow.set_tracking_uri(None)  # a later run of this process has its own folder
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # whatever a server or a library does, the training is worth more
-            say(f"{name} failed and gets no more numbers (metrics.jsonl has them all): {_first_line(error)}")
+        except Exception as error:  # no failure of a server or library may stop the training
+            say(f"{name} failed and receives no more numbers (metrics.jsonl has all of them): {_first_line(error)}")
             del self._active[name]
 
 
 def read_ids(folder: Path) -> dict[str, str]:
-    """Returns the ids by which trackers know a run, from the folder where they write."""
+    """Returns the run's ids by tracker, from the folder of the trackers; empty if there are none."""
     try:
         ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -176,7 +176,7 @@ def read_ids(folder: Path) -> dict[str, str]:
 
 
 def finite_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """Yields the finite numbers of a mapping and of those inside it, by names joined with `/`."""
+    """Yields names and values of the finite numbers in nested mappings; names are joined with `/`."""
     for name, value in line.items():
         if isinstance(value, Mapping):
             yield from finite_numbers(value, f"{prefix}{name}/")
@@ -185,12 +185,12 @@ def finite_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 
 def _folder_name(text: str) -> str:
-    """A name as one folder: no separators, and no way up."""
+    """Returns text as the name of a single folder, without separators and `..`."""
     return re.sub(r"[^\w. -]", "-", text).strip(". ") or "run"
 
 
 def _mlflow_name(text: str) -> str:
-    """A metric's name in the characters that MLflow allows."""
+    """Returns a metric's name with only the characters that MLflow allows."""
     return re.sub(r"[^\w. /-]", "_", text)
 
 

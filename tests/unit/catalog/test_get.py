@@ -258,14 +258,14 @@ def test_where_it_came_from_is_noted_and_shown(mirror, tmp_path):
     said = "\n".join(lines)
     assert source["sha256"] in said
     assert "Apache-2.0" in said
-    assert "The source has changed: train.json, validation.json is not what the figures" in said
+    assert "The source has changed: train.json, validation.json differs from the data on which the figures" in said
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["agxqa"]
 
 
 def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirror, tmp_path):
     folder, lines = made("wikitext2", mirror, tmp_path), []
     get_dataset("wikitext2", tmp_path / "data", tmp_path / "no-mirror", lines.append)
-    assert lines == [f"{folder} is there and complete; there is nothing to do."]
+    assert lines == [f"{folder} is already complete; nothing to do."]
 
     (folder / "mine.txt").write_text("kept")
     former = (folder / "train.txt").read_bytes()
@@ -277,7 +277,7 @@ def test_a_complete_dataset_is_left_alone_and_missing_files_are_made_again(mirro
 
     (folder / "train.txt").unlink()
     (mirror / "valid.txt").write_text("other")
-    with pytest.raises(DownloadError, match=r"train.txt does not come out as noted in .*/valid.txt has changed since"):
+    with pytest.raises(DownloadError, match=r"train.txt differs from the checksum in .*/valid.txt has changed"):
         made("wikitext2", mirror, tmp_path)
     assert not (folder / "train.txt").exists()
 
@@ -288,7 +288,7 @@ def test_what_is_damaged_or_something_else_is_named_and_left_as_it_is(mirror, tm
     with pytest.raises(InputError, match=r"the content of train.txt has changed"):
         made("wikitext2", mirror, tmp_path)
     (folder / NOTE).write_text("{")
-    with pytest.raises(InputError, match=r"SOURCE.json in it is missing or unreadable"):
+    with pytest.raises(InputError, match=r"its SOURCE.json is missing or unreadable"):
         made("wikitext2", mirror, tmp_path)
     assert (folder / "train.txt").read_text() == "other"
 
@@ -316,7 +316,7 @@ def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data,
 )
 def test_a_source_that_is_not_what_it_was_is_named(mirror, tmp_path, name, file, content, reason):
     (mirror / file).write_bytes(content)
-    with pytest.raises(DownloadError, match=rf"{name}: the source .* is not laid out as it was: .*{reason}"):
+    with pytest.raises(DownloadError, match=rf"{name}: the source .* or its format has changed: .*{reason}"):
         made(name, mirror, tmp_path)
     assert list((tmp_path / "data").iterdir()) == []
 

@@ -170,7 +170,7 @@ def test_lengths_and_wrong_options(capsys, monkeypatch) -> None:
     for arguments, words in (
         (("--length", 65), "has 64 positions"),
         (("--gpu-memory", "big"), "--gpu-memory: received 'big'"),
-        (("--processes", 0), "--processes: received 0, must be an integer of at least 1"),
+        (("--processes", 0), "--processes: received 0, must be a whole number of at least 1"),
         (("--bandwidth", "1GB/s"), "no effect without --calibrate"),
         (("--output", "nowhere/plan.json"), "there is no folder"),
     ):

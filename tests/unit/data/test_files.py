@@ -64,7 +64,7 @@ def test_a_folder_of_classes_is_read_in_the_order_of_names(tmp_path):
         {"image": "b/2.png", "label": "b"},
     ]
     assert [row.reason for row in rows if row.reason] == [
-        "5.png lies in no folder of a class", "a/notes.txt is neither a picture nor a recording by its ending",
+        "5.png is not in the folder of a class", "a/notes.txt does not have the suffix of an image or audio file",
     ]  # fmt: skip
     assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6]
 

@@ -123,10 +123,10 @@ def test_jsonl(write):
     assert good(path) == {1: {"text": "a"}, 9: {"text": "e"}}
     assert reasons(path) == {
         4: "not JSON: Expecting ',' delimiter at column 13",
-        5: "not a JSON object but a list",
+        5: "expected a JSON object, received a list",
         6: "column 'text' is not UTF-8 text (byte 0xe9 at character 2)",
         7: "column 'text' is not UTF-8 text (lone surrogate U+D83D at character 1)",
-        8: "not a JSON object but a number",
+        8: "expected a JSON object, received a number",
     }
 
 
@@ -140,7 +140,7 @@ def test_json_list_of_objects(write, wrapped):
     rows = [{"text": "a"}, None, "b", {"text": "c"}]
     path = write("a.json", {"version": 1, "data": rows} if wrapped else rows)
     assert good(path) == {1: {"text": "a"}, 4: {"text": "c"}}
-    assert reasons(path) == {2: "not a JSON object but null", 3: "not a JSON object but a string"}
+    assert reasons(path) == {2: "expected a JSON object, received null", 3: "expected a JSON object, received a string"}
 
 
 def test_json_lines_under_the_name_of_json(write):
@@ -203,7 +203,7 @@ def test_squad_malformed_parts_are_bad_rows(write):
     assert list(found) == [1, 2, 3, 4, 5, 6, 7]
     assert found[1] == "not an article with a list of `paragraphs`"
     assert found[2] == found[3] == "not a paragraph with a string `context` and a list `qas`"
-    assert found[4] == "not a question object but a string"
+    assert found[4] == "expected a question object, received a string"
     assert found[5] == found[6]
     assert found[5].startswith("`answers` is not a list of objects with a string `text`")
     assert found[7] == "`is_impossible` is true, but there are answers"

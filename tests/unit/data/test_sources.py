@@ -91,7 +91,7 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"none\.csv does not exist") as error:
         read_rows("none.csv")
     assert str(tmp_path / "none.csv") in str(error.value)
-    with pytest.raises(DataError, match="is a folder"):
+    with pytest.raises(DataError, match="has no folders of classes"):
         read_rows(tmp_path)
     Path("a.xlsx").touch()
     with pytest.raises(

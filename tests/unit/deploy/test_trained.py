@@ -87,7 +87,7 @@ def test_scores_of_the_runs_own_rows_are_the_runs_own(result, trained):
     [
         ([*ROWS, {"text": " "}, {"text": None}], "2 of 5 rows cannot be used:\n  rows, row 4: .*\n  rows, row 5: "),
         (pandas.DataFrame({"text": ["good", None]}), "rows, row 2: column 'text' is empty"),
-        (["good"], "rows, row 1: not a dictionary but str"),
+        (["good"], "rows, row 1: expected a dictionary, received str"),
         ([{"review": "good"}], "rows has no column 'text'.*Its columns are review"),
         ({"text": "good"}, "received dict, expected a list of dictionaries"),
         ("new.csv", "received str, expected a list of dictionaries.*`toolkit predict`"),

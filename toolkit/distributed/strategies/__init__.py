@@ -1,4 +1,4 @@
-"""How the processes of a run share its training, by name."""
+"""The strategies, by which the processes of a run share its training."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STRATEGIES = {
     "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
     "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
 }
-"""Those of `train.strategy`, and the synchronous one of `train.auto_batch_size`."""
+"""The strategies of `train.strategy`, and the synchronous one for `train.auto_batch_size`."""
 
 
 def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
-    """Returns the strategy of a launch; a single process has no other to share with and trains as with `sync`."""
+    """Returns the class of the run's strategy; a single process always trains as with `sync`."""
     several = int(environ.get("WORLD_SIZE", "1")) > 1
     name = "auto_batch_size" if cfg.train.auto_batch_size else cfg.train.strategy if several else "sync"
     kind: type[Strategy] = import_object(STRATEGIES[name])

@@ -1,4 +1,4 @@
-"""Smaller passes when memory does not suffice, agreed by all processes; the window stays the same.
+"""Splits micro-batches on all processes after an out-of-memory error; the window stays the same.
 
 Which rows a step has depends on the size of its window alone, and the gradient is a sum over its items, so a
 micro-batch may be trained in parts. Once a pass has run out of memory on any process, all of them zero their
@@ -50,7 +50,7 @@ class AutoBatchSize(Strategy):
         self.wire = Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model: each process has a whole one."""
+        """Returns the model: each process has a complete one."""
         return model
 
     def attach(self, replica: Replica) -> None:
@@ -92,7 +92,11 @@ class AutoBatchSize(Strategy):
             return None, str(error).strip().split("\n")[0]
 
     def _use_smaller_parts(self, error: str | None) -> None:
-        """Goes back to the beginning of the step; every process does, whichever has failed."""
+        """Returns to the beginning of the step with smaller parts, on every process.
+
+        Raises:
+            RunError: if memory does not suffice for a single row.
+        """
         step, where = self.replica.state.step, error or "on another process"
         smaller = [size for size in range(1, self.rows) if self.batch_size % size == 0]
         if not smaller:
@@ -118,7 +122,7 @@ class AutoBatchSize(Strategy):
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
-        """Yields the model, which is whole on every rank."""
+        """Yields the model, which is complete on every rank."""
         yield self.model
 
     def full_parameters(self) -> Mapping[str, Tensor]:
@@ -142,7 +146,7 @@ class AutoBatchSize(Strategy):
         return {}, {"rows": self.rows, "bytes_sent": self.wire.bytes_sent, "collectives": self.wire.collectives}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Continues with the size that was found."""
+        """Restores the size of the parts and what was sent."""
         self.rows = values["rows"]
         self.wire.bytes_sent, self.wire.collectives = values.get("bytes_sent", 0), values.get("collectives", 0)
 

@@ -35,7 +35,7 @@ class DataParallel(Strategy):
         self.accelerator, self.mesh = accelerator, mesh
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model: each process has a whole one."""
+        """Returns the model: each process has a complete one."""
         return model
 
     def attach(self, replica: Replica) -> None:
@@ -84,4 +84,4 @@ class DataParallel(Strategy):
         return {}
 
     def state(self) -> None:
-        """Returns None: the step says all."""
+        """Returns None: there is no state besides the step."""

@@ -1,4 +1,4 @@
-"""Local SGD: processes train on their own for a while, then put the mean of their parameters in place of each.
+"""Local SGD: processes train on their own for some steps, then average their parameters.
 
 McMahan et al. 2017 (arXiv 1602.05629) and Stich 2019 (arXiv 1805.09767); synchronous steps first: post-local SGD, Lin
 et al. 2018 (arXiv 1808.07217); an optimizer over the means: DiLoCo, Douillard et al. 2023 (arXiv 2311.08105).
@@ -60,7 +60,7 @@ class LocalSGD(Strategy):
         return self.replica.state.step < self.train.local_sgd_warmup_steps
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model: each process has a whole one."""
+        """Returns the model: each process has a complete one."""
         return model
 
     def attach(self, replica: Replica) -> None:
@@ -99,7 +99,7 @@ class LocalSGD(Strategy):
             parameter.grad = None
 
     def after_update(self) -> None:
-        """Averages when a period is over."""
+        """Averages at the end of each period."""
         local_steps = self.replica.state.step - self.train.local_sgd_warmup_steps
         if local_steps <= 0:
             return
@@ -210,7 +210,7 @@ class LocalSGD(Strategy):
         return [b for name, b in self.model.named_buffers() if name in saved and b.is_floating_point()]
 
     def _moments(self) -> dict[str, Tensor]:
-        """Returns the optimizer's tensors by parameter and name, but for counts of steps, which are equal anyway."""
+        """Returns the optimizer's tensors by parameter and name, except step counts, which are always equal."""
         state = self.replica.optimizer.state
         return {
             f"{name}.{key}": value
@@ -220,7 +220,7 @@ class LocalSGD(Strategy):
         }
 
     def _require_same_layout(self, moments: Mapping[str, Tensor]) -> None:
-        """Raises RunError on every rank when ranks hold moments of other parameters: they would wait forever."""
+        """Raises RunError on every rank if ranks hold moments of different parameters; they would wait forever."""
         layout = [(name, tuple(value.shape), str(value.dtype)) for name, value in moments.items()]
         if len(set(gather_object([zlib.crc32(repr(layout).encode())]))) > 1:
             raise RunError(
