@@ -104,7 +104,7 @@ CONFLICTS = {
     "train.strategy=local_sgd train.auto_batch_size=true": "both decide how gradients are exchanged",
     "train.strategy=local_sgd train.ema_decay=0.9": "each process would average different weights",
     "train.ema_decay=0.9 train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "averages the weights",
-    "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "moments of 8 bits are",
+    "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "8-bit moments are",
     "train.strategy=local_sgd train.mixed_precision=fp16": "use bf16 or no, or set train.strategy to sync",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
