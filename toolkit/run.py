@@ -102,10 +102,10 @@ def prepared_run(
         task: the recipe's task.
         recipe: the recipe's file.
         observer: called during training, or None.
-        skip: folders of damaged checkpoints, and what is wrong with each.
+        skip: folders of damaged checkpoints, and the reasons.
 
     Yields:
-        The run, ready to train; the output folder is locked until the block ends.
+        The run; its output folder is locked until the block ends.
 
     Raises:
         ToolkitError: if the run cannot start.
@@ -114,18 +114,17 @@ def prepared_run(
     with quiet_libraries():
         refuse_wrong_run(cfg, task)
         accelerator = build_accelerator(cfg)
+        mesh = mesh_of(accelerator)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
     with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
-        folder = claimed.output_dir
-        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, accelerator.num_processes, folder)
+        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh.size, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
-        model = make_trainable(model, cfg, inputs.auto_model, accelerator, folder)
-        mesh = mesh_of(accelerator)
+        model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(
             cfg=cfg,
@@ -134,7 +133,7 @@ def prepared_run(
             model=strategy.prepare(model),
             processor=inputs.processor,
             data=inputs.data,
-            output_dir=folder,
+            output_dir=claimed.output_dir,
             resume=claimed.resume,
             identity=inputs.identity,
             memory=memory,

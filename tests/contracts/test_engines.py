@@ -99,7 +99,7 @@ def test_arguments_reach_the_trainer(tmp_path):
             r"trainer\.args\.neftune_noise_alpha: received .loud.; Input should be a valid number",
         ),
         ("trainer.callbacks=[callbacks_for_tests.Missing]", "No module named 'callbacks_for_tests.Missing'"),
-        ("trainer.callbacks=[callbacks_for_tests.not_a_callback]", "makes a int, not a TrainerCallback"),
+        ("trainer.callbacks=[callbacks_for_tests.not_a_callback]", "returns a int, not a TrainerCallback"),
         ("trainer.callbacks=[Recorder]", r"package\.module\.Name"),
     ],
 )

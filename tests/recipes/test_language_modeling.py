@@ -238,7 +238,7 @@ def test_records_are_documents_and_add_up_to_the_metrics(finished):
 
 def test_the_report_has_samples_that_a_second_run_makes_again(finished, tmp_path):
     page = (finished / "report.md").read_text()
-    samples = page.split("## Samples")[1].split("## Where")[0]
+    samples = page.split("## Samples")[1].split("\n## ")[0]
     assert samples.count("```text") == 2
     assert "```text\nThe river" in samples
     train(TASK, tmp_path / "again", *FEW)

@@ -26,6 +26,12 @@ OF_THE_DRIVER = 512 * 2**20
 """Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
 
 
+ESTIMATES_ONLY = (
+    "Strategies in parentheses are estimates only: the toolkit does not support them.\n"
+    "Speed is relative to one device and ignores communication time.\n"
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the options of the plan."""
     _recipe_config.add_arguments(parser)
@@ -86,8 +92,7 @@ def work(arguments: argparse.Namespace) -> None:
     render.show(render.parts_table(footprint, cfg.train.optim))
     if arguments.processes > 1:
         render.show(*render.strategies_tables(table, arguments.processes))
-        say("Strategies in parentheses are estimates only: the toolkit does not support them.\n"
-            "Speed is relative to one device and ignores communication time.\n")  # fmt: skip
+        say(ESTIMATES_ONLY)
     correction = None
     if arguments.calibrate:
         correction = _calibrate(arguments, cfg, footprint, bandwidth, found, on_gpu=capacity is not None)

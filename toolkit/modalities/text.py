@@ -17,25 +17,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 AUTO_PROCESSOR = "AutoTokenizer"
-ROBERTA_POSITIONS = frozenset(
-    [
-        "camembert",
-        "data2vec-text",
-        "esm",
-        "ibert",
-        "layoutlmv3",
-        "lilt",
-        "longformer",
-        "luke",
-        "markuplm",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    ]
-)
+ROBERTA_POSITIONS = frozenset({
+    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
+    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
+})  # fmt: skip
 RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -264,8 +249,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, options: Any, *texts: Sequence[st
         *texts: the texts or, for pairs, all first texts and all second texts.
 
     Returns:
-        The model's inputs out of `input_ids`, `attention_mask` and `token_type_ids`, `length` (tokens), and
-        `truncated_input`.
+        The model's inputs, `length` (tokens), and `truncated_input`.
 
     Raises:
         TypeError: if the options do not name a limit of `input`.

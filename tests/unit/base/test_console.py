@@ -26,7 +26,7 @@ def records(monkeypatch):
 def speak() -> None:
     say("a line", blank_line_before=True)
     warn("a warning")
-    print_table("a table", {"steps": 3, "recall/good": 0.5})
+    print_table("a table", {"steps": 3})
     report_error("an error")
 
 
@@ -41,7 +41,6 @@ def test_a_command_line_prints_lines_and_a_handler_gets_records(records, capsys)
     assert records[:2] == ["INFO a line", "WARNING a warning"]
     assert records[2].startswith("INFO a table\n")
     assert "steps" in records[2]
-    assert "recall/good" not in records[2]
     assert records[3:] == ["ERROR an error"]
 
 

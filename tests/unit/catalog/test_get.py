@@ -298,7 +298,7 @@ def test_a_folder_with_the_known_content_is_complete_without_its_note(real_data,
     shutil.copytree(real_data / "agxqa", tmp_path / "agxqa", copy_function=shutil.copyfile)
     (tmp_path / "agxqa" / NOTE).unlink(missing_ok=True)
     get_dataset("agxqa", tmp_path, tmp_path / "no-mirror", lines.append)
-    assert "complete; there is nothing to do" in lines[0]
+    assert "is already complete; nothing to do" in lines[0]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_a_missing_file_names_the_command_that_makes_it():
     task_type = load_task_type(root / "recipes/qa.py")
     overrides = ["data.train_file=no/data/agxqa/train.json", "data.validation_file=no/agxqa/validation.json"]
     loaded = load_settings(task_type, root / "recipes/configs/qa/agxqa.yaml", overrides, environ={}, check_files=False)
-    train, validation = path_problems(loaded.config, frozenset())
+    train, validation = path_problems(loaded.config)
     assert train.endswith("; `toolkit data get agxqa --output-dir no/data` downloads this public dataset")
     assert "toolkit data" not in validation
     assert command_for("data/fashion/train") == "toolkit data get fashion"

@@ -297,6 +297,6 @@ def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypa
         raise OSError(28, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(RunError, match=r"metrics\.jsonl back to step 5: No space left on device"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl to step 5: No space left on device"):
         truncate_metrics(path, 5)
     assert path.read_text() == '{"step": 1}\n{"step": 9}\n'

@@ -6,6 +6,7 @@ import pytest
 import torch
 from runs import train
 
+import toolkit.run
 from toolkit.base.errors import ConfigError
 from toolkit.checks import machine
 
@@ -84,12 +85,19 @@ def test_flags_and_slowdown_are_read(tmp_path):
     assert machine.bf16_slowdown() > 0
 
 
-def test_float32_products_are_as_asked(tmp_path):
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+def test_float32_products_are_as_asked_during_the_run_only(tmp_path, monkeypatch):
+    build, seen = toolkit.run.build_model, []
+
+    def noting(*arguments):
+        seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
+        return build(*arguments)
+
+    monkeypatch.setattr(toolkit.run, "build_model", noting)
+    before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
         train("reviews", tmp_path / "run", *ONE_STEP, "train.tf32=false")
-        assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == ("highest", False)
+        assert seen == [("highest", False)]
+        assert torch.get_float32_matmul_precision() == "medium"
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        torch.set_float32_matmul_precision(before)

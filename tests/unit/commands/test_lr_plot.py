@@ -49,7 +49,7 @@ def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="exponential needs it"):
+    with pytest.raises(ConfigError, match="exponential requires it"):
         plot("train.max_steps=3", "train.lr_scheduler_type=exponential")
     with pytest.raises(InputError, match="--output: there is no folder"):
         plot("--output", str(tmp_path / "none" / "lr.png"), "train.max_steps=3")

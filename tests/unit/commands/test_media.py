@@ -70,6 +70,6 @@ def test_why_a_data_set_cannot_be_loaded_is_said(tmp_path, monkeypatch):
         raise datasets.exceptions.DatasetGenerationError("An error occurred") from ImportError("install 'torchcodec'")
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    with pytest.raises(DataError, match="The answer was: install 'torchcodec'"):
+    with pytest.raises(DataError, match="The error was: install 'torchcodec'"):
         train("reviews/smoke_audio", tmp_path / "run", "data.dataset_name=some/set", "data.train_file=null",
               "data.validation_file=null")  # fmt: skip

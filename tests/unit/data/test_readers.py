@@ -105,7 +105,7 @@ def test_csv_text_after_a_closing_quote(write):
         (b"te\xe9t,label\na,b\n", r"header \(line 1\) cannot be read: not UTF-8 text \(byte 0xe9 at character 3\)"),
         (b'"text,label\na,b\n', r"header \(line 1\) cannot be read: lines 1 to 2: a quoted field is not closed"),
         ("text,label\na,b\n".encode("utf-16"), "is UTF-16"),
-        ("text,label\na,b\n".encode("utf-16-le"), "full of NUL bytes.*Save it as UTF-8"),
+        ("text,label\na,b\n".encode("utf-16-le"), "many NUL bytes.*Save it as UTF-8"),
     ],
 )
 def test_csv_files_that_cannot_be_read(write, content, message):

@@ -53,7 +53,7 @@ def test_parquet_that_is_cut_short(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"]}), path)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="not a whole parquet file"):
+    with pytest.raises(DataError, match="not a valid parquet file"):
         list(read_rows(path))
 
 

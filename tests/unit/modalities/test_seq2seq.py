@@ -110,7 +110,7 @@ def test_languages_are_put_back(make):
     ("source", "target", "message"),
     [
         (None, None, "task.source_lang: received None"),
-        ("eng_Latn", "deu", r"task.target_lang: received 'deu', .* for instance deu_Latn"),
+        ("eng_Latn", "deu", r"task.target_lang: received 'deu', .* for example deu_Latn"),
         ("<pad>", "deu_Latn", "task.source_lang: received '<pad>'"),
     ],
 )

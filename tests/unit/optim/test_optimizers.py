@@ -270,7 +270,7 @@ def test_what_cannot_be_paged_is_said(capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step(network, build_optimizer(network, TrainConfig(optim="paged_adamw_8bit")))
-    assert "on a CPU nothing is paged" in capsys.readouterr().out
+    assert "does not page on a CPU" in capsys.readouterr().out
 
 
 def test_settings_reach_the_optimizer():
@@ -286,7 +286,7 @@ def test_settings_reach_the_optimizer():
 def test_wrong_arguments_of_an_optimizer_are_named():
     (problem,) = argument_problems(TrainConfig(optim="sgd", optim_args={"momentun": 0.9}))
     assert re.match(r"train\.optim_args\.momentun: unknown argument of sgd; known: .*momentum", problem)
-    with pytest.raises(ConfigError, match="sgd refuses"):
+    with pytest.raises(ConfigError, match="sgd rejects"):
         build_optimizer(model(), TrainConfig(optim="sgd", optim_args={"nesterov": True}))
     (problem,) = argument_problems(TrainConfig(optim="adamw_bnb_8bit", optim_args={"is_paged": True}))
     assert "is_paged: unknown argument of adamw_bnb_8bit" in problem

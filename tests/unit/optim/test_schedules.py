@@ -72,7 +72,7 @@ def test_a_rate_of_zero_and_a_warm_up_as_long_as_the_run_have_a_factor(case):
         ("linear", {"num_cycles": 2}, "lr_scheduler_kwargs.num_cycles: unknown argument of linear; it has none"),
         ("cosine", {"num_cycle": 2}, r"num_cycle: unknown argument of cosine; known: num_cycles.*did you mean"),
         ("cosine_with_restarts", {"num_cycles": 2.5}, r"num_cycles: received 2\.5"),
-        ("exponential", {}, "gamma: exponential needs it"),
+        ("exponential", {}, "gamma: exponential requires it"),
         ("step", {"step_size": 0}, "step_size: received 0"),
         ("multi_step", {"milestones": 3}, "milestones: received 3"),
         ("polynomial", {"lr_end": 1.0}, "lr_end .1. is not below train.learning_rate"),
@@ -142,7 +142,7 @@ def test_one_snapshot_of_the_last_step_scores_like_the_model(tmp_path):
 
 
 def test_a_task_whose_predictions_have_no_mean_takes_no_snapshots(tmp_path):
-    with pytest.raises(ConfigError, match=r"train\.snapshot_ensemble: .* no mean"):
+    with pytest.raises(ConfigError, match=r"train\.snapshot_ensemble: .* cannot be averaged"):
         train("qa", tmp_path / "run", *CYCLES)
 
 

@@ -231,7 +231,7 @@ def saved_adamw() -> tuple[dict[str, Tensor], dict[str, Any]]:
 def test_refuses_another_shape() -> None:
     model = make_model(width=6)
     optimizer = torch.optim.AdamW(groups_of(model))
-    with pytest.raises(CheckpointError, match=r"0\.weight: was saved with shape \[5, 3\], now it is \[6, 3\]"):
+    with pytest.raises(CheckpointError, match=r"0\.weight: was saved with shape \[5, 3\], now has shape \[6, 3\]"):
         load_optimizer_state(optimizer, model, *saved_adamw())
     assert not optimizer.state
 
@@ -244,21 +244,21 @@ def test_refuses_a_tensor_of_another_shape_or_missing() -> None:
     del tensors["2.bias::exp_avg_sq"]
     with pytest.raises(CheckpointError) as caught:
         load_optimizer_state(optimizer, model, tensors, scalars)
-    assert "0.weight::exp_avg: was saved with shape [5, 3], now it is [2]" in str(caught.value)
-    assert "2.bias::exp_avg_sq: was saved, but is not there now" in str(caught.value)
+    assert "0.weight::exp_avg: was saved with shape [5, 3], now has shape [2]" in str(caught.value)
+    assert "2.bias::exp_avg_sq: was saved, but does not exist now" in str(caught.value)
 
 
 def test_refuses_other_names() -> None:
     model = nn.ModuleDict({"encoder": nn.Linear(3, 5)})
     with pytest.raises(CheckpointError) as caught:
         load_optimizer_state(torch.optim.AdamW(model.parameters()), model, *saved_adamw())
-    assert "0.weight: was saved, but is not there now" in str(caught.value)
+    assert "0.weight: was saved, but does not exist now" in str(caught.value)
     assert "encoder.weight: was not saved" in str(caught.value)
 
 
 def test_refuses_another_optimizer_and_another_grouping() -> None:
     model = make_model()
-    with pytest.raises(CheckpointError, match="it is of the optimizer AdamW, now it is SGD"):
+    with pytest.raises(CheckpointError, match="the saved optimizer is AdamW, the current one SGD"):
         load_optimizer_state(torch.optim.SGD(groups_of(model)), model, *saved_adamw())
     one_group = [p for p in model.parameters() if p.requires_grad]
     with pytest.raises(CheckpointError, match=r"grouped differently, among them 0\.bias"):
@@ -268,7 +268,7 @@ def test_refuses_another_optimizer_and_another_grouping() -> None:
 def test_refuses_what_it_cannot_name_or_hold() -> None:
     model = make_model()
     stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    with pytest.raises(CheckpointError, match=r"holds 1 parameter\(s\) that the model does not name"):
+    with pytest.raises(CheckpointError, match=r"has 1 parameter\(s\) that are not in the model"):
         optimizer_state(stranger, model)
     optimizer = torch.optim.SGD(groups_of(model))
     optimizer.state[model[0].weight]["history"] = [torch.ones(1)]

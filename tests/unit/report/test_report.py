@@ -125,14 +125,14 @@ def test_switches_say_what_they_do(page: str) -> None:
     assert rows.keys() == {"train.optim", "train.activation_checkpointing"}
     value, words = rows["train.activation_checkpointing"]
     assert value == "full"
-    assert words.startswith("Compute activations anew in the backward pass instead of keeping them")
+    assert words.startswith("Recompute activations in the backward pass instead of storing them")
 
 
 def test_changed_settings_stand_beside_their_defaults(page: str) -> None:
     rows = {name: (value, default) for name, value, default in cells(page, "Changed settings")}
     assert rows["train.max_steps"] == ("4", "-1")
     assert rows["train.optim"] == ("adafactor", "adamw_torch_fused")
-    assert rows["output_dir"][1] == "must be given"
+    assert rows["output_dir"][1] == "required"
     assert "train.mixed_precision" not in rows
     assert "train.weight_decay" not in rows
 

@@ -162,7 +162,7 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_continues(output_dir,
 
     monkeypatch.setattr(wandb, "_log", fail)
     write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 4), 0.0)
-    assert capsys.readouterr().out.count("wandb failed and gets no more numbers") == 1
+    assert capsys.readouterr().out.count("wandb failed and receives no more numbers") == 1
     assert len(read_metrics(output_dir / "metrics.jsonl")) == 3
 
 
