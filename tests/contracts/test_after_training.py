@@ -9,7 +9,7 @@ import pytest
 import slow_report
 from launching import launch
 
-pytestmark = pytest.mark.distributed
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 
 @pytest.fixture(scope="module")

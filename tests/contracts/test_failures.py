@@ -18,7 +18,7 @@ from stopping import LONG, start, wait_for_step
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("strategy", ["sync", "local_sgd"])
+@pytest.mark.parametrize("strategy", ["sync", pytest.param("local_sgd", marks=pytest.mark.slow)])
 def test_a_fault_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
     config = ["--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY, f"train.strategy={strategy}",
               f"output_dir={tmp_path / 'run'}"]  # fmt: skip
@@ -34,6 +34,7 @@ def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
     return psutil.Process(launcher.pid).children(recursive=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_workers_end_with_their_launcher_and_the_run_goes_on_at_once(tmp_path, processes):
     log = tmp_path / "log"
@@ -50,6 +51,7 @@ def test_workers_end_with_their_launcher_and_the_run_goes_on_at_once(tmp_path, p
     assert "resuming from " in log.read_text()
 
 
+@pytest.mark.slow
 def test_wrong_input_is_said_once_and_first_under_the_launcher(tmp_path):
     config = ["--config", ROOT / "recipes/configs/qa/smoke.yaml", "train.optim=adamw", f"output_dir={tmp_path / 'run'}"]
     done = launch([ROOT / "recipes/qa.py", *config], 2, check=False)
@@ -60,6 +62,7 @@ def test_wrong_input_is_said_once_and_first_under_the_launcher(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, engine):
     log = tmp_path / "log"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from launching import kill_tree
 from random_runs import RANDOM
-from runs import assert_same_weights, lines, predictions, train
+from runs import assert_same_weights, lines, predictions, train, weights
 from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, start, stopper, wait_for_step
 
@@ -28,8 +28,14 @@ def stop_before(monkeypatch):
     return stopper(monkeypatch)
 
 
-@pytest.mark.parametrize("task", RANDOM)
-@pytest.mark.parametrize("extra", [PLAIN, GROUPED], ids=["plain", "grouped"])
+@pytest.mark.parametrize(
+    ("task", "extra"),
+    [
+        *(pytest.param(task, PLAIN, id=f"{task}-plain") for task in RANDOM),
+        pytest.param("reviews", GROUPED, id="reviews-grouped"),
+        *(pytest.param(task, GROUPED, marks=pytest.mark.slow, id=f"{task}-grouped") for task in [*RANDOM][1:]),
+    ],
+)
 def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, stop_before):
     settings = (*RANDOM[task], *extra, "tracking.logging_steps=3")
     train(task, tmp_path / "whole", *settings)
@@ -57,7 +63,7 @@ def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
         assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_best_model_and_finished_runs_survive_a_resume(tmp_path, stop_before):
+def test_best_model_and_finished_runs_survive_a_resume(tmp_path, stop_before, monkeypatch, capsys):
     best = ("checkpoint.load_best_model_at_end=true", "checkpoint.save_total_limit=1", "eval.eval_steps=3")
     settings = (*DROPOUT, *best, "eval.metric_for_best_model=eval_loss", "train.learning_rate=0.02")  # fmt: skip
     whole = train("reviews", tmp_path / "whole", *settings)
@@ -75,6 +81,25 @@ def test_best_model_and_finished_runs_survive_a_resume(tmp_path, stop_before):
     assert again.steps == whole.steps
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+    monkeypatch.setattr("toolkit.checkpoint.manifest.HASHED_BYTES", 0)
+    checkpoints = tmp_path / "parts" / "checkpoints"
+    damage(checkpoints / f"step-{whole.best_step}" / "model.safetensors")
+    capsys.readouterr()
+    train("reviews", tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    output = capsys.readouterr().out
+    assert "is damaged (model.safetensors: sha256 differs); keeping the model of the last step" in output
+    last = load_file(checkpoints / f"step-{whole.steps}" / "model.safetensors")
+    final = weights(tmp_path / "parts")
+    assert final.keys() == last.keys()
+    assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
+
+
+def damage(file: Path) -> None:
+    """Flips a bit of the last byte of a file."""
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
 
 
 def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
@@ -119,9 +144,7 @@ def test_damage_that_is_found_while_a_checkpoint_is_loaded_leads_to_the_one_befo
     metrics = lines(tmp_path / "run")
     root = tmp_path / "run" / "checkpoints"
     for step, name in ((6, "model"), (4, "ema")):
-        content = bytearray((root / f"step-{step}" / f"{name}.safetensors").read_bytes())
-        content[-1] ^= 1
-        (root / f"step-{step}" / f"{name}.safetensors").write_bytes(content)
+        damage(root / f"step-{step}" / f"{name}.safetensors")
     train("reviews", tmp_path / "run", *settings, "train.max_steps=6")
     output = capsys.readouterr().out
     assert "checkpoints/step-6 is damaged (model.safetensors: sha256 differs); using step-2" in output
@@ -165,6 +188,7 @@ def kill_three_times(tmp_path: Path, processes: int) -> None:
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_kill_9_three_times(tmp_path):
     kill_three_times(tmp_path, processes=0)
 
@@ -175,7 +199,7 @@ def test_kill_9_three_times_on_two_processes(tmp_path):
     kill_three_times(tmp_path, processes=2)
 
 
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_sigterm_saves_the_step_and_exits_143(tmp_path, engine):
     log = tmp_path / "log"
     run = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}")

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 import pytest
 
+pytestmark = pytest.mark.slow  # every section's commands are processes of their own
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(
     r"^ *```(?P<kind>\w+)(?: (?P<file>\S+))?(?P<end> \(at the end\))?\n(?P<text>.*?)^ *```$", flags=re.M | re.S

@@ -12,6 +12,7 @@ from torch import nn
 from toolkit.api.run import Checkpoint
 from toolkit.checkpoint.contents import write_model, write_optimizer, write_state
 from toolkit.checkpoint.store import latest, new_checkpoint
+from toolkit.optim.state import optimizer_state
 
 
 class Tied(nn.Module):
@@ -52,8 +53,8 @@ def save(
     """Writes the checkpoint of a step, with what `extra` adds to it; returns its folder."""
     with new_checkpoint(root, step) as folder:
         write_state(folder, state)
-        write_model(folder, model)
-        write_optimizer(folder, optimizer, model)
+        write_model(folder, model.state_dict())
+        write_optimizer(folder, *optimizer_state(optimizer, model))
         extra(folder)
     return root / f"step-{step}"
 

@@ -11,47 +11,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file, save_model
+from huggingface_hub import save_torch_state_dict
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.checkpoint.tensors import verified_tensors
-from toolkit.optim.state import load_streamed_state, optimizer_state
+from toolkit.optim.state import load_streamed_state
 
 _SCALARS = "state"
 """Key of the optimizer's non-tensor values in the header of its file."""
+_UNLIMITED = 2**63 - 1
+"""Size of a file, in bytes."""
 
 
-def write_model(folder: Path, model: nn.Module | Mapping[str, Tensor]) -> None:
-    """Writes the parameters and buffers.
-
-    Args:
-        folder: the checkpoint's folder.
-        model: the unwrapped model, whose tied weights are written once; or complete tensors by name, none of them
-            sharing memory.
-    """
-    path = CheckpointFolder(folder).model
-    if isinstance(model, nn.Module):
-        save_model(model, str(path))
-    else:
-        write_tensors(path, model)
-
-
-def write_optimizer(folder: Path, optimizer: Any, model: nn.Module) -> None:
-    """Writes the optimizer's state.
+def write_model(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Writes parameters and buffers.
 
     Args:
         folder: the checkpoint's folder.
-        optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
-        model: the unwrapped model, which names the optimizer's parameters.
-
-    Raises:
-        CheckpointError: if a checkpoint cannot hold the state (see `toolkit.optim.state.optimizer_state`).
+        tensors: complete tensors by name; those that share memory (tied weights) are written once.
     """
-    tensors, scalars = optimizer_state(optimizer, model)
-    save_file(tensors, CheckpointFolder(folder).optimizer, metadata={_SCALARS: json.dumps(scalars)})
+    file = CheckpointFolder(folder).model
+    save_torch_state_dict(
+        dict(tensors), file.parent, filename_pattern=file.stem + "{suffix}.safetensors", max_shard_size=_UNLIMITED
+    )
+
+
+def write_optimizer(folder: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+    """Writes an optimizer's state, as returned by `toolkit.optim.state.optimizer_state`.
+
+    Args:
+        folder: the checkpoint's folder.
+        tensors: complete tensors by name.
+        scalars: the other values.
+    """
+    save_file(dict(tensors), CheckpointFolder(folder).optimizer, metadata={_SCALARS: json.dumps(scalars)})
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:

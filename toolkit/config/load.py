@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +20,7 @@ from toolkit.config.messages import Key, choices, describe_errors, did_you_mean,
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import path_problems
 from toolkit.config.rule import Rule, conflicts
-from toolkit.config.sections import (
-    Config,
-    TopLevel,
-    TrainConfig,
-)
+from toolkit.config.sections import Config, TopLevel, TrainConfig
 from toolkit.config.source import Settings, Source, read_file, read_sections
 from toolkit.config.watch import touching, watched
 
@@ -191,7 +188,7 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
     remaining = deepcopy(values)
     while True:
         try:
-            return TypeAdapter(kind).validate_json(json.dumps(remaining))
+            return _validator(kind).validate_json(json.dumps(remaining))
         except ValidationError as error:
             for key, message in describe_errors(error, hints, remaining):
                 full = (*prefix, *key)
@@ -200,6 +197,12 @@ def _validate(settings: Settings, kind: type, values: dict[str, Any], prefix: Ke
                     settings.report(full, message)
             if not _without_faults(remaining, error, hints):
                 raise ConfigError(settings.problems) from error
+
+
+@cache
+def _validator(kind: type) -> TypeAdapter[Any]:
+    """Returns the validator of a section; building one takes longer than validating with it."""
+    return TypeAdapter(kind)
 
 
 def _has(values: Any, key: Key) -> bool:

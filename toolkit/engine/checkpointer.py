@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import say, warn
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import CheckpointError, ConfigError
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.manifest import verify
@@ -61,9 +61,11 @@ class Checkpointer:
             RunError: on every rank, if the checkpoint cannot be written.
         """
         context = self._context
-        context.run.strategy.settle(for_checkpoint=True)
+        strategy = context.run.strategy
+        strategy.settle(for_checkpoint=True)
         with self._stop.unhurried():
-            on_main(context.run.accelerator, self._write)
+            parameters, optimizer = strategy.full_parameters(), strategy.full_optimizer()
+            on_main(context.run.accelerator, self._write, parameters, *optimizer)
         self._saved = (context.state.step, context.state.ended)
         self._on_save()
 
@@ -106,23 +108,32 @@ class Checkpointer:
         Returns:
             Whether they were replaced; False if the best checkpoint is damaged.
         """
-        context = self._context
+        context, accelerator = self._context, self._context.run.accelerator
         path = self._folder(context.state.best_step)
-        if problems := on_main(context.run.accelerator, verify, path):
-            warn(f"the best checkpoint, {path.name}, is damaged ({problems[0]}); keeping the model of the last step")
+        try:
+            if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
+                on_main(accelerator, _refuse_damaged, path)
+            best, kept = on_every(accelerator, self._load_best, path)
+        except CheckpointError as error:
+            warn(f"{error}; keeping the model of the last step")
+            if self.is_saved:
+                last = store.open_checkpoint(self._folder(context.state.step))
+                on_every(accelerator, contents.load_model_into, last, context.bare_model)
             return False
-        best = store.open_checkpoint(path)
-
-        def load() -> list[tuple[Any, Kept]]:
-            contents.load_model_into(best, context.bare_model)
-            return list(self._kept(best))
-
-        for part, (tensors, values) in on_every(context.run.accelerator, load):
+        for part, (tensors, values) in kept:
             if part is not context.run.strategy:
                 part.on_best_loaded(best, tensors, values)
         return True
 
-    def _write(self) -> None:
+    def _load_best(self, path: Path) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
+        """Loads the parameters of the best checkpoint; returns it with the tensors of callbacks."""
+        best = store.open_checkpoint(path)
+        contents.load_model_into(best, self._context.bare_model)
+        return best, list(self._kept(best))
+
+    def _write(
+        self, parameters: Mapping[str, Tensor], moments: Mapping[str, Tensor], settings: Mapping[str, Any]
+    ) -> None:
         context, run = self._context, self._context.run
         root, parts = RunFolder(run.output_dir).checkpoints, self._parts()
         kept = {name: found for name, part in parts.items() if (found := part.state()) is not None}
@@ -136,8 +147,8 @@ class Checkpointer:
         )
         with store.new_checkpoint(root, context.state.step) as path:
             contents.write_state(path, state.to_json())
-            contents.write_model(path, context.bare_model)
-            contents.write_optimizer(path, context.optimizer, context.bare_model)
+            contents.write_model(path, parameters)
+            contents.write_optimizer(path, moments, settings)
             folder = CheckpointFolder(path)
             run.processor.save_pretrained(str(folder.processor))
             for name, (tensors, _) in kept.items():
@@ -161,3 +172,9 @@ class Checkpointer:
             if name in values:
                 file = CheckpointFolder(saved.path).callback(name)
                 yield part, (contents.load_tensors(saved, file), dict(values[name]))
+
+
+def _refuse_damaged(path: Path) -> None:
+    """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
+    if problems := verify(path):
+        raise CheckpointError(f"the checkpoint {path.absolute()} is damaged ({problems[0]})")

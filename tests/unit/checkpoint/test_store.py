@@ -186,7 +186,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch, fatal: int) -> list[str]:
         (Path, "rename"),
         (Path, "chmod"),
         (Path, "write_text"),
-        (contents, "save_model"),
+        (contents, "save_torch_state_dict"),
         (contents, "save_file"),
     ]:
         monkeypatch.setattr(owner, name, deadly(name, getattr(owner, name)))

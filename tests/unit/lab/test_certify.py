@@ -233,6 +233,7 @@ def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_certified(tmp_path, capsys):
     settings = [*TINY, f"output_dir={tmp_path / 'run'}"]
     with pytest.raises(SystemExit) as ended:

@@ -380,6 +380,7 @@ def test_wrong_switches_end_the_command(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_command_compares(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     output = tmp_path / "out"

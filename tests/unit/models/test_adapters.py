@@ -32,8 +32,10 @@ SHORT = {
 METHODS = [
     ("reviews", "lora"), ("translation", "lora"), ("reviews/smoke_image", "lora"), ("reviews/smoke_audio", "lora"),
     ("qa", "lora"), ("language_modeling", "lora"),
-    ("reviews", "dora"), ("reviews", "rslora"), ("reviews", "ia3"), ("language_modeling", "ia3"),
+    ("reviews", "dora"), ("reviews", "ia3"),
     ("reviews", "prompt_tuning"), ("translation", "prompt_tuning"), ("language_modeling", "prompt_tuning"),
+    *(pytest.param(task, method, marks=pytest.mark.slow)
+      for task, method in [("reviews", "rslora"), ("language_modeling", "ia3")]),
 ]  # fmt: skip
 
 
@@ -113,7 +115,12 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.parametrize(
-    ("task", "method"), [("reviews", "lora"), ("reviews", "dora"), ("translation", "prompt_tuning")]
+    ("task", "method"),
+    [
+        ("reviews", "lora"),
+        pytest.param("reviews", "dora", marks=pytest.mark.slow),
+        pytest.param("translation", "prompt_tuning", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_with_adapters_stopped_twice_ends_like_one_that_was_not(task, method, tmp_path, monkeypatch):
     stop_before = stopper(monkeypatch)

@@ -26,6 +26,7 @@ def _forget():
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 def test_both_engines_end_as_they_would_without(tmp_path, capsys):
     train("reviews", tmp_path / "plain", *RUN)
     counters.clear()

@@ -52,7 +52,7 @@ def test_a_frozen_run_begins_like_any_other(tmp_path):
     assert first[0][0]["loss"] == first[1][0]["loss"]
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch_fused", "sgd"])
+@pytest.mark.parametrize("optim", ["adamw_torch_fused", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_gradual_unfreezing_moves_nothing_before_its_time(optim, tmp_path, monkeypatch):
     momentum = ("train.optim_args.momentum=0.9",) if optim == "sgd" else ()
     settings = (*RANDOM["reviews"], *DECAY, *GRADUAL, f"train.optim={optim}", *momentum, *SAVE_ALL)

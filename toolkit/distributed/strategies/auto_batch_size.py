@@ -11,55 +11,38 @@ once a window is complete on every process, not during the backward pass.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import LostGradient, Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.random import seed_all
-from toolkit.distributed.window import accumulate, averaging_scale, clip
-from toolkit.optim.state import optimizer_state
+from toolkit.distributed.strategies.replicas import Replicas
+from toolkit.distributed.window import accumulate
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
 
 
-class AutoBatchSize(Strategy):
+class AutoBatchSize(Replicas):
     """Synchronous training that computes a window again in smaller parts after an out-of-memory error."""
 
     name = "auto_batch_size"
     wraps_model = False
-    gradient_is_shared = True
-    lost: LostGradient | None = None
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.seed = accelerator, mesh, cfg.seed
+        super().__init__(accelerator, mesh, cfg)
         self.batch_size = self.rows = cfg.train.per_device_train_batch_size
         self.wire = Wire()
-
-    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model: each process has a complete one."""
-        return model
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the model."""
-        self.replica, self.model = replica, replica.bare_model
-
-    def begin_step(self, own_items: float, items: float) -> float:
-        """Returns the factor of summed losses whose gradients are averaged."""
-        return averaging_scale(self.mesh, items)
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes and exchanges the gradient of a window; returns this rank's summed loss, a scalar.
@@ -114,32 +97,11 @@ class AutoBatchSize(Strategy):
         gc.collect()  # what the failed pass has left
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
-        seed_all(self.seed, step, self.mesh.data_rank)
-
-    def clip(self, max_norm: float) -> float:
-        """Clips the gradient to a norm and returns its norm before that."""
-        return clip(self.accelerator, self.model, max_norm)
-
-    @contextmanager
-    def full_model(self) -> Iterator[nn.Module]:
-        """Yields the model, which is complete on every rank."""
-        yield self.model
-
-    def full_parameters(self) -> Mapping[str, Tensor]:
-        """Returns the model's own tensors."""
-        return self.model.state_dict()
-
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the optimizer's own state."""
-        return optimizer_state(self.replica.optimizer, self.model)
+        seed_all(self.cfg.seed, step, self.mesh.data_rank)
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process gave to the exchange; nothing for a single process."""
         return self.wire.exchanged() if self.mesh.data_size > 1 else {}
-
-    def log_metrics(self) -> dict[str, float]:
-        """Returns nothing: what is sent follows from the steps."""
-        return {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the rows of a part, and what was sent."""

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import gather_object
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import LostGradient, Replica, Strategy
+from toolkit.api.strategy import LostGradient
 from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.guard import refuse
-from toolkit.distributed.window import accumulate, averaging_scale, clip
-from toolkit.optim.state import optimizer_state
+from toolkit.distributed.strategies.replicas import Replicas
+from toolkit.distributed.window import averaging_scale
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
 
 
-class LocalSGD(Strategy):
+class LocalSGD(Replicas):
     """Averages every `train.local_sgd_steps` steps, and before parameters are evaluated, saved or handed out.
 
     When it averages follows from the step alone. The mean is weighted by the items that each process has trained on
@@ -44,10 +42,10 @@ class LocalSGD(Strategy):
     wraps_model = False
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.train = accelerator, mesh, cfg.train
+        super().__init__(accelerator, mesh, cfg)
+        self.train = cfg.train
         self.wire = Wire()
         self.drift = 0.0
-        self.lost: LostGradient | None = None
         self._own_items = self._items_since = 0.0
         self._weight = 0.0
         self._parameters_differ = self._moments_differ = False
@@ -58,14 +56,6 @@ class LocalSGD(Strategy):
     def gradient_is_shared(self) -> bool:
         """Whether the step under way is one of the warm-up, in which gradients are exchanged."""
         return self.replica.state.step < self.train.local_sgd_warmup_steps
-
-    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
-        """Returns the model: each process has a complete one."""
-        return model
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the model."""
-        self.replica, self.model = replica, replica.bare_model
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Returns the factor of this rank's summed losses: in steps of its own only its own items count."""
@@ -81,16 +71,11 @@ class LocalSGD(Strategy):
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window, and averages it, with the buffers, in a step of the warm-up."""
-        r = self.replica
-        loss_sum = accumulate(self.accelerator, r.task, r.model, window, scale, r.beat)
+        loss_sum = super().window_gradient(window, scale)
         if self.gradient_is_shared:
             average_gradients(self.wire, list(self._trainable().values()), 1 / self.mesh.data_size)
             self.wire.mean(self._buffers(), self._weight)
         return loss_sum
-
-    def clip(self, max_norm: float) -> float:
-        """Clips the gradient to a norm and returns its norm before that."""
-        return clip(self.accelerator, self.replica.model, max_norm)
 
     def skip_update(self, lost: LostGradient) -> None:
         """Leaves this rank's update out until all ranks can stop."""
@@ -121,19 +106,6 @@ class LocalSGD(Strategy):
             self._require_same_layout(moments)
             self.wire.copy_main(list(moments.values()))
             self._moments_differ = False
-
-    @contextmanager
-    def full_model(self) -> Iterator[nn.Module]:
-        """Yields the model, which `settle` has made the same on every rank."""
-        yield self.model
-
-    def full_parameters(self) -> Mapping[str, Tensor]:
-        """Returns the model's own tensors."""
-        return self.model.state_dict()
-
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the optimizer's own state."""
-        return optimizer_state(self.replica.optimizer, self.model)
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process gave to the averages, in the whole run."""
