@@ -80,6 +80,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
         ToolkitError: if the run fails.
     """
     result = fit(run)
+    run = replace(run, model=run.strategy.complete_model())
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
     # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:
@@ -114,12 +115,12 @@ def prepared_run(
     with quiet_libraries():
         refuse_wrong_run(cfg, task)
         accelerator = build_accelerator(cfg)
-        mesh = mesh_of(accelerator)
+        mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
     with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
-        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh.size, claimed.output_dir)
+        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():

@@ -36,6 +36,16 @@ class Mesh:
         return self.data_size * self.tensor * self.pipeline
 
     @property
+    def is_split(self) -> bool:
+        """Whether each copy of the model is split over several processes."""
+        return self.fsdp * self.tensor * self.pipeline > 1
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each dimension, by its name in the settings."""
+        return {"replicas": self.replicas, "fsdp": self.fsdp, "tensor": self.tensor, "pipeline": self.pipeline}
+
+    @property
     def data_size(self) -> int:
         """Number of data ranks."""
         return self.replicas * self.fsdp

@@ -124,6 +124,12 @@ class Strategy(Protocol):
     def full_model(self) -> AbstractContextManager[nn.Module]:
         """Yields the model with all its parameters, for evaluation, generation and saving."""
 
+    def complete(self, tensor: Tensor) -> Tensor:
+        """Returns the complete tensor of one that may be split, with its values on the main process."""
+
+    def complete_model(self) -> PreTrainedModel:
+        """Returns the model to save and to use after training, complete on the main process."""
+
     def full_parameters(self) -> Mapping[str, Tensor]:
         """Returns all parameters and saved buffers by name, complete on the main process, for a checkpoint."""
 

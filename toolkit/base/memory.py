@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from toolkit.base.shards import local_bytes
+
 
 @dataclass(frozen=True)
 class MemoryUse:
@@ -126,7 +128,7 @@ def _give_back_freed() -> None:
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(map(local_bytes, tensors))
 
 
 MEMORY = {

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
+from toolkit.base.shards import fill, local
 from toolkit.checkpoint.tensors import verified_tensors
 from toolkit.optim.state import load_streamed_state
 
@@ -76,9 +77,8 @@ def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
                 "\n    ".join([f"the weights in {path} do not match this model:", *problems])
                 + "\nResume with the model settings that the run was started with."
             )
-        with torch.no_grad():
-            for name, tensor in saved:
-                own[name].copy_(tensor)
+        for name, tensor in saved:
+            fill(own[name], tensor)
 
 
 def load_optimizer_into(checkpoint: Checkpoint, optimizer: Any, model: nn.Module) -> None:
@@ -119,7 +119,7 @@ def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[
     """
     fitting = [name for name in saved if name in own]
     spans = {_span(own[name]): name for name in reversed(fitting)}
-    shared = [name for name in fitting if own[name].nbytes and spans[_span(own[name])] != name]
+    shared = [name for name in fitting if local(own[name]).nbytes and spans[_span(own[name])] != name]
     unexpected = [*(name for name in saved if name not in own), *shared]
     missing = [name for name in own if name not in saved and not _inside(own[name], spans)]
     return [
@@ -135,7 +135,8 @@ def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[
 
 def _span(tensor: Tensor) -> tuple[torch.device, int, int]:
     """Returns the device of a tensor and its first and last address."""
-    return tensor.device, tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    own = local(tensor)
+    return own.device, own.data_ptr(), own.data_ptr() + own.nbytes
 
 
 def _inside(tensor: Tensor, spans: Iterable[tuple[torch.device, int, int]]) -> bool:

@@ -16,6 +16,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
+from toolkit.distributed.tensor_plans import plan_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
 from toolkit.models.adapters import add_adapters
@@ -107,6 +108,11 @@ def activation_problems(cfg: Config, task: Task) -> list[str]:
         return []
     model = _without_weights(cfg, task)
     return problems_of(lambda: spare_activations(model, cfg.train))
+
+
+def tensor_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the model's layers cannot be split over `parallel.tensor` processes."""
+    return plan_problems(_config(cfg), cfg.parallel.tensor) if cfg.parallel.tensor > 1 else []
 
 
 def rate_problems(cfg: Config, task: Task) -> list[str]:

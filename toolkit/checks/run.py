@@ -15,6 +15,7 @@ from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
 from toolkit.data.sources import find_hub
+from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.hub import hub_problems
 from toolkit.optim.optimizers import argument_problems, library_problems
@@ -58,6 +59,7 @@ CHECKS = (
     Check("checkpoint.push_to_hub", lambda cfg, task: hub_problems(cfg.checkpoint), "machine"),
     Check("the adapters' libraries", lambda cfg, task: adapter_problems(cfg.model), "libraries"),
     Check("train.mixed_precision", lambda cfg, task: machine.precision_problems(cfg), "machine"),
+    Check("parallel", lambda cfg, task: size_problems(cfg), "machine"),
     Check("train.tf32", lambda cfg, task: machine.tf32_problems(cfg), "machine"),
     Check("train.activation_offload", lambda cfg, task: machine.offload_problems(cfg), "machine"),
     Check("model.attn_implementation", lambda cfg, task: machine.attention_problems(cfg), "machine"),
@@ -69,6 +71,7 @@ CHECKS = (
     Check("whether the model can be built", model.build_problems, "model"),
     Check("the patterns of model.freeze", model.freeze_problems, "model"),
     Check("whether model.peft fits the model", model.adapter_fit_problems, "model"),
+    Check("parallel.tensor", model.tensor_problems, "model"),
     Check("train.activation_checkpointing", model.activation_problems, "model"),
     Check("learning rates of individual parameters", model.rate_problems, "model"),
     Check("the model's processor", model.processor_problems, "inputs"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_type_hints
 
 from toolkit.config.messages import Key
+from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import (
     CheckpointConfig,
     Config,
@@ -29,6 +30,7 @@ def section_types(options: type) -> dict[str, type]:
         "model": ModelConfig,
         "data": DataConfig,
         "train": TrainConfig,
+        "parallel": ParallelConfig,
         "eval": EvalConfig,
         "checkpoint": CheckpointConfig,
         "tracking": TrackingConfig,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from toolkit.config.fields import STRICT, Every, Fraction, Positive
+from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.train_section import TrainConfig
 
 
@@ -188,6 +189,7 @@ class Config:
     model: ModelConfig
     data: DataConfig
     train: TrainConfig
+    parallel: ParallelConfig
     eval: EvalConfig
     checkpoint: CheckpointConfig
     tracking: TrackingConfig

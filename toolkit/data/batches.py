@@ -157,5 +157,8 @@ def evaluation_loader(
 ) -> DataLoader:
     """Returns the loader of this rank's part of an evaluation set; arguments as for `training_loader`."""
     lengths = np.asarray(features["length"][:])
-    batches = evaluation_batches(lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size)
+    # Processes that gather parameters from one another must make the same number of passes.
+    batches = evaluation_batches(
+        lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size, equally_many=mesh.fsdp > 1
+    )
     return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

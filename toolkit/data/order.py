@@ -129,7 +129,9 @@ class WindowSampler(Sampler[list[int]]):
         return self.order.windows_per_epoch * self.order.accumulation
 
 
-def evaluation_batches(lengths: np.ndarray, batch_size: int, data_rank: int, data_size: int) -> list[list[int]]:
+def evaluation_batches(
+    lengths: np.ndarray, batch_size: int, data_rank: int, data_size: int, equally_many: bool = False
+) -> list[list[int]]:
     """Distributes evaluation rows over data ranks, each row exactly once, with rows of similar length together.
 
     Predictions are reordered by row id later, so any order is possible; this one has the least padding.
@@ -139,9 +141,11 @@ def evaluation_batches(lengths: np.ndarray, batch_size: int, data_rank: int, dat
         batch_size: rows per batch.
         data_rank: this process's data rank.
         data_size: number of data ranks.
+        equally_many: whether every data rank gets the same number of batches; some may be empty.
 
     Returns:
         This rank's batches of row numbers.
     """
     mine = np.argsort(-lengths, kind="stable")[data_rank::data_size].tolist()
-    return [mine[start : start + batch_size] for start in range(0, len(mine), batch_size)]
+    longest = -(-len(lengths) // data_size) if equally_many else len(mine)
+    return [mine[start : start + batch_size] for start in range(0, longest, batch_size)]

@@ -20,12 +20,16 @@ SMALL_PIECE = 2**22
 
 
 class Wire:
-    """Exchanges tensors between all processes, in place, and counts what it sends.
+    """Exchanges tensors between processes, in place, and counts what it sends.
 
     Every process must give tensors of the same shapes and types in the same order.
+
+    Args:
+        group: the processes; None for all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
         self.bytes_sent = 0
         self.collectives = 0
 
@@ -63,7 +67,7 @@ class Wire:
         return {EXCHANGES: float(self.collectives), EXCHANGED_BYTES: float(self.bytes_sent)}
 
     def _send(self, collective: Callable[..., Any], flat: Tensor, **arguments: Any) -> None:
-        collective(flat, **arguments)
+        collective(flat, group=self.group, **arguments)
         self.bytes_sent += flat.numel() * flat.element_size()
         self.collectives += 1
 

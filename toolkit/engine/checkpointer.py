@@ -65,7 +65,12 @@ class Checkpointer:
         strategy.settle(for_checkpoint=True)
         with self._stop.unhurried():
             parameters, optimizer = strategy.full_parameters(), strategy.full_optimizer()
-            on_main(context.run.accelerator, self._write, parameters, *optimizer)
+            kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
+            complete = {
+                name: ({key: strategy.complete(tensor) for key, tensor in tensors.items()}, values)
+                for name, (tensors, values) in kept.items()
+            }
+            on_main(context.run.accelerator, self._write, complete, parameters, *optimizer)
         self._saved = (context.state.step, context.state.ended)
         self._on_save()
 
@@ -132,11 +137,14 @@ class Checkpointer:
         return best, list(self._kept(best))
 
     def _write(
-        self, parameters: Mapping[str, Tensor], moments: Mapping[str, Tensor], settings: Mapping[str, Any]
+        self,
+        kept: Mapping[str, Kept],
+        parameters: Mapping[str, Tensor],
+        moments: Mapping[str, Tensor],
+        settings: Mapping[str, Any],
     ) -> None:
         context, run = self._context, self._context.run
-        root, parts = RunFolder(run.output_dir).checkpoints, self._parts()
-        kept = {name: found for name, part in parts.items() if (found := part.state()) is not None}
+        root = RunFolder(run.output_dir).checkpoints
         scaler = run.accelerator.scaler
         state = SavedState(
             train=asdict(context.state),

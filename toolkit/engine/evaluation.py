@@ -87,7 +87,8 @@ def predict(
             outputs = model(**batch["inputs"])
             loss_sum += float(task.loss_sum(outputs, batch))
             predictions = task.predict(model, outputs, batch)
-            parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            if (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
+                parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
             bar.update()
             if beat is not None:
                 beat()

@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
+from toolkit.distributed.modules import layers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,7 +43,7 @@ def _checkpoint(model: PreTrainedModel, setting: str) -> None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     except ValueError as error:
         raise ConfigError([f"{KEY}: received {setting!r}, but {error}"]) from error
-    layers = _layers(model)
+    layers = layers_of(model)
     if setting != "full":
         if not layers:
             raise ConfigError([
@@ -56,13 +57,6 @@ def _checkpoint(model: PreTrainedModel, setting: str) -> None:
             f"{KEY}: received {setting!r}, but the layers of {name} have batch normalisation, whose running statistics "
             "would count every micro-batch twice; set it to none"
         ])  # fmt: skip
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the layers that can be checkpointed one by one, in model order."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def offload_activations(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ parameter's fully qualified name and restored bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.base.errors import CheckpointError
+from toolkit.base.shards import fill, full, local_bytes
 
 SEPARATOR = "::"
 """Separates a parameter's name from the keys of its state, which may be nested: `encoder.weight::exp_avg`."""
@@ -25,12 +26,15 @@ _PAGED = ("state1", "state2")
 """The states that bitsandbytes pages."""
 
 
-def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(
+    optimizer: Any, model: nn.Module, complete: Callable[[Tensor], Tensor] = full
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Splits an optimizer's state into tensors and plain values.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
+        complete: returns the complete tensor of one that may be split over processes.
 
     Returns:
         Tensors by `<parameter>::<state>`, contiguous, with their device, dtype and shape. They share the optimizer's
@@ -41,7 +45,7 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
     Raises:
         CheckpointError: if a parameter is not in the model, or a state is neither a tensor nor a plain value.
     """
-    optimizer = _unwrapped(optimizer)
+    optimizer = unwrapped(optimizer)
     names = {parameter: name for name, parameter in _parameters(optimizer, model).items()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -51,7 +55,7 @@ def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor]
             if not isinstance(value, Tensor):
                 values[key] = _encoded(key, value)
                 continue
-            tensor = value.detach().contiguous()
+            tensor = complete(value.detach()).contiguous()
             # In 8-bit optimizers all parameters share one code book; safetensors rejects tensors that share memory.
             tensors[key] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
             storages.add(tensor.untyped_storage().data_ptr())
@@ -104,7 +108,7 @@ def load_streamed_state(
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.
     """
-    optimizer = _unwrapped(optimizer)
+    optimizer = unwrapped(optimizer)
     parameters = _parameters(optimizer, model)
     names = {parameter: name for name, parameter in parameters.items()}
     settings = {frozenset(group["params"]): group["settings"] for group in scalars["groups"]}
@@ -134,20 +138,20 @@ def load_streamed_state(
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Returns the bytes of an optimizer's state, without the shared code books of 8-bit optimizers.
+    """Returns the bytes of an optimizer's state on this process, without the shared code books of 8-bit optimizers.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
     """
-    leaves = (leaf for state in _unwrapped(optimizer).state.values() for leaf in _flat("", state))
+    leaves = (leaf for state in unwrapped(optimizer).state.values() for leaf in _flat("", state))
     return sum(
-        value.numel() * value.element_size()
+        local_bytes(value)
         for key, value in leaves
         if isinstance(value, Tensor) and not key.split(SEPARATOR)[-1].startswith("qmap")
     )
 
 
-def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     """Returns the optimizer inside accelerate's `AcceleratedOptimizer`, or the optimizer itself."""
     inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
     return inner
@@ -197,7 +201,9 @@ def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None)
     """Returns a copy with its own memory, since a loaded tensor may be a view of its file."""
     # If the shapes agree, use the parameter's memory layout: with other strides, slower kernels would run.
     if value.shape == parameter.shape and device is None:
-        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        placed = torch.empty_like(parameter, dtype=value.dtype)
+        fill(placed, value)
+        return placed
     return torch.empty(value.shape, dtype=value.dtype, device=device or parameter.device).copy_(value)
 
 

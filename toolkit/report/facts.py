@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.run import best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
@@ -19,7 +20,7 @@ from toolkit.data.prepare import CheckedRows
 MOST_DIFF_BYTES = 2**20
 
 
-def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_processes: int, output_dir: Path) -> None:
+def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, output_dir: Path) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
     write_text(files.config, dump_config(cfg))
@@ -30,7 +31,8 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, num_pr
         "working_directory": str(Path.cwd()),
         "seed": cfg.seed,
         "engine": cfg.engine,
-        "num_processes": num_processes,
+        "num_processes": mesh.size,
+        "mesh": mesh.sizes,
         "versions": versions(),
         "git": _code(recipe.absolute().parent, output_dir),
         "hardware": hardware(),

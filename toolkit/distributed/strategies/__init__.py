@@ -11,6 +11,7 @@ from toolkit.api.strategy import Strategy
 from toolkit.base.console import warn
 from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
+from toolkit.distributed.mesh import mesh_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -18,15 +19,21 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "sync": "toolkit.distributed.strategies.ddp.DataParallel",
     "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
+    "sharded": "toolkit.distributed.strategies.sharded.Sharded",
     "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
 }
-"""The strategies of `train.strategy`, and the synchronous one for `train.auto_batch_size`."""
+"""The strategies of `train.strategy`, and the synchronous ones for split models and `train.auto_batch_size`."""
 
 
 def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
     """Returns the class of the run's strategy; a single process always trains as with `sync`."""
-    several = int(environ.get("WORLD_SIZE", "1")) > 1
-    name = "auto_batch_size" if cfg.train.auto_batch_size else cfg.train.strategy if several else "sync"
+    processes = int(environ.get("WORLD_SIZE", "1"))
+    if mesh_of(cfg.parallel, processes).is_split:
+        name = "sharded"
+    elif cfg.train.auto_batch_size:
+        name = "auto_batch_size"
+    else:
+        name = cfg.train.strategy if processes > 1 else "sync"
     kind: type[Strategy] = import_object(STRATEGIES[name])
     return kind
 

@@ -41,6 +41,7 @@ class Replicas(Strategy):
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model unchanged."""
+        self.own = model
         return model
 
     def attach(self, replica: Replica) -> None:
@@ -64,6 +65,14 @@ class Replicas(Strategy):
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the bare model: its wrapper would wait for ranks that have fewer batches."""
         yield self.model
+
+    def complete(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor."""
+        return tensor
+
+    def complete_model(self) -> PreTrainedModel:
+        """Returns the model."""
+        return self.own
 
     def full_parameters(self) -> Mapping[str, Tensor]:
         """Returns the model's own tensors."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
+from toolkit.base.shards import fill, is_split, local
 
 
 class AveragedWeights(Callback):
@@ -33,22 +34,29 @@ class AveragedWeights(Callback):
             (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
             for name, parameter in self._trainable()
         ]
-        averages, parameters = map(list, zip(*pairs, strict=True))
+        averages, parameters = ([local(tensor) for tensor in side] for side in zip(*pairs, strict=True))
         torch._foreach_lerp_(averages, parameters, self.weight)
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
-        """Swaps parameters and averages inside the block, without copying."""
+        """Swaps parameters and averages inside the block."""
         self._exchange()
         try:
             yield
         finally:
             self._exchange()
 
+    @torch.no_grad()
     def _exchange(self) -> None:
         parameters = dict(self.context.bare_model.named_parameters())
         for name, average in self.averages.items():
-            parameters[name].data, self.averages[name] = average, parameters[name].data
+            if is_split(average):  # FSDP2 keeps the memory of its parameters
+                own, other = local(parameters[name]), local(average)
+                held = own.clone()
+                own.copy_(other)
+                other.copy_(held)
+            else:
+                parameters[name].data, self.averages[name] = average, parameters[name].data
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the averages of the best step."""
@@ -59,7 +67,7 @@ class AveragedWeights(Callback):
         parameters = dict(self.context.bare_model.named_parameters())
         with torch.no_grad():
             for name, average in self.averages.items():
-                parameters[name].copy_(average)
+                local(parameters[name]).copy_(local(average))
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the averages."""
@@ -68,4 +76,6 @@ class AveragedWeights(Callback):
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the averages of a checkpoint."""
         parameters = dict(self.context.bare_model.named_parameters())
-        self.averages = {name: torch.empty_like(parameters[name]).copy_(value) for name, value in tensors.items()}
+        self.averages = {name: torch.empty_like(parameters[name].detach()) for name in tensors}
+        for name, value in tensors.items():
+            fill(self.averages[name], value)

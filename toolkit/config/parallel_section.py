@@ -1,0 +1,34 @@
+"""The section `parallel`: how the processes of a launch share one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from toolkit.config.fields import STRICT, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How processes share the model. The product of the sizes must be the number of processes.
+
+    Processes that are not used to split the model are replicas of it. Results do not depend on these settings, except
+    for rounding and the random numbers of dropout.
+    """
+
+    __pydantic_config__ = STRICT
+
+    replicas: Positive | None = None
+    """Number of copies of the model (data parallel). Null: as many as the processes allow."""
+    fsdp: Positive = 1
+    """Number of processes that split each copy's parameters, gradients and optimizer state, and gather a layer when it
+    is needed (FSDP2). Each reads other rows. With `replicas` above 1: hybrid sharding (HSDP)."""
+    tensor: Positive = 1
+    """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
+    same rows."""
+    reshard_after_forward: bool = True
+    """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
+    offload: bool = False
+    """Keeps parameters, gradients and optimizer state in CPU memory while they are not needed on the GPU (`fsdp`)."""
+    zero_stage: Literal[2, 3] | None = None
+    """ZeRO's names for FSDP over all processes: 2 keeps gathered parameters until the backward pass, 3 does not."""

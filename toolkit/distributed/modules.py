@@ -1,0 +1,28 @@
+"""The parts of a model that strategies split: its layers, and modules that share a parameter."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """Returns the layers that can be checkpointed one by one, in model order."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:
+    """Returns groups of modules that share a parameter (tied weights), as connected components."""
+    owners: dict[int, list[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners.setdefault(id(parameter), []).append(module)
+    groups: list[list[nn.Module]] = []
+    for modules in owners.values():
+        if len(modules) > 1:
+            joined = [group for group in groups if any(module in group for module in modules)]
+            merged = list(dict.fromkeys([module for group in joined for module in group] + modules))
+            groups = [group for group in groups if group not in joined] + [merged]
+    return groups

@@ -1,0 +1,64 @@
+"""Steps of optimizers that need complete matrices, for parameters that are split over processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.base.shards import fill, full, is_split
+from toolkit.optim.state import unwrapped
+
+
+def gather_before_step(optimizer: Any) -> None:
+    """Makes each step of an optimizer gather one parameter after another, update it and keep this process's part.
+
+    State of a parameter's shape (momentum) is split like the parameter; other state (row and column statistics) is
+    complete on every process. Every process computes the same update, so that nothing depends on how parameters are
+    split.
+
+    Args:
+        optimizer: a `torch.optim.Optimizer` that updates each parameter by itself, or accelerate's wrapper of one.
+    """
+    inner = unwrapped(optimizer)
+    step = inner.step
+
+    @torch.no_grad()
+    def gathered(closure: Any = None) -> None:
+        members = [group["params"] for group in inner.param_groups]
+        for group in inner.param_groups:
+            group["params"] = []
+        for group, parameters in zip(inner.param_groups, members, strict=True):
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    _update(inner, step, group, parameter)
+            group["params"] = []
+        for group, parameters in zip(inner.param_groups, members, strict=True):
+            group["params"] = parameters
+
+    inner.step = gathered  # type: ignore[method-assign]
+
+
+def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:
+    if not is_split(parameter):
+        group["params"] = [parameter]
+        step()
+        return
+    state = optimizer.state.pop(parameter, {})
+    complete = nn.Parameter(full(parameter.detach()))
+    complete.grad = full(parameter.grad)  # type: ignore[arg-type] # checked above
+    optimizer.state[complete] = {k: full(v) if isinstance(v, Tensor) else v for k, v in state.items()}
+    group["params"] = [complete]
+    step()
+    group["params"] = []
+    fill(parameter, complete)
+    optimizer.state[parameter] = {k: _split_like(parameter, v) for k, v in optimizer.state.pop(complete).items()}
+
+
+def _split_like(parameter: Tensor, value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    part = torch.empty_like(parameter, dtype=value.dtype)
+    fill(part, value)
+    return part
