@@ -79,7 +79,7 @@ def conflicts(
 
 def _named(key: str, value: Any) -> Iterator[str]:
     """Yields a key with its value; for a section, those of its settings that differ from their defaults."""
-    if not is_dataclass(value):
+    if not is_dataclass(value) or isinstance(value, type):
         yield f"{key} ({show(value)})"
         return
     default = type(value)()

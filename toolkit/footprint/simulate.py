@@ -71,8 +71,7 @@ def simulate(subject: Subject) -> Footprint:
     Of a window with several micro-batches the last one is simulated, when the gradients of the others exist.
 
     Raises:
-        InputError: if the step cannot be simulated: the model reads values of its tensors, has code or weights that
-            cannot be loaded here, or uses an operation that fake tensors do not support.
+        InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
     window = subject.cfg.train.gradient_accumulation_steps or 1
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
