@@ -63,8 +63,8 @@ class TestScan:
                 continue
             if (result.case.model, result.case.head) == ("GPT-2", "causal LM"):  # it counts a label too many per row
                 expected = counted / (counted - len(head_rows.LENGTHS))
-            assert result.whole.ratio == pytest.approx(expected, abs=1e-6), result
-            assert result.whole.cosine == pytest.approx(1.0, abs=1e-9), result
+            assert result.unsplit.ratio == pytest.approx(expected, abs=1e-6), result
+            assert result.unsplit.cosine == pytest.approx(1.0, abs=1e-9), result
 
     def test_batch_dependent_models_are_known_and_do_differ(self, results) -> None:
         dependent = [result for result in results if result.reasons]
