@@ -1,4 +1,4 @@
-"""C2: the same YAML through both engines ends with the same bits, and each goes on where the other stopped."""
+"""C2: both engines end with bit-identical results for the same YAML, and each resumes the other's checkpoints."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ def main(output: Path, world: int) -> None:
         reference_schedules.write(output)
         for engine in ("loop", "trainer"):
             train("reviews", output / f"optim-{engine}-2", *OPTIM_RUN, f"engine={engine}")
-        # With five rows in windows of 8, the second process has few rows or none.
-        few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
+        # With three rows in windows of 8, the second process has no rows.
+        few = ("data.max_train_samples=3", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
         train("reviews", output / "tracked-2", *C1_RUN, "tracking.report_to=[tensorboard]", "train.max_steps=2")
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")

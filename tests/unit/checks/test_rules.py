@@ -1,4 +1,4 @@
-"""Settings that cannot go together, and paths that are not there."""
+"""Settings that cannot be combined, and missing paths."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def problems(words: str, **environ: str) -> list[str]:
 
 
 def test_every_rule_is_tested() -> None:
-    """Each row of the table is met by one of the cases above, with its reason and its remedy."""
+    """Checks that the cases above break every rule, and show its reason and remedy."""
     met = [problem for words in CONFLICTS for problem in problems(words)]
     met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
     met += [problem for name in REFUSED_LAUNCHES for problem in problems("train.strategy=sync", **{name: "true"})]

@@ -1,4 +1,4 @@
-"""What a step takes of memory, foreseen without memory."""
+"""Simulated memory of training steps equals the memory of real ones."""
 
 from __future__ import annotations
 

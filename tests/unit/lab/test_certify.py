@@ -1,4 +1,4 @@
-"""Certificates: they pass where all is well, and point at the right place where it is not."""
+"""Certificates pass if promises hold, and otherwise report the right cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switches become variants, variants become runs, runs become figures with intervals."""
+"""Comparisons: variants from switches, their runs, and figures with intervals."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def against_first(variants: Sequence[dict[str, Any]]) -> None:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Returns which points are on the Pareto front: no other point is smaller in one value and as small in the other."""
+    """Returns which points are on the Pareto front: no other is smaller in one value and not larger in the other."""
     return [
         not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
         for point in points
