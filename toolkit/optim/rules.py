@@ -18,7 +18,7 @@ _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {
     "fused": ("optim", lambda preset: "fused" in {*preset.fixed, *preset.hidden}),
     "warmup_steps": ("warmup_steps", lambda preset: preset.averages),
 }
-"""Names in `train.optim_args` that have a setting of their own, that setting, and the presets this concerns."""
+"""Names in `train.optim_args` that have a dedicated setting: its name, and the presets with that setting."""
 
 
 def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:

@@ -1,4 +1,4 @@
-"""Runs one training of a certificate and traces its steps; called in a process of its own."""
+"""Runs one training of a certificate and traces its steps; called in a separate process."""
 
 from __future__ import annotations
 

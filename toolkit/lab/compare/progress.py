@@ -16,7 +16,7 @@ from toolkit.lab.compare.table import LEGEND, excuse, table
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "left out": "-"}
 MAX_SEEDS = 4
-"""Maximum number of seeds with a column of their own; of more, only the number of finished runs is shown."""
+"""Maximum number of seeds with a column each; for more seeds, a column shows the number of finished runs."""
 
 
 def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:

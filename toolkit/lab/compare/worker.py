@@ -1,4 +1,4 @@
-"""Trains and measures one variant of a comparison; called in a process of its own."""
+"""Trains and measures one variant of a comparison; called in a separate process."""
 
 from __future__ import annotations
 

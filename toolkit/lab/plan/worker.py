@@ -1,4 +1,4 @@
-"""Trains a few steps and measures them for a calibration; called in a process of its own."""
+"""Trains a few steps and measures them for a calibration; called in a separate process."""
 
 from __future__ import annotations
 
