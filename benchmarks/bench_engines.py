@@ -29,7 +29,7 @@ SETTINGS = (
 
 
 def seconds(config: Path, engine: str, folder: Path, overrides: list[str]) -> float:
-    """Trains in a process of its own and returns seconds per step."""
+    """Trains in a separate process and returns seconds per step."""
     recipe = ROOT / "recipes" / f"{config.parent.name}.py"
     settings = [*SETTINGS, *overrides, f"engine={engine}", f"output_dir={folder}"]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}

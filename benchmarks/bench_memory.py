@@ -22,7 +22,7 @@ PASSES = 3
 
 
 def measure(setting: str, arguments: argparse.Namespace) -> dict[str, float]:
-    """Runs one variant in this process."""
+    """Runs one variant in this process and returns its peak memory, seconds per pass and gradient norm."""
     from accelerate import Accelerator
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -41,7 +41,7 @@ def measure(setting: str, arguments: argparse.Namespace) -> dict[str, float]:
     spare_activations(model, TrainConfig(activation_checkpointing=setting))
     ids = torch.randint(0, 1000, (arguments.rows, arguments.length), device=device)
     for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)  # gradients are no activations
+        parameter.grad = torch.zeros_like(parameter)  # so that gradients do not count as activations
     baseline, seconds = peak_memory_bytes(device), []
     for _ in range(PASSES):
         torch.manual_seed(1)

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 def make_rows(case: str, folder: Path) -> Path:
-    """Writes made-up rows of different lengths; the same ones at every call."""
+    """Writes synthetic rows of different lengths, the same in every call, and returns their file or folder."""
     import numpy as np
     import soundfile
     from PIL import Image
@@ -81,16 +81,16 @@ def make_rows(case: str, folder: Path) -> Path:
     return folder / "files"
 
 
-def judged(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
+def compare_case(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
     """Calibrates one model, measures its variants, and prints a line for each."""
     from ruamel.yaml import YAML
 
     from toolkit.lab.plan.calibrate import calibrate, measured
 
     recipe, rows, settings = CASES[case]
-    whole = settings | {"data": {"train_file": str(make_rows(case, folder))}, "output_dir": str(folder / "out")}
+    contents = settings | {"data": {"train_file": str(make_rows(case, folder))}, "output_dir": str(folder / "out")}
     config = folder / "config.yaml"
-    YAML(typ="safe", pure=True).dump(whole, config)
+    YAML(typ="safe", pure=True).dump(contents, config)
     place = str(ROOT / "recipes" / f"{recipe}.py"), str(config)
     corrections = {}
     for checkpointing in CHECKPOINTING:
@@ -106,17 +106,17 @@ def judged(case: str, folder: Path, optimizers: list[str]) -> dict[str, Any]:
     for optim in optimizers:
         for checkpointing in CHECKPOINTING:
             found = measured(*place, [f"train.optim={optim}", f"train.activation_checkpointing={checkpointing}"], rows)
-            foreseen, peak = found.footprint, found.peak
+            predicted, peak = found.footprint, found.peak
             line = {
                 "optim": optim,
                 "activation_checkpointing": checkpointing,
-                "parameters": (foreseen.parameters + foreseen.buffers) / found.parameters,
-                "gradients": foreseen.gradients / found.gradients,
-                "optimizer_state": foreseen.optimizer_state / found.optimizer_state,
+                "parameters": (predicted.parameters + predicted.buffers) / found.parameters,
+                "gradients": predicted.gradients / found.gradients,
+                "optimizer_state": predicted.optimizer_state / found.optimizer_state,
                 "measured_bytes": peak,
-                "predicted_bytes": corrections[checkpointing].peak(foreseen),
-                "peak": corrections[checkpointing].peak(foreseen) / peak,
-                "peak_uncalibrated": foreseen.peak / peak,
+                "predicted_bytes": corrections[checkpointing].peak(predicted),
+                "peak": corrections[checkpointing].peak(predicted) / peak,
+                "peak_uncalibrated": predicted.peak / peak,
             }
             table.append(line)
             print(f"{optim:20}{checkpointing:14}{line['parameters']:9.3f}{line['gradients']:9.3f}"
@@ -137,11 +137,11 @@ def main() -> None:
     found: dict[str, Any] = {}
     for case in arguments.model:
         with tempfile.TemporaryDirectory(prefix="bench-plan-") as folder:
-            found[case] = judged(case, Path(folder), arguments.optim)
+            found[case] = compare_case(case, Path(folder), arguments.optim)
     lines = [line for model in found.values() for line in model["variants"]]
     parts = [abs(line[name] - 1) for line in lines for name in ("parameters", "gradients", "optimizer_state")]
     peaks = [abs(line["peak"] - 1) for line in lines]
-    print(f"\nfarthest off: parts {max(parts):.2%}, peak {max(peaks):.1%}")
+    print(f"\nlargest error: parts {max(parts):.2%}, peak {max(peaks):.1%}")
     file = ROOT / "benchmarks/results" / f"{arguments.name}.json"
     file.parent.mkdir(exist_ok=True)
     found["malloc"] = arguments.malloc

@@ -28,7 +28,7 @@ MINILM_SIZE = {
 
 
 def new_model(folder: Path) -> Path:
-    """Writes a configuration and a tokenizer trained on the reviews, for both sides to start from."""
+    """Writes a configuration and a tokenizer trained on the reviews, which all sides start from."""
     import csv
 
     from transformers import AutoConfig
@@ -56,7 +56,7 @@ def run(command: Sequence[str]) -> str:
 
 
 def loop(arguments: argparse.Namespace, folder: Path, *overrides: str) -> dict[str, float]:
-    """Trains with the toolkit's loop."""
+    """Trains with the toolkit's loop and returns seconds, accuracy and peak memory."""
     model = f"name_or_path={arguments.model}" if arguments.pretrained else f"from_config={json.dumps(MINILM_SIZE)}"
     settings = [
         f"model.{model}",
@@ -75,7 +75,7 @@ def loop(arguments: argparse.Namespace, folder: Path, *overrides: str) -> dict[s
 
 
 def plain(arguments: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Trains with the plain Trainer script."""
+    """Trains with the plain Trainer script and returns seconds and accuracy."""
     command = [sys.executable, "benchmarks/plain_trainer.py", "--model", str(arguments.model), "--train_file",
                arguments.train_file, "--validation_file", arguments.validation_file, "--output_dir", str(folder),
                "--batch_size", str(arguments.batch_size), *(["--bf16"] if arguments.bf16 else [])]  # fmt: skip
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace, results: dict[str, list[dict[str, float]]]) -> None:
-    """Prints and writes medians, and the time of each side against the plain Trainer, pair by pair."""
+    """Prints and writes the medians over pairs of time, time relative to the plain Trainer, and accuracy."""
     base = [run["train_seconds"] for run in results["plain Trainer"]]
     rows = {}
     for name, runs in results.items():

@@ -55,10 +55,10 @@ class Case:
 
     Args:
         model: its name in the table.
-        head: what it learns.
+        head: name of the head, a key of `AUTO_MODELS`.
         model_type: its name in transformers.
         sizes: fields of its configuration.
-        rows: which of `PROBLEMS` it is given, if not the one named like its head.
+        rows: key of `PROBLEMS` for its rows, or None if it is the name of the head.
     """
 
     model: str
@@ -69,22 +69,22 @@ class Case:
 
     @property
     def problem(self) -> Problem:
-        """What its rows are."""
+        """The kind of problem that its rows belong to."""
         return PROBLEMS[self.rows or self.head]
 
     def build(self, task: Any) -> PreTrainedModel:
-        """Returns the new model in float64 and training mode, the same weights in every call."""
+        """Returns a new model in float64 and training mode, with the same weights in every call."""
         config = AutoConfig.for_model(self.model_type, **self.sizes)
-        settle(config)
+        make_deterministic(config)
         task.configure(config)
         torch.manual_seed(0)
         return getattr(transformers, AUTO_MODELS[self.head]).from_config(config).double().train()
 
 
-def settle(config: PreTrainedConfig) -> None:
-    """Sets whatever drops something at random to 0 (dropout, layer drop, stochastic depth), and new weights larger.
+def make_deterministic(config: PreTrainedConfig) -> None:
+    """Sets dropout, layer drop and stochastic depth to 0, and a larger scale of initial weights.
 
-    With the usual 0.02 a model this small gives nearly the same logits whatever it is shown.
+    With the usual scale of 0.02, a model this small returns nearly the same logits for all inputs.
     """
     for name, value in config.to_dict().items():
         if "drop" in name and isinstance(value, float):
@@ -124,7 +124,7 @@ def _cases() -> list[Case]:
     found += [Case(name, "translation", *model) for name, model in translators.items()]
     found += [Case(name, texts[0], *translators[name]) for name in ("T5", "BART")]
     swin = {"image_size": SIDE, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]}
-    lookers = {
+    vision = {
         "ViT": ("vit", PICTURE),
         "Swin": ("swin", swin | {"window_size": 2}),
         "DINOv2": ("dinov2", PICTURE),
@@ -132,11 +132,11 @@ def _cases() -> list[Case]:
         "ConvNeXt": ("convnext", STAGES | {"num_stages": 2, "patch_size": 2, "image_size": SIDE}),
         "ResNet": ("resnet", STAGES | {"embedding_size": 8}),
     }
-    found += [Case(name, "image classification", *model) for name, model in lookers.items()]
-    return found + _listeners()
+    found += [Case(name, "image classification", *model) for name, model in vision.items()]
+    return found + _audio_cases()
 
 
-def _listeners() -> list[Case]:
+def _audio_cases() -> list[Case]:
     ast = PICTURE | {"max_length": SIDE, "num_mel_bins": SIDE, "time_stride": 4, "frequency_stride": 4}
     whisper = SEQ2SEQ | {"num_mel_bins": SIDE, "max_source_positions": SIDE // 2, "max_target_positions": 40}
     del ast["image_size"], whisper["max_position_embeddings"], whisper["forced_eos_token_id"]

@@ -31,7 +31,7 @@ SPECIAL = 5
 CLASSES = ["a", "b", "c"]
 LENGTHS = (4, 15, 7, 11, 5, 13, 9, 14)
 SIDE = 16
-"""Height and width of images; mel bins and frames of log-mel spectrograms."""
+"""Height and width of images in pixels; number of mel bins and of frames of log-mel spectrograms."""
 RANDOM = RowRandom(seed=0, epoch=0)
 
 Features = list[dict[str, Any]]
@@ -40,7 +40,7 @@ Inputs = dict[str, Any]
 
 @cache
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Returns a tokenizer with nothing but ids, for the recipes' collators."""
+    """Returns a tokenizer with only a vocabulary, for the recipes' collators."""
     names = {"pad": 0, "bos": 1, "eos": 2, "mask": 3, "unk": 4}
     ids = {token: number for number, token in enumerate(VOCABULARY)}
     return PreTrainedTokenizerFast(
@@ -58,14 +58,14 @@ def recipe_task(recipe: str, *overrides: str, smoke: str = "smoke") -> Any:
 
 
 class TokenTask:
-    """Token classification, as much of a task as a step needs: there is no recipe of it."""
+    """Token classification, with only those methods of a task that a step needs; no recipe has this task."""
 
     def configure(self, config: Any) -> None:
-        """Asks for one logit per class."""
+        """Sets the number of classes."""
         config.num_labels = len(CLASSES)
 
     def collate(self, features: Features, processor: Any, random: Any) -> Batch:
-        """Pads tokens and labels on the right."""
+        """Pads tokens and labels on the right to `[rows, length]`."""
         from toolkit.modalities import text
 
         inputs = text.pad(features, processor)
@@ -75,7 +75,7 @@ class TokenTask:
         return {"inputs": inputs, "labels": labels}
 
     def loss_sum(self, outputs: Any, batch: Batch) -> Tensor:
-        """Sums the tokens' cross entropies."""
+        """Returns the summed cross entropy of the labelled tokens."""
         logits, labels = outputs.logits.flatten(0, 1), batch["labels"].flatten()
         return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
@@ -85,10 +85,10 @@ class Problem:
     """A kind of problem.
 
     Args:
-        task: makes the recipe's task anew.
-        columns: makes what one row has beside `row_id`, of a random generator and the row's length.
-        plain: turns rows, and the toolkit's batch of them, into what a Trainer script hands to the model.
-        collate: makes the toolkit's batch of a task and rows.
+        task: returns a new task of the recipe.
+        columns: returns the columns of a row except `row_id`, given a random generator and the row's length.
+        plain: returns the model's inputs in a Trainer script, given the rows and the toolkit's batch.
+        collate: returns the toolkit's batch, given a task and rows.
     """
 
     task: Callable[[], Any]
@@ -102,12 +102,12 @@ class Problem:
         return [{"row_id": number, **self.columns(generator, length)} for number, length in enumerate(LENGTHS)]
 
     def batch(self, task: Any, features: Features) -> Batch:
-        """Returns the toolkit's batch of some rows, floats as float64."""
+        """Returns the toolkit's batch of the rows, with floats in float64."""
         made = self.collate(task, features)
         return made | {"inputs": widened(made["inputs"])}
 
     def plain_batch(self, task: Any, features: Features) -> Inputs:
-        """Returns what the plain Trainer's model is called with, labels included, floats as float64."""
+        """Returns the model's inputs in a plain Trainer, with labels, and with floats in float64."""
         return widened(self.plain(features, self.batch(task, features)))
 
 
@@ -122,7 +122,7 @@ def _tokens(generator: np.random.Generator, length: int) -> list[int]:
 
 
 def _text(generator: np.random.Generator, length: int) -> dict[str, Any]:
-    """BART and T5 classify by the token that ends a text, so there is one."""
+    """Returns tokens that end with the end-of-text token, which BART and T5 use to classify."""
     return {"input_ids": [*_tokens(generator, length - 1), tokenizer().eos_token_id], "attention_mask": [1] * length}
 
 
@@ -144,7 +144,7 @@ def _text_labels(generator: np.random.Generator, length: int) -> dict[str, Any]:
 
 def _tagged_text(generator: np.random.Generator, length: int) -> dict[str, Any]:
     tags = generator.integers(len(CLASSES), size=length)
-    tags[generator.random(length) < 0.2] = IGNORE_INDEX  # as inner parts of words are
+    tags[generator.random(length) < 0.2] = IGNORE_INDEX  # like the inner tokens of words
     return _text(generator, length) | {"tags": tags.tolist()}
 
 
@@ -183,7 +183,7 @@ def _with_labels(features: Features, batch: Batch) -> Inputs:
 
 
 def _pair_with_labels(features: Features, batch: Batch) -> Inputs:
-    """As `DataCollatorForSeq2Seq` without a model: the model itself shifts the labels."""
+    """Batches like `DataCollatorForSeq2Seq` without a model: the model shifts the labels itself."""
     return {name: batch["inputs"][name] for name in ("input_ids", "attention_mask")} | {"labels": batch["labels"]}
 
 
@@ -192,8 +192,8 @@ def _with_positions(features: Features, batch: Batch) -> Inputs:
     return batch["inputs"] | {"start_positions": start, "end_positions": end}
 
 
-def _whole_blocks(features: Features, batch: Batch) -> Inputs:
-    """As `DataCollatorForLanguageModeling`: labels are the tokens, and the model shifts them."""
+def _tokens_as_labels(features: Features, batch: Batch) -> Inputs:
+    """Batches like `DataCollatorForLanguageModeling`: labels are the tokens, and the model shifts them."""
     inputs: Inputs = dict(tokenizer().pad([{"input_ids": row["tokens"]} for row in features], return_tensors="pt"))
     return inputs | {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, IGNORE_INDEX)}
 
@@ -203,7 +203,7 @@ def _collate(task: Any, features: Features) -> Batch:
 
 
 def _stacked(task: Any, features: Features) -> Batch:
-    """Rows that are tensors already, instead of files that the recipe's collator would decode."""
+    """Stacks rows that are tensors; the recipe's collator would decode files."""
     name = next(name for name in features[0] if name not in ("row_id", "label"))
     return _labelled(features, {name: torch.from_numpy(np.stack([row[name] for row in features]))})
 
@@ -236,7 +236,7 @@ PROBLEMS = {
     "token classification": Problem(TokenTask, _tagged_text, _with_labels, _collate),
     "question answering": Problem(lambda: recipe_task("qa"), _window, _with_positions, _collate),
     "translation": Problem(lambda: recipe_task("translation"), _pair, _pair_with_labels, _collate),
-    "causal LM": Problem(lambda: recipe_task("language_modeling"), _causal_block, _whole_blocks, _collate),
+    "causal LM": Problem(lambda: recipe_task("language_modeling"), _causal_block, _tokens_as_labels, _collate),
     "masked LM": Problem(
         lambda: recipe_task("language_modeling", smoke="smoke_masked"), _masked_block, _with_labels, _collate
     ),
@@ -245,4 +245,4 @@ PROBLEMS = {
     "audio (AST)": Problem(RECORDINGS, _frames("input_values"), _with_labels, _stacked),
     "audio (Whisper)": Problem(RECORDINGS, _frames("input_features"), _with_labels, _stacked),
 }
-"""By the name that the table gives them, but for audio, whose inputs have three forms."""
+"""Problems by the name of their head in the table; audio inputs have three forms."""

@@ -1,4 +1,4 @@
-"""The update on eight rows as 2 x 4 compared with 8 x 1, for many model heads, with a plain Trainer and the toolkit.
+"""Compares updates on eight rows as 2 x 4 and as 8 x 1 for many model heads, by a plain Trainer and by the toolkit.
 
     python benchmarks/head_scan.py [--write]
 
@@ -33,16 +33,16 @@ COLUMNS = ("model", "head", "Trainer", "cosine", "toolkit", "cosine", "batch-dep
 WIDTHS = (14, 20, 7, 7, 7, 7, 15)
 LEARNING_RATE = 0.01
 SPLITS = ((8, 1), (2, 4))
-"""Micro-batch and accumulation: the same eight rows in one piece, and in four."""
+"""Micro-batch size and accumulation: the same eight rows as one micro-batch, and as four."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """An update compared with the one it should be.
+    """The difference between an update and its reference.
 
     Args:
-        ratio: its norm divided by the other's.
-        cosine: of the angle between the two.
+        ratio: norm of the update divided by the norm of the reference.
+        cosine: cosine of the angle between the two.
     """
 
     ratio: float
@@ -51,20 +51,20 @@ class Change:
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured of a case: 2 x 4 compared with 8 x 1.
+    """Measurements of a case: updates as 2 x 4 compared with 8 x 1.
 
     Args:
         case: the model and its head.
-        trainer: of the plain Trainer.
-        toolkit: of the toolkit.
-        whole: the toolkit's 8 x 1 compared with the Trainer's, of another loss and another loop.
-        reasons: why a row's result depends on the rows beside it, so that the splits cannot be equal.
+        trainer: the plain Trainer's updates.
+        toolkit: the toolkit's updates.
+        unsplit: the toolkit's 8 x 1 compared with the Trainer's 8 x 1.
+        reasons: why rows depend on other rows of their batch, so that the splits cannot be equal.
     """
 
     case: Case
     trainer: Change
     toolkit: Change
-    whole: Change
+    unsplit: Change
     reasons: list[str]
 
     def cells(self) -> list[str]:
@@ -79,7 +79,7 @@ def _shown(change: Change) -> tuple[str, str]:
 
 
 def measure(case: Case) -> Result:
-    """Makes one update four times from the same weights: in each split, by the plain Trainer and by the toolkit."""
+    """Trains one update from the same weights with each split, by the plain Trainer and by the toolkit."""
     task = case.problem.task()
     model = case.build(task)
     trainer, toolkit = (
@@ -89,14 +89,14 @@ def measure(case: Case) -> Result:
     return Result(case, *(compare(*pair) for pair in pairs), batch_dependence(model))
 
 
-def compare(wanted: Tensor, found: Tensor) -> Change:
-    """Compares two updates, each of them one vector."""
-    cosine = torch.dot(wanted, found) / (wanted.norm() * found.norm())
-    return Change(float(found.norm() / wanted.norm()), float(cosine))
+def compare(reference: Tensor, found: Tensor) -> Change:
+    """Compares two updates, each a vector of all parameters."""
+    cosine = torch.dot(reference, found) / (reference.norm() * found.norm())
+    return Change(float(found.norm() / reference.norm()), float(cosine))
 
 
 def _update(model: nn.Module, step: Callable[..., None], case: Case, task: Any, size: int, accumulation: int) -> Tensor:
-    """The difference that a step makes to all parameters, as one vector."""
+    """Returns the change of all parameters by a step, as one vector."""
     trained = copy.deepcopy(model)
     step(trained, case, task, size, accumulation)
     pairs = zip(trained.parameters(), model.parameters(), strict=True)
@@ -104,7 +104,7 @@ def _update(model: nn.Module, step: Callable[..., None], case: Case, task: Any, 
 
 
 def trainer_step(model: Any, case: Case, task: Any, size: int, accumulation: int) -> None:
-    """One update by `transformers.Trainer` as it comes, with the model's own loss."""
+    """Trains one update with a plain `transformers.Trainer`, with the model's own loss."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -135,7 +135,7 @@ def trainer_step(model: Any, case: Case, task: Any, size: int, accumulation: int
 
 
 def toolkit_step(model: nn.Module, case: Case, task: Any, size: int, accumulation: int) -> None:
-    """One update by the toolkit's loop, with the task's loss."""
+    """Trains one update with the toolkit's loop, with the task's loss."""
     rows = case.problem.features()
     window = [case.problem.batch(task, rows[i : i + size]) for i in range(0, size * accumulation, size)]
     items = sum(float(count_items(task, batch)) for batch in window)
@@ -152,7 +152,7 @@ def scan() -> Iterator[Result]:
 
 
 def line(cells: list[str] | tuple[str, ...]) -> str:
-    """Returns a row of the table, as wide in a terminal as in the page."""
+    """Returns a row of the table, padded to the columns' widths."""
     numbers = range(2, 6)
     padded = [
         cell.rjust(width) if column in numbers else cell.ljust(width)
@@ -162,13 +162,13 @@ def line(cells: list[str] | tuple[str, ...]) -> str:
 
 
 def heading() -> list[str]:
-    """Returns the table's first two lines."""
+    """Returns the two header lines of the table."""
     rules = [f"{'-' * (width - 1)}{':' if column in range(2, 6) else '-'}" for column, width in enumerate(WIDTHS)]
     return [line(COLUMNS), line(rules)]
 
 
 def write(table: list[str]) -> None:
-    """Puts the table between the page's two marks."""
+    """Writes the table into the page, between its two markers."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     versions = " and ".join(
@@ -179,7 +179,7 @@ def write(table: list[str]) -> None:
 
 
 def main() -> None:
-    """Prints the table, case by case."""
+    """Measures all cases and prints the table row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the table into docs/heads.md")
     arguments = parser.parse_args()

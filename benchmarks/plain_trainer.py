@@ -7,7 +7,7 @@ import json
 import time
 from pathlib import Path
 
-import evaluate  # noqa: F401 - as such scripts import it
+import evaluate  # noqa: F401 - typical scripts import it
 import numpy as np
 from datasets import load_dataset
 from transformers import (
@@ -33,7 +33,7 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains and prints one JSON line: seconds of training, accuracy."""
+    """Trains and prints one line with `RESULT` and a JSON object: seconds of training and accuracy."""
     arguments = read_arguments()
     files = {"train": arguments.train_file, "validation": arguments.validation_file}
     data = load_dataset("csv", data_files=files)

@@ -1,4 +1,4 @@
-"""What every test runs under: no network, one thread, and caches of its own, set before any library is imported."""
+"""Environment of all tests: no network, one thread and separate caches, set before any library is imported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def console() -> None:
-    """What a command line shows is printed, so that tests can read it."""
+    """Prints log records as command lines do, so that tests can read them."""
     from toolkit.base.console import log_to_console
 
     log_to_console()
@@ -50,7 +50,7 @@ def console() -> None:
 
 @pytest.fixture(scope="session")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folders of everything in `many_processes`, on 2 processes; launched once for all tests and workers."""
+    """Returns the output folders of `many_processes` on 2 processes, launched once for all tests and workers."""
     import many_processes
     from launching import launch
 
@@ -68,7 +68,7 @@ def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """A folder with all public datasets of the catalog."""
+    """Returns a folder with all public datasets of the catalog."""
     from toolkit.catalog.entries import CATALOG
 
     for folder in REAL_DATA:
@@ -79,7 +79,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def fresh_precision():
-    """Lets runs of this process differ in precision, which accelerate decides once for a whole process."""
+    """Resets accelerate's state, so that runs in one process can differ in precision."""
     from accelerate.state import AcceleratorState
 
     AcceleratorState._reset_state()

@@ -1,4 +1,4 @@
-"""The rules of the house: what the project's files look like and which of them may know which."""
+"""The house rules: layout of the project's files, their size, style and imports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def named(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports anywhere, and of what it takes from them."""
+    """Returns the full names of all modules and objects that a file imports."""
     found = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -146,7 +146,7 @@ TASK_WORDS = {
 
 
 def words(node: ast.AST) -> Iterator[str]:
-    """The words of every name and text that a syntax tree uses; docstrings are no use."""
+    """Returns the words in all names and strings of a syntax tree, except docstrings."""
     docstrings = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant):
@@ -169,7 +169,7 @@ MOST_SHARED_LINES = 5
 
 
 def logic(path: Path) -> Iterator[str]:
-    """The lines of a file's functions, without their heads, docstrings and imports, however they are wrapped."""
+    """Returns the normalised lines of a file's functions, without signatures, docstrings and imports."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.FunctionDef):
             body = node.body[ast.get_docstring(node) is not None :]

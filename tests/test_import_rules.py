@@ -1,4 +1,4 @@
-"""The test of the layers has power: what breaks them is found wherever in a file it is."""
+"""The test of the layers detects every forbidden import, at any place in a file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_goes_down_or_starts_a_process_is_no_circle(tmp_path: Path) -> None
 
 
 def planted(folder: Path, files: dict[str, str]) -> list[Import]:
-    """The imports of a small package with these files."""
+    """Returns the imports of a small package with these files."""
     usual = dict.fromkeys(("__init__.py", "__main__.py", "base/a.py", "engine/__init__.py", "engine/b.py"), "")
     for name, text in (usual | files).items():
         path = folder / "toolkit" / name

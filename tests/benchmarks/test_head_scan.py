@@ -1,4 +1,4 @@
-"""Every head's update, cut into micro-batches: right with the toolkit, and as the page says with a plain Trainer."""
+"""The head scan: updates agree across splits with the toolkit, and differ with a plain Trainer as in docs/heads.md."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = ROOT / "docs/heads.md"
 
 
 def table() -> list[str]:
-    """The page's lines between its two marks, from the heading on."""
+    """Returns the lines of the table in docs/heads.md, header included."""
     between = PAGE.read_text(encoding="utf-8").split("<!-- ")[1]
     return [line for line in between.splitlines() if line.startswith("|")]
 
@@ -50,12 +50,12 @@ class TestScan:
         assert wrong == {}
 
     def test_the_plain_trainers_is_four_times_too_long_for_most_heads(self, results) -> None:
-        """Without this the scan would not see the fault that it is there for."""
+        """Checks that the scan detects the fault that it is meant for."""
         four = [result for result in results if not result.reasons and abs(result.trainer.ratio - 4) <= 0.05]
         assert len(four) >= 20
 
     def test_in_one_piece_both_are_the_same(self, results) -> None:
-        """So the toolkit's update is not only the same in all splits, it is also the right one."""
+        """Checks that the toolkit's update is also correct, not only equal across splits."""
         counted = sum(head_rows.LENGTHS)
         for result in results:
             expected = 1.0
@@ -63,8 +63,8 @@ class TestScan:
                 continue
             if (result.case.model, result.case.head) == ("GPT-2", "causal LM"):  # it counts a label too many per row
                 expected = counted / (counted - len(head_rows.LENGTHS))
-            assert result.whole.ratio == pytest.approx(expected, abs=1e-6), result
-            assert result.whole.cosine == pytest.approx(1.0, abs=1e-9), result
+            assert result.unsplit.ratio == pytest.approx(expected, abs=1e-6), result
+            assert result.unsplit.cosine == pytest.approx(1.0, abs=1e-9), result
 
     def test_batch_dependent_models_are_known_and_do_differ(self, results) -> None:
         dependent = [result for result in results if result.reasons]

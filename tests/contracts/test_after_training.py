@@ -1,4 +1,4 @@
-"""Nothing that follows training keeps the other processes in a collective, from Python as from the command line."""
+"""After training, no process waits in a collective, from Python and from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and rows that cannot be used: named with their reasons under `error`, left out and counted under `skip`."""
+"""Unusable files and rows: reported with reasons under `data.bad_rows: error`, skipped and counted under `skip`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEW = ("train.max_steps=2", "data.max_eval_samples=9")
 
 
 def huge_png() -> bytes:
-    """A PNG that says it has 20,000 x 20,000 pixels; there is no need to hold them."""
+    """Returns a PNG whose header declares 20,000 x 20,000 pixels, without their data."""
     content = bytearray(picture(noise(2, 2)))
     content[16:24] = (20_000).to_bytes(4, "big") * 2
     content[29:33] = zlib.crc32(content[12:29]).to_bytes(4, "big")
@@ -53,7 +53,7 @@ BAD = {
 
 
 def assert_named_or_left_out(config: str, folder: Path, settings: list[str], bad: list[tuple[str, str]], rows: int):
-    """Asserts what both policies make of bad rows, given in order by what tells their place and their reason."""
+    """Asserts how both policies handle bad rows, given in order by patterns of their place and reason."""
     with pytest.raises(DataError) as refused:
         train(config, folder / "error", *settings, *FEW)
     first, *listed = str(refused.value).splitlines()

@@ -1,4 +1,4 @@
-"""C2: the same YAML through both engines ends with the same bits, and each goes on where the other stopped."""
+"""C2: both engines end with bit-identical results for the same YAML, and each resumes the other's checkpoints."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_the_trainer_cannot_use_is_refused_before_anything_is_loaded(settin
 
 
 def test_the_loop_has_no_use_for_the_trainer_s_section(tmp_path):
-    with pytest.raises(ConfigError, match=r"engine .*trainer.*only the Trainer has such callbacks"):
+    with pytest.raises(ConfigError, match=r"engine \('loop'\), trainer\.callbacks .*: only transformers\.Trainer has"):
         train("reviews", tmp_path / "run", "trainer.callbacks=[callbacks_for_tests.Recorder]")
 
 

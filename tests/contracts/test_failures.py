@@ -1,4 +1,4 @@
-"""What happens when a process, its launcher or one of its peers goes away."""
+"""Runs in which a process, its launcher or another rank dies."""
 
 from __future__ import annotations
 

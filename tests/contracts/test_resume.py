@@ -1,4 +1,4 @@
-"""C3: a run that stopped anywhere and went on ends bit-identical to one that never stopped."""
+"""C3: an interrupted and resumed run ends bit-identical to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_nu
 
 @pytest.fixture
 def stop_before(monkeypatch):
-    """Makes runs of this process end, as if killed, before they train a given step."""
+    """Returns a function that makes runs in this process stop before a given step, as if killed."""
     return stopper(monkeypatch)
 
 
@@ -51,7 +51,7 @@ def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, s
 
 
 def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
-    """Were a step's random numbers not set again, the test above would see it."""
+    """Checks that the test above would notice if the seed were not set before each step."""
     train("reviews", tmp_path / "whole", *DROPOUT)
     stop_before(6)
     with pytest.raises(StoppedError):
@@ -166,7 +166,7 @@ def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):
 def kill_three_times(tmp_path: Path, processes: int) -> None:
     """Kills a run with SIGKILL at three random steps and compares its end with that of an uninterrupted run.
 
-    Each time the other engine goes on.
+    Each part is resumed with the other engine.
     """
     whole = start(tmp_path / "whole", tmp_path / "whole.log", *LONG, processes=processes)
     assert whole.wait(200) == 0, (tmp_path / "whole.log").read_text()

@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 def sections() -> dict[str, list[Block]]:
-    """The code blocks under each heading that begins with "How to add"."""
+    """Returns the code blocks under each heading that begins with "How to add"."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     found = {}
     for part in re.split(r"^## ", text, flags=re.M):
@@ -53,7 +53,7 @@ SECTIONS = sections()
 
 
 def change(text: str, diff: str) -> str:
-    """Applies a diff without line numbers: what it removes and keeps must stand in the text exactly once, in a row."""
+    """Applies a diff without line numbers; its removed and context lines must occur in the text exactly once."""
     lines = diff.splitlines()
     assert all(line[:1] in ("", " ", "-", "+") for line in lines), diff
     old = "\n".join(line[1:] for line in lines if line[:1] != "+") + "\n"
@@ -76,7 +76,7 @@ def apply(block: Block, root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory) -> Path:
-    """A copy of the repository to which all steps have been applied."""
+    """Returns a copy of the repository with all steps applied."""
     root = tmp_path_factory.mktemp("contributing")
     for name in ("toolkit", "recipes", "tests", "docs"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -89,7 +89,7 @@ def copy(tmp_path_factory) -> Path:
 
 
 def commands(title: str) -> list[tuple[list[str], int]]:
-    """The commands of a section, each with the exit code that its comment announces (0 without one)."""
+    """Yields the commands of a section with their expected exit codes, from their comments (default 0)."""
     programs = {"python": [sys.executable], "toolkit": [sys.executable, "-m", "toolkit"]}
     found = []
     for block in SECTIONS[title]:
@@ -101,7 +101,7 @@ def commands(title: str) -> list[tuple[list[str], int]]:
 
 
 def run_all(title: str, root: Path) -> list[tuple[int, CompletedProcess[str]]]:
-    """Runs a section's commands one after the other, up to one that does not end as announced."""
+    """Runs a section's commands in order, up to the first with an unexpected exit code."""
     done = []
     for command, code in commands(title):
         environ = {**os.environ, "PYTHONPATH": str(root)}
@@ -114,7 +114,7 @@ def run_all(title: str, root: Path) -> list[tuple[int, CompletedProcess[str]]]:
 
 @pytest.fixture(scope="module")
 def outcomes(copy: Path) -> dict[str, list[tuple[int, CompletedProcess[str]]]]:
-    """What the commands of each section did; the sections run side by side."""
+    """Returns the results of each section's commands; sections run in parallel."""
     with ThreadPoolExecutor() as pool:
         return dict(zip(SECTIONS, pool.map(partial(run_all, root=copy), SECTIONS), strict=True))
 

@@ -1,4 +1,4 @@
-"""The documentation is true: its commands parse, its YAML is valid, its settings and links exist."""
+"""The documentation is correct: its commands parse, its YAML is valid, its settings and links exist."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pages() -> list[Path]:
 
 
 def commands(program: str) -> list[str]:
-    """The commands in the pages' shell blocks that begin with a program's name, without comments."""
+    """Returns the commands in the pages' shell blocks that begin with a program's name, without comments."""
     lines = [
         line
         for page in pages()
@@ -54,7 +54,7 @@ def commands(program: str) -> list[str]:
 
 
 def whole_configs() -> dict[str, tuple[str, str]]:
-    """YAML blocks that are whole files: name -> recipe and text. Their first line says both."""
+    """Returns YAML blocks that are complete files: recipe and text by name; their first line has name and recipe."""
     found = {}
     for block in (block for page in pages() for block in blocks(page, "yaml")):
         if title := re.match(r"# (\S+\.yaml), for (recipes/\S+\.py)\n", block):
@@ -64,7 +64,7 @@ def whole_configs() -> dict[str, tuple[str, str]]:
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch) -> Path:
-    """A folder as the reader of the pages has it: the repository, the YAML files shown, and the data they name."""
+    """Returns a folder with the repository, the YAML files shown in the pages, and the data they name."""
     for name in ("recipes", "accelerate_configs", "toolkit"):
         (tmp_path / name).symlink_to(ROOT / name)
     for name, (_, text) in whole_configs().items():
@@ -77,14 +77,14 @@ def reader(tmp_path, monkeypatch) -> Path:
 
 
 def wrong_settings(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
-    """What is wrong with the settings of a configuration, but for public data that is not on this machine."""
+    """Returns the problems of a configuration's settings, except for missing public datasets."""
     task_type = load_task_type(recipe)
     found = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
     return [each for each in found if not ("there is no such file" in each and "`toolkit data get " in each)]
 
 
 def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
-    """What is wrong with a configuration, but for what only the machine that trains knows."""
+    """Returns the problems of a configuration, except for those of this machine."""
     found = wrong_settings(recipe, config, overrides)
     return [*found, *validate(load_task_type(recipe), config, overrides, elsewhere=True).problems]
 

@@ -1,4 +1,4 @@
-"""The measured figures in the pages are those of the committed results."""
+"""The measured numbers in the pages equal those in the committed results."""
 
 from __future__ import annotations
 

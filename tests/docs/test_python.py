@@ -1,4 +1,4 @@
-"""docs/python.md, run from its first line to its last in one process, as a reader would."""
+"""Runs all code of docs/python.md in order in one process, as a reader would."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def new_tokenizer(objective="causal", block_size=8):
 
 
 def documents(*sizes, begin=1, end=1):
-    """Documents of so many tokens each, between the ids that begin and end them."""
+    """Returns documents with the given numbers of tokens, between the ids of start and end."""
     ids = iter(range(10, 10_000))
     return [{"tokens": [begin, *(next(ids) for _ in range(n)), end], "example": i} for i, n in enumerate(sizes)]
 
@@ -165,7 +165,7 @@ def masked_batches(workers, batch_size=4, epoch=0):
     fixed = evaluation_loader(features, task, tokenizer, settings, Mesh())
 
     def by_row(batches):
-        """Each row's input ids and labels, without its padding."""
+        """Returns input ids and labels of each row, without padding."""
         found = {}
         for batch in batches:
             for i, row in enumerate(batch["row_ids"].tolist()):

@@ -1,4 +1,4 @@
-"""The reviews recipe from end to end: what it leaves behind, and what can be done with that."""
+"""The reviews recipe from end to end: its output files, and the commands that use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads and samplers of reviews in whole runs: the same training over every split of a window."""
+"""Heads and samplers of reviews in complete runs: training does not depend on the split of a window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEPS = (*SGD, "train.learning_rate=0.05", "train.num_train_epochs=2")
 
 @pytest.fixture
 def rows(tmp_path):
-    """Writes 21 texts of uneven length with labels of a kind, and returns the settings that read them."""
+    """Writes 21 texts of uneven length with labels for a problem type, and returns the settings that read them."""
 
     def write(kind: str) -> tuple[str, ...]:
         labels = LABELS[kind]

@@ -1,4 +1,4 @@
-"""Reviews of pictures: bad files, augmentation by row, models, and what can be done with a run."""
+"""Reviews of images: bad files, augmentation by row, models, and commands on finished runs."""
 
 from __future__ import annotations
 

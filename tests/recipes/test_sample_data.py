@@ -1,4 +1,4 @@
-"""The sample data: small, described, and its validation parts new to whoever learned the training parts."""
+"""The sample data is small and documented, and its validation parts share nothing with the training parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS = ("train", "validation")
 
 
 def sentences(texts: Iterable[str]) -> list[str]:
-    """The sentences of texts, without case and punctuation."""
+    """Returns the sentences of texts, without case and punctuation."""
     parts = (part for text in texts for part in re.split(r"(?<=[.!?])\s+", text))
     return [words for part in parts if (words := " ".join(re.findall(r"\w+", part.lower())))]
 
@@ -43,7 +43,7 @@ def prose(part: str) -> list[str]:
 
 
 def things(folder: str, part: str) -> list[str]:
-    """What stands in the names of pictures and recordings: `oak-03.png` shows an oak, `anna-1.flac` is Anna's voice."""
+    """Returns the subjects in file names: `oak-03.png` shows an oak, `anna-1.flac` is Anna's voice."""
     return [path.name.partition("-")[0] for path in sorted((DATA / folder / part).glob("*/*"))]
 
 

@@ -175,7 +175,7 @@ def test_bfloat16_trains_and_generates(tmp_path, fresh_precision):
 
 
 def pretrained(folder, **ids):
-    """A tiny multilingual model, saved as a hub's folder would be."""
+    """Returns the folder of a tiny pretrained multilingual model."""
     tokenizer = nllb()
     config = small("m2m_100", len(tokenizer), pad_token_id=tokenizer.pad_token_id, **ids)
     torch.manual_seed(0)

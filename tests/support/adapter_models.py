@@ -1,4 +1,4 @@
-"""Small models of every architecture that adapters know."""
+"""Small models of several architectures for tests of adapters."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ ARCHITECTURES = {
                            "decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8,
                            "vocab_size": 9}, [], 16),
 }  # fmt: skip
-"""Type of model -> auto class, sizes, its head, and the linear layers of attention and MLP."""
+"""By model type: auto class, sizes, modules of the head, and number of linear layers of attention and MLP."""

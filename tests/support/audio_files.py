@@ -1,4 +1,4 @@
-"""Audio files that tests write."""
+"""Waveforms and encoded audio files for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages in a headless browser without network, where one is installed."""
+"""Opens pages in a headless browser without network, if one is installed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ NO_ADDRESS = "--host-resolver-rules=MAP * ~NOTFOUND"
 
 
 def open_page(page: Path, script: str = "", width: int = 1280) -> tuple[str, Any]:
-    """Opens a page as it is, and runs a script in a copy of it, whose policy alone is opened for that.
+    """Opens a page, and runs a script in a copy of it whose content security policy allows that.
 
     Args:
         page: the HTML file.
-        script: the body of a function; what it returns comes back.
-        width: of the window, in pixels.
+        script: the body of a JavaScript function.
+        width: width of the window, in pixels.
 
     Returns:
-        The page's document after its own scripts, and what the script returned.
+        The page's document after its own scripts ran, and the result of the script.
 
     Raises:
-        AssertionError: for anything on the browser's console.
+        AssertionError: if the browser's console has any message.
     """
     document = _dump(page, width)
     if not script:
@@ -41,20 +41,20 @@ def open_page(page: Path, script: str = "", width: int = 1280) -> tuple[str, Any
     copy = page.with_name(f"probe-{page.name}")
     copy.write_text(policy.sub("script-src 'unsafe-inline';", text).replace("</body>", probe), encoding="utf-8")
     found = re.search(r'<body[^>]* data-found="([^"]*)"', _dump(copy, width))
-    assert found is not None, "the script did not end"
+    assert found is not None, "the script did not finish"
     return document, json.loads(found[1].replace("&quot;", '"').replace("&lt;", "<").replace("&amp;", "&"))
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int = 2400, dark: bool = False) -> None:
-    """Makes a PNG of a page."""
+    """Writes a screenshot of a page as a PNG file."""
     dark_flags = ["--blink-settings=preferredColorScheme=0"] if dark else []
     _run(page, width, f"--screenshot={picture}", "--hide-scrollbars", *dark_flags, height=height)
 
 
 def _dump(page: Path, width: int) -> str:
     done = _run(page, width, "--dump-dom", "--enable-logging=stderr", "--v=0")
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said, said
+    messages = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not messages, messages
     return done.stdout
 
 

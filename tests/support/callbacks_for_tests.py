@@ -1,4 +1,4 @@
-"""Callbacks that a YAML can name."""
+"""Callbacks that a configuration can name in `trainer.callbacks`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from functools import partial
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 EVENTS: list[tuple[str, int]] = []
-"""What `Recorder` was told, with the step."""
+"""Events that `Recorder` received, with the step."""
 
 patient = partial(EarlyStoppingCallback, early_stopping_patience=2)
 
 
 class Recorder(TrainerCallback):
-    """Remembers events, and asks for things the plan does not."""
+    """Records events, and requests a log, an evaluation and a checkpoint that are not scheduled."""
 
     def on_train_begin(self, args, state, control, model, optimizer, processing_class, **more):
         assert None not in (model, optimizer, processing_class)
@@ -40,5 +40,5 @@ class Recorder(TrainerCallback):
 
 
 def not_a_callback() -> int:
-    """Returns something else."""
+    """Returns a number, which is not a callback."""
     return 1

@@ -1,4 +1,4 @@
-"""What the tests of certificates are about."""
+"""The experiment that the tests of certificates share."""
 
 from __future__ import annotations
 

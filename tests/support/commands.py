@@ -1,4 +1,4 @@
-"""Sub-commands, run in this process."""
+"""Runs sub-commands of `toolkit` in this process."""
 
 from __future__ import annotations
 

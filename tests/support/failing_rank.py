@@ -15,7 +15,7 @@ FAULT_STEP = 3
 
 
 def check_update(self, grad_norm, batches):
-    """Fails on the last rank only, where a real fault would leave the others waiting."""
+    """Fails on the last rank only; the other ranks would wait for it forever."""
     if self.state.step + 1 == FAULT_STEP and os.environ["RANK"] == "1":
         (Path(self.run.output_dir) / "failed_at").write_text(str(time.time()))
         raise ValueError("a fault on one rank")

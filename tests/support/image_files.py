@@ -1,4 +1,4 @@
-"""Image files that tests write."""
+"""Images and encoded image files for tests."""
 
 from __future__ import annotations
 

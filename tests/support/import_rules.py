@@ -1,4 +1,4 @@
-"""The imports among a package's own files, and those that break the order of its layers or form a circle."""
+"""Finds imports between the files of a package that break the order of its layers or form a cycle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Import:
-    """One file of the package uses another: both as dotted module names, the line, and whether as a new process."""
+    """An import of one module of the package by another.
+
+    Args:
+        source: the importing module, dotted.
+        target: the imported module, dotted.
+        line: line of the import.
+        starts: whether the target is started as a new process instead of imported.
+    """
 
     source: str
     target: str
@@ -26,10 +33,10 @@ class Import:
 
 
 def read_imports(package: Path) -> list[Import]:
-    """Returns every import of the package's files by one another, wherever in a file it is.
+    """Returns all imports between the package's files, at any place in a file.
 
-    Modules named in strings count as well: `"package.module.Name"`, as tables of lazily loaded objects have it;
-    `f"package.folder.{name}"`, which may be any module of the folder; and what follows `"-m"` in a command.
+    Modules named in strings count as well: `"package.module.Name"`, as in tables of lazily loaded objects;
+    `f"package.folder.{name}"`, which may be any module of the folder; and the word after `"-m"` in a command.
     """
     modules = {_module(file, package.parent): file for file in sorted(package.rglob("*.py"))}
     found = set()
@@ -47,7 +54,7 @@ def _module(file: Path, root: Path) -> str:
 
 
 def _statements(tree: ast.Module, place: str) -> Iterator[tuple[str, int]]:
-    """The full names in import statements, and their lines; `place` is what a leading dot means."""
+    """Yields the full names in import statements and their lines; `place` is the package of relative imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
@@ -58,7 +65,7 @@ def _statements(tree: ast.Module, place: str) -> Iterator[tuple[str, int]]:
 
 
 def _strings(tree: ast.Module, package: str) -> Iterator[tuple[str, int, bool]]:
-    """The dotted names in strings, their lines, and whether they follow `"-m"`; of an f-string its folder and `*`."""
+    """Yields dotted names in strings, their lines, and whether they follow `"-m"`; `folder.*` for an f-string."""
     started = set()
     for node in ast.walk(tree):  # from the outside to the inside
         match node:
@@ -74,7 +81,7 @@ def _strings(tree: ast.Module, package: str) -> Iterator[tuple[str, int, bool]]:
 
 
 def _resolve(name: str, modules: Iterable[str]) -> list[str]:
-    """The modules that a name means: the longest part of it that is one, or all in a folder."""
+    """Returns the modules that a name refers to: its longest prefix that is a module, or all modules of a folder."""
     folder, _, last = name.rpartition(".")
     if last == "*":
         return [module for module in modules if module.rpartition(".")[0] == folder]
@@ -84,10 +91,10 @@ def _resolve(name: str, modules: Iterable[str]) -> list[str]:
 
 
 def upward(imports: Iterable[Import], layers: Sequence[str]) -> list[str]:
-    """Returns the imports of a layer by a lower one; a layer is a folder or a file directly in the package.
+    """Returns the imports of a higher layer by a lower one; a layer is a folder or file directly in the package.
 
     Raises:
-        ValueError: if a module belongs to none of the layers.
+        ValueError: if a module does not belong to any of the layers.
     """
     return [str(each) for each in imports if _rank(each.target, layers) > _rank(each.source, layers)]
 
@@ -97,9 +104,9 @@ def _rank(module: str, layers: Sequence[str]) -> int:
 
 
 def circles(imports: Iterable[Import]) -> list[str]:
-    """Returns a circle of files, and one in each folder among what lies directly in it: its files and folders.
+    """Returns import cycles: one among all files, and one in each folder among its files and subfolders.
 
-    A file may start another as a process, and that one import it: nothing waits for itself there.
+    Starting a module as a new process is not an import, so it cannot close a cycle.
     """
     graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for each in imports:

@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def launch_command(args: Sequence[str | Path], num_processes: int = 1) -> list[str]:
-    """The command line that runs `args` (a script, or `-m` and a module, and its arguments).
+    """Returns the command line that runs `args` (a script, or `-m` and a module, and its arguments).
 
-    The configuration for two processes has a free port chosen for each run, so that tests can run side by side.
+    The configuration for two processes selects a free port for each run, so that tests can run in parallel.
     """
     config = "cpu.yaml" if num_processes == 1 else "cpu_2proc.yaml"
     launcher = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -39,15 +39,15 @@ def launch(
     Args:
         args: script (or `-m` and a module) and its arguments.
         num_processes: number of CPU processes.
-        env: variables on top of this process's.
-        timeout: seconds after which the launcher and everything it started are killed.
-        check: whether to fail on any other exit code than 0.
+        env: environment variables to add.
+        timeout: seconds after which the launcher and its child processes are killed.
+        check: whether to fail on exit codes other than 0.
 
     Raises:
-        AssertionError: on a time-out or a failure, with the whole output.
+        AssertionError: after a timeout or a failure, with the complete output.
     """
     command = launch_command(args, num_processes)
-    # Files, not pipes: a worker that outlives its launcher would hold a pipe open for ever.
+    # Files instead of pipes: a worker that outlives its launcher would keep a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, **(env or {})}, cwd=ROOT)
         try:
@@ -68,7 +68,7 @@ def launch(
 
 
 def kill_tree(pid: int) -> None:
-    """Kills a process and everything that it started, at once."""
+    """Kills a process and all its descendants."""
     parent = psutil.Process(pid)
     for process in [*parent.children(recursive=True), parent]:
         try:

@@ -1,4 +1,4 @@
-"""Runs with `train.strategy: local_sgd` on two processes, which `test_local_sgd` looks at."""
+"""Runs with `train.strategy: local_sgd` on two processes, for `test_local_sgd`."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ ROWS = (
     "eval.eval_steps=null",
     "checkpoint.save_steps=null",
 )
-"""Windows of 8, five an epoch; the last one has five rows, so that the processes' shares of it differ."""
+"""Windows of 8 rows, five per epoch; the last one has five rows, so that processes get different numbers of rows."""
 EXACT = (*ROWS, *SGD, "train.max_grad_norm=0", "train.optim_args.momentum=0.9", "train.weight_decay=0.1",
          "train.learning_rate=0.1")  # fmt: skip
 EVERY_STEP = (LOCAL, "train.local_sgd_steps=1", "train.local_sgd_average_moments=true")
 EMPTY = ("data.max_train_samples=3", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
-"""Three rows in windows of 8 leave the second process without any in each of them."""
+"""With three rows in windows of 8, the second process has no rows."""
 SHORT = ("train.max_steps=6",)
-"""Few steps in float32, where rounding errors grow with them."""
+"""Few steps for float32, where rounding errors grow with each step."""
 DROPOUT = ("model.config_overrides.hidden_dropout_prob=0.1", "model.config_overrides.attention_probs_dropout_prob=0.1")
 RESUMED = (*ROWS, *DROPOUT, LOCAL, "train.local_sgd_steps=3", "train.local_sgd_warmup_steps=2", "eval.eval_steps=7",
            "checkpoint.save_steps=4", "train.local_sgd_outer_lr=0.7", "tracking.logging_steps=3")  # fmt: skip
-"""AdamW with clipping; averages after 5, 8, 11, 14, pauses after 4, 7, 8, 12, 14, 15."""
+"""AdamW with clipping; averages after steps 5, 8, 11, 14, and evaluations or checkpoints after 4, 7, 8, 12, 14, 15."""
 
 
 def main(output: Path) -> None:
-    """Runs everything."""
+    """Trains all runs that the tests compare."""
     train("reviews", output / "local-sync", *EXACT, double=True)
     train("reviews", output / "local-1", *EXACT, *EVERY_STEP, double=True)
     train("reviews", output / "local-1-float", *EXACT, *EVERY_STEP, *SHORT)
     train("reviews", output / "local-sync-float", *EXACT, *SHORT)
     train("reviews", output / "local-warm", *EXACT, LOCAL, "train.local_sgd_warmup_steps=14", double=True)
     train("reviews", output / "local-nesterov", *EXACT, "train.optim_args.nesterov=true", double=True)
-    # Plain steps inside and Nesterov's outside are Nesterov's steps, at the product of both rates.
+    # Plain SGD with an outer Nesterov optimizer equals Nesterov SGD, with the product of both learning rates.
     train("reviews", output / "local-outer", *EXACT, *EVERY_STEP, "train.optim_args.momentum=0.0",
           "train.learning_rate=0.2", "train.local_sgd_outer_lr=0.5", double=True)  # fmt: skip
     train("reviews", output / "local-empty", *EXACT, *EVERY_STEP, *EMPTY, double=True)
@@ -60,7 +60,7 @@ def main(output: Path) -> None:
                   "train.max_steps=16", "tracking.logging_steps=1")  # fmt: skip
     for engine in ("loop", "trainer"):
         train("reviews", output / f"local-{engine}", *RESUMED, f"engine={engine}")
-    AcceleratorState._reset_state()  # precision is that of the process
+    AcceleratorState._reset_state()  # the precision is global to the process
     train("reviews", output / "local-bf16", *RESUMED, "train.mixed_precision=bf16")
     AcceleratorState._reset_state()
     stopped_and_resumed(output / "local-parts")
@@ -70,7 +70,7 @@ def main(output: Path) -> None:
 
 @contextmanager
 def checked_averages(file: Path) -> Iterator[None]:
-    """Asserts after each average that all ranks hold the same bits, and writes down the steps of the averages."""
+    """Asserts after each average that all ranks have the same weights, and writes the steps of the averages."""
     average, steps = LocalSGD._average, []
 
     def checked(self: LocalSGD) -> None:
@@ -87,7 +87,7 @@ def checked_averages(file: Path) -> Iterator[None]:
 
 
 def with_buffers_and_frozen_parameters(output: Path) -> None:
-    """Trains a model with batch normalisation, frozen embeddings and a parameter that nothing uses."""
+    """Trains a model with batch normalisation, frozen embeddings and an unused parameter."""
     build, kept = toolkit.run.build_model, {}
 
     def changed(*arguments):
@@ -109,7 +109,7 @@ def with_buffers_and_frozen_parameters(output: Path) -> None:
 
 
 def stopped_and_resumed(folder: Path) -> None:
-    """Stops a run, as if killed, between two averages; the other engine goes on, twice."""
+    """Stops a run between two averages, as if killed, and resumes it with the other engine; twice."""
     begin = Session.begin_window
     for step, engine in ((7, "loop"), (11, "trainer"), (None, "loop")):
 
@@ -126,7 +126,7 @@ def stopped_and_resumed(folder: Path) -> None:
 
 
 def failed_on_one_rank(output: Path) -> None:
-    """Lets the gradient of one rank be none, in a step that no average follows; writes what each rank says."""
+    """Makes the gradient of one rank NaN in a step without an average, and writes the error of each rank."""
     check = Session.check_update
 
     def bad_on_one(self, grad_norm, batches):

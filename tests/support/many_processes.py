@@ -1,4 +1,4 @@
-"""What several processes must do as one does, in one launch: `accelerate launch many_processes.py OUTPUT_DIR`."""
+"""Runs on several processes to compare with one process: `accelerate launch many_processes.py OUTPUT_DIR`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import reference_schedules
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
-"""Number of processes -> (batch, accumulation); all make windows of 8."""
+"""By number of processes: batch sizes and accumulations, all with windows of 8 rows."""
 C1_RUN = (
     *SGD,
     "data.max_train_samples=37",
@@ -23,7 +23,7 @@ C1_RUN = (
     "checkpoint.save_steps=null",
 )
 C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
-"""The split of two processes that goes through both engines."""
+"""The split on two processes that both engines train with."""
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
@@ -38,12 +38,12 @@ TRANSFER = {
     "gradual": ("reviews", "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]",
                 "model.unfreeze.epoch_1=[bert.*]", "train.weight_decay=0.1", "train.optim_args.momentum=0.9"),
 }  # fmt: skip
-"""Adapters and freezing, which two processes must do as one."""
+"""Runs with adapters and with frozen layers."""
 TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
 
 
 def main(output: Path, world: int) -> None:
-    """Runs everything that this number of processes has to show."""
+    """Trains all runs for this number of processes."""
     for task in TASKS:
         for batch, accumulation in C1_SPLITS[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
@@ -51,15 +51,15 @@ def main(output: Path, world: int) -> None:
         if world == 2:
             train(task, output / f"trainer-{task}-2", *C1_RUN, *C2_SPLIT, "engine=trainer", double=True)
         for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
-            # One step of the same window whatever the number of processes, then the evaluation that is compared.
+            # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
             train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
     if world == 2:
         reference_schedules.write(output)
         for engine in ("loop", "trainer"):
             train("reviews", output / f"optim-{engine}-2", *OPTIM_RUN, f"engine={engine}")
-        # Five rows in windows of 8 leave the second process without any in each of them.
-        few = ("data.max_train_samples=5", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
+        # With three rows in windows of 8, the second process has no rows.
+        few = ("data.max_train_samples=3", "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1")
         train("reviews", output / "c1-empty-2", *C1_RUN, *few, double=True)
         train("reviews", output / "tracked-2", *C1_RUN, "tracking.report_to=[tensorboard]", "train.max_steps=2")
         balanced = ("task.class_weights=balanced", "train.per_device_train_batch_size=2")
@@ -72,14 +72,14 @@ def main(output: Path, world: int) -> None:
 
 
 def transfer(output: Path) -> None:
-    """Trains parts of models, and adapters beside them, under both engines."""
+    """Trains adapters and partly frozen models with both engines."""
     for name, (task, *settings) in TRANSFER.items():
         for engine in ("loop", "trainer"):
             train(task, output / f"{name}-{engine}-2", *C1_RUN, *C2_SPLIT, *settings, f"engine={engine}", double=True)
 
 
 def small_memory_on_the_second_process(output: Path) -> None:
-    """Runs in which only the second process's memory gives out, in the forward or in the backward pass."""
+    """Trains runs in which only the second process runs out of memory, in the forward or the backward pass."""
     import pytest
     from small_memory import AUTO, RUN, small_memory
 

@@ -1,4 +1,4 @@
-"""Tiny models of many kinds, each with a micro-batch, as subjects of plans."""
+"""Tiny models of many types, each with a micro-batch, for simulations of training steps."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "audio-spectrogram-transformer": ("AutoModelForAudioClassification",
                                       {**TEXT, "max_length": 100, "num_mel_bins": 32}),
 }  # fmt: skip
-"""By model type: the auto class, and sizes."""
+"""By model type: the auto class, and fields of the configuration."""
 
 
 def inputs(kind: str, rows: int = ROWS, length: int = 32) -> dict[str, torch.Tensor]:
-    """What a model of a kind takes, the last row shorter than the others where rows have a length."""
+    """Returns the inputs of a model; if rows have a length, the last row is shorter than the others."""
     if kind in ("vit", "convnext"):
         return {"pixel_values": torch.zeros(rows, 3, 32, 32)}
     if kind == "audio-spectrogram-transformer":
@@ -68,7 +68,7 @@ def inputs(kind: str, rows: int = ROWS, length: int = 32) -> dict[str, torch.Ten
 
 
 def settings(**train: Any) -> Config:
-    """A configuration of nothing but training."""
+    """Returns a configuration with the given settings in the section `train`, and otherwise defaults."""
     return Config(
         output_dir="unused", task=None, model=ModelConfig(from_config={"model_type": "unused"}), data=DataConfig(),
         train=TrainConfig(**train), eval=EvalConfig(), checkpoint=CheckpointConfig(), tracking=TrackingConfig(),
@@ -78,7 +78,7 @@ def settings(**train: Any) -> Config:
 
 def subject(kind: str, sizes: dict[str, Any] | None = None, rows: int = ROWS, length: int = 32, fused: bool = False,
             **train: Any) -> Subject:  # fmt: skip
-    """A model of a kind, with its own sizes or those given, under some settings of training."""
+    """Returns a training step of a model type with `sizes`, or those in `KINDS`, and settings of `train`."""
     from transformers import AutoConfig
 
     auto_model, own = KINDS[kind]

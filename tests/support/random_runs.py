@@ -1,4 +1,4 @@
-"""Runs in which something is drawn at random, by configuration."""
+"""Settings with which the models of the recipes draw random numbers."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ RANDOM = {
     "reviews/smoke_image": DROP_PATH,
     "reviews/smoke_audio": DROP_PATH,
 }
-"""What draws random numbers in each task's model; masks and augmentation do beside it."""
+"""Settings by configuration; masks and augmentation are random as well."""

@@ -1,4 +1,4 @@
-"""Every schedule with its reference: the same rates over 100 steps, in this process or prepared for several."""
+"""Learning rates of every schedule over 100 steps, and those of its reference in torch or transformers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "one_cycle": ({}, {}),
     "one_cycle-linear": ({}, {"anneal_strategy": "linear", "pct_start": 0.4, "div_factor": 5.0, "three_phase": True}),
 }  # fmt: skip
-"""By the schedule's name, and what is special: other settings of `train`, and its arguments."""
+"""By the schedule's name and a variant: further settings of `train`, and the schedule's arguments."""
 
 
 def settings(case: str) -> TrainConfig:
@@ -62,7 +62,7 @@ def settings(case: str) -> TrainConfig:
 
 
 def reference(case: str) -> Any:
-    """Builds the library's schedule of a case over an optimizer of its own."""
+    """Builds the reference schedule of a case, with its own optimizer."""
     train, arguments = CASES[case]
     warmup = train.get("warmup_steps", 0)
     optimizer, name = SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK), case.partition("-")[0]
@@ -78,23 +78,23 @@ def reference(case: str) -> Any:
     if name == "one_cycle":
         return lr_scheduler.OneCycleLR(optimizer, PEAK, total_steps=STEPS, cycle_momentum=False, **arguments)
     steps = warmup if warmup >= 1 else int(warmup * STEPS)
-    total = None if "num_stable_steps" in arguments else STEPS  # transformers wants one of them
+    total = None if "num_stable_steps" in arguments else STEPS  # transformers takes only one of them
     return transformers.get_scheduler(name, optimizer, steps, total, arguments)
 
 
 def walk(optimizer: Optimizer, schedule: Any) -> list[float]:
-    """Returns the rates of 100 steps."""
+    """Returns the learning rates of `STEPS` steps."""
     rates = []
     for step in range(STEPS):
         rates.append(float(optimizer.param_groups[0]["lr"]))
         optimizer.step()
-        if step < STEPS - 1:  # OneCycleLR has no more
+        if step < STEPS - 1:  # OneCycleLR fails after its last step
             schedule.step()
     return rates
 
 
 def ours(case: str, prepare: Any = None) -> list[float]:
-    """Returns the rates of our schedule, its optimizer prepared as engines do."""
+    """Returns the learning rates of the toolkit's schedule, with an optimizer prepared as in the engines."""
     train = settings(case)
     model = torch.nn.Linear(1, 1)
     optimizer = build_optimizer(model, train)
@@ -105,7 +105,7 @@ def ours(case: str, prepare: Any = None) -> list[float]:
 
 
 def write(output: Path) -> None:
-    """Writes the rates of all cases as one of this job's processes has them."""
+    """Writes the learning rates of all cases in this process to a file for its rank."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=not torch.accelerator.is_available())

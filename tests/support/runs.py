@@ -1,4 +1,4 @@
-"""Runs of the recipes' smoke configurations, made smaller, in this process; and what they left behind."""
+"""Runs the recipes' smoke configurations with smaller models in this process, and reads their outputs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ TINY = (
     "model.from_config.vocab_size=400",
     *SMALL,
 )
-"""Overrides that make a smoke configuration fast enough to be run many times in one test."""
+"""Overrides that make a smoke configuration fast enough to run many times in a test."""
 
 SIZES = {
     "translation": ("model.from_config.vocab_size=400", *SMALL),
     "reviews/smoke_image": SMALL,
     "reviews/smoke_audio": SMALL,
 }
-"""Overrides instead of `TINY` for configurations whose model has other names for its sizes."""
+"""Overrides instead of `TINY` for models whose configurations have other fields."""
 
 SGD = ("train.optim=sgd", "train.learning_rate=0.5", "train.lr_scheduler_type=constant", "train.warmup_steps=0")
 
@@ -48,12 +48,12 @@ def train(
     """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
 
     Args:
-        config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` of another one.
-        output_dir: where it writes.
+        config: name of a recipe for its `smoke.yaml`, or `<recipe>/<name>` for another file.
+        output_dir: folder of the run.
         *overrides: `section.key=value` each.
-        double: whether weights and arithmetic are float64, in which equal mathematics agrees to `FLOAT64`.
-        sizes: overrides instead of these.
-        predict_memory: whether its report predicts memory, which takes longer than such a small training.
+        double: whether weights and computation are float64, so that equal mathematics agrees to `FLOAT64`.
+        sizes: overrides instead of `TINY` or `SIZES`.
+        predict_memory: whether the report predicts memory, which takes longer than training such a small model.
     """
     name, _, yaml = config.partition("/")
     recipe = ROOT / "recipes" / f"{name}.py"
@@ -85,13 +85,13 @@ def _double(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:
-    """Returns the final model's tensors, or its adapters'."""
+    """Returns the tensors of the final model, or of its adapters."""
     (file,) = (output_dir / "model").glob("*.safetensors")
     return load_file(file)
 
 
 def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` that have an entry of this name, without times and memory."""
+    """Returns the lines of `metrics.jsonl` with an entry of this name, without times and memory."""
     found = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
     return [
         {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
@@ -106,14 +106,14 @@ def predictions(output_dir: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
-    """Asserts that two runs ended with the same parameters, bit for bit."""
+    """Asserts that the final parameters of two runs are equal bit for bit."""
     left, right = weights(one), weights(other)
     assert left.keys() == right.keys()
     assert [name for name in left if not torch.equal(left[name], right[name])] == []
 
 
 def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> None:
-    """Asserts that two nests of dicts, lists and numbers are equal, numbers to a tolerance."""
+    """Asserts that two nested structures are equal, with floats to a relative or absolute tolerance."""
     if isinstance(one, dict):
         assert one.keys() == other.keys(), where
         for name in one:
@@ -129,7 +129,7 @@ def assert_close(one: Any, other: Any, tolerance: float, where: str = "") -> Non
 
 
 def assert_splits_agree(config: str, folder: Path, *overrides: str) -> None:
-    """Asserts that windows of 8 rows train alike, in float64, whether they are one batch (`8x1`) or four (`2x4`)."""
+    """Asserts that windows of 8 rows give equal results in float64 as one micro-batch (`8x1`) and as four (`2x4`)."""
     one, other = folder / "8x1", folder / "2x4"
     for run in (one, other):
         batch, accumulation = run.name.split("x")

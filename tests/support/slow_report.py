@@ -1,4 +1,4 @@
-"""Runs whose report takes longer than a collective may: `accelerate launch slow_report.py OUTPUT_DIR`, 2 processes."""
+"""Runs whose report takes longer than the timeout of collectives: `accelerate launch slow_report.py OUTPUT_DIR`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WRITE = results.write_report
 
 
 def main(output: Path) -> None:
-    """Trains three times: from Python, from Python with a report that fails, and as a recipe's command line."""
+    """Trains three times: from Python, from Python with a failing report, and through a recipe's command line."""
     rank = os.environ["RANK"]
     toolkit.run.fit = with_a_limit_after_training
     results.write_report = slow(LIMIT_SECONDS + 1.5, WRITE)
@@ -53,7 +53,7 @@ def main(output: Path) -> None:
 
 
 def with_a_limit_after_training(run: Any) -> Any:
-    """Trains, and lets no collective after it last long."""
+    """Trains, then sets a short timeout for collectives."""
     result = FIT(run)
     allow(timedelta(seconds=LIMIT_SECONDS))
     return result
@@ -76,7 +76,7 @@ def refuse(*arguments: Any) -> None:
 
 
 def alone(run: Any, *arguments: Any) -> None:
-    """Writes the report, and whether the process group was still there."""
+    """Writes the report, and whether the process group still exists."""
     (run.output_dir / "group").write_text(str(torch.distributed.is_initialized()))
     WRITE(run, *arguments)
 

@@ -1,4 +1,4 @@
-"""A device whose memory does not suffice for large micro-batches."""
+"""Simulates a device with too little memory for large micro-batches."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ RUN = (*SGD, "data.max_train_samples=37", "data.max_eval_samples=8", "train.per_
 AUTO = "train.auto_batch_size=true"
 
 
-def small_memory(monkeypatch: pytest.MonkeyPatch, most: Callable[[], int], when: str = "forward") -> list[int]:
-    """Makes training passes of more rows than `most()` run out of memory; returns the rows of each pass."""
+def small_memory(monkeypatch: pytest.MonkeyPatch, max_rows: Callable[[], int], when: str = "forward") -> list[int]:
+    """Makes training passes with more than `max_rows()` rows run out of memory; returns the rows of each pass."""
     build, passes = toolkit.run.build_model, []
 
     def fail(rows: int) -> None:
-        if rows > most():
+        if rows > max_rows():
             raise torch.OutOfMemoryError(f"simulated: {rows} rows")
 
     def built(*arguments):
@@ -40,7 +40,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, most: Callable[[], int], when:
 
         model.register_forward_pre_hook(forward, with_kwargs=True)
         if when == "backward":
-            # At the end of the backward pass: by then all other gradients have been added.
+            # The embeddings are last in the backward pass, when all other gradients have been added.
             model.base_model.embeddings.register_forward_hook(backward)
         return model
 

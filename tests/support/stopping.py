@@ -1,4 +1,4 @@
-"""Ends runs of this process as if they had been killed."""
+"""Stops runs in this process, or starts them in another, to test that they resume."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from toolkit.engine.session import Session
 
 
 class StoppedError(Exception):
-    """Stands for whatever ended a run."""
+    """Raised to stop a run as if it had been killed."""
 
 
 def stopper(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
-    """Returns a function that makes runs end before they train a given step; None lets them run again."""
+    """Returns a function that makes runs stop before the given step; None lets them run to the end again."""
 
     def arm(step: int | None) -> None:
         begin = Session.begin_window
@@ -42,13 +42,13 @@ def stopper(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 def train_in_legs(
     monkeypatch: pytest.MonkeyPatch, output_dir: Path, *settings: str, legs: Iterable[tuple[int | None, str]]
 ) -> None:
-    """Trains `reviews` in several goes, each resumed from the one before.
+    """Trains `reviews` in several parts, each of which resumes the one before.
 
     Args:
-        monkeypatch: pytest's.
+        monkeypatch: pytest's fixture.
         output_dir: the run's folder.
         *settings: `section.key=value` each.
-        legs: the step that each go is stopped before (None: it ends) and its engine.
+        legs: the step before which each part stops (None for the end), and its engine.
     """
     stop_before = stopper(monkeypatch)
     for step, engine in legs:
@@ -85,7 +85,7 @@ WINDOWS = (
     "data.max_eval_samples=8",
     "checkpoint.save_steps=2",
 )
-"""37 rows in windows of 6: seven steps an epoch, the last one short, and saves that fall into epochs' middles."""
+"""37 rows in windows of 6: seven steps per epoch, the last one short, and checkpoints in the middle of epochs."""
 
 DROPOUT = (
     "model.config_overrides.hidden_dropout_prob=0.1",

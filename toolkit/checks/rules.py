@@ -1,4 +1,4 @@
-"""Table of all rules about settings that cannot be combined, with reasons and remedies."""
+"""All rules about settings that cannot be combined, with reasons and remedies."""
 
 from __future__ import annotations
 
@@ -123,19 +123,19 @@ RULES = (
         lambda c: c.train.max_steps == 0,
         ("train.max_steps",),
         "no step would be trained",
-        "set a number of steps, or -1 to train for train.num_train_epochs",
+        "set train.max_steps to a number of steps, or to -1 to train for train.num_train_epochs",
     ),
     Rule(
         lambda c: 0 < c.train.max_steps < c.train.warmup_steps,
         ("train.warmup_steps", "train.max_steps"),
         "the run would end before the warm-up",
-        "set fewer warm-up steps",
+        "set train.warmup_steps to at most train.max_steps",
     ),
     Rule(
         lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
         ("train.warmup_steps",),
         "values from 1 are numbers of steps",
-        "set a whole number, or a fraction of all steps below 1",
+        "set train.warmup_steps to a whole number, or to a fraction of all steps below 1",
     ),
     *optim_rules.RULES,
     *efficiency.RULES,
@@ -143,7 +143,7 @@ RULES = (
     Rule(
         lambda c: c.engine == "loop" and c.trainer != TrainerConfig(),
         ("engine", "trainer"),
-        "only the Trainer has such callbacks and arguments",
+        "only transformers.Trainer has these settings",
         "set engine to trainer, or remove the section trainer",
     ),
     _trackers_only("run_name"),
@@ -152,7 +152,7 @@ RULES = (
         lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
         ("tracking.report_to",),
         "a tracker is listed twice",
-        "list each once",
+        "remove the duplicate",
     ),
     *strategy_rules.RULES,
 )

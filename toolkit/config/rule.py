@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from toolkit.config.messages import Key, show
@@ -17,9 +17,9 @@ class Rule:
 
     Args:
         when: whether a configuration has this combination.
-        keys: the settings to name in the message.
+        keys: dotted keys of the settings, or sections, to name in the message.
         why: why the combination is invalid.
-        instead: what to do.
+        instead: what to do, as an imperative that starts with "set" or "remove" and names dotted keys.
         launcher: environment variable of the launcher; if given, the rule applies only if the variable is true.
     """
 
@@ -72,9 +72,20 @@ def conflicts(
             continue
         read.clear()
         if rule.when(seen) and not touching(read, faulty):
-            keys = ", ".join(f"{key} ({show(value_of(config, key))})" for key in rule.keys)
+            keys = ", ".join(text for key in rule.keys for text in _named(key, value_of(config, key)))
             messages.append(f"{keys}: {rule.why}; {rule.instead}")
     return messages
+
+
+def _named(key: str, value: Any) -> Iterator[str]:
+    """Yields a key with its value; for a section, those of its settings that differ from their defaults."""
+    if not is_dataclass(value) or isinstance(value, type):
+        yield f"{key} ({show(value)})"
+        return
+    default = type(value)()
+    for name in (field.name for field in fields(value)):
+        if getattr(value, name) != getattr(default, name):
+            yield from _named(f"{key}.{name}", getattr(value, name))
 
 
 def value_of(config: Config, key: str) -> Any:

@@ -13,7 +13,7 @@ REFUSED_LAUNCHES = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",
 }
-"""Variables that accelerate's launcher sets for kinds of distributed training that no strategy implements."""
+"""Variables with which accelerate's launcher selects distributed training that no strategy here implements."""
 
 
 def _is_local(config: Config) -> bool:
@@ -35,8 +35,8 @@ def _refused_launch(variable: str, name: str) -> Rule:
     return Rule(
         lambda config: config.train.strategy in ("sync", "local_sgd"),
         ("train.strategy",),
-        f"the launcher asks for {name}, which no strategy implements; training plain replicas instead would need other "
-        "memory, and give other numbers, than was asked for",
+        f"the launcher asks for {name}, which no strategy implements; training replicas of the model instead would "
+        "need more memory, and could give other numbers",
         f"launch without {name}, for instance with accelerate_configs/ddp.yaml",
         launcher=variable,
     )
@@ -61,19 +61,19 @@ RULES = (
         lambda c: _is_local(c) and 0 < c.train.max_steps <= c.train.local_sgd_warmup_steps,
         ("train.local_sgd_warmup_steps", "train.max_steps"),
         "the run would end before processes train on their own",
-        "warm up for fewer steps, or set train.strategy to sync",
+        "set train.local_sgd_warmup_steps below train.max_steps, or train.strategy to sync",
     ),
     Rule(
         lambda c: _is_local(c) and c.train.mixed_precision == "fp16",
         ("train.strategy", "train.mixed_precision"),
         "each process would scale losses and skip steps on its own",
-        "use bf16 or no, or set train.strategy to sync",
+        "set train.mixed_precision to bf16 or no, or train.strategy to sync",
     ),
     Rule(
         lambda c: _is_local(c) and c.train.auto_batch_size,
         ("train.strategy", "train.auto_batch_size"),
         "both decide how gradients are exchanged",
-        "set train.strategy to sync, or find train.per_device_train_batch_size by hand",
+        "set train.strategy to sync, or remove train.auto_batch_size",
     ),
     Rule(
         lambda c: _is_local(c) and c.train.ema_decay is not None,
@@ -85,6 +85,6 @@ RULES = (
         lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
         ("train.local_sgd_average_moments", "train.optim"),
         "8-bit moments are codes, which cannot be averaged",
-        "set train.local_sgd_average_moments to false, or use an optimizer with 32-bit moments",
+        "set train.local_sgd_average_moments to false, or train.optim to an optimizer with 32-bit moments",
     ),
 )

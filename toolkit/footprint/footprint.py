@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Footprint:
-    """Memory of one process's training steps in bytes, and their operations.
+    """Memory in bytes and floating-point operations of one process's training step.
 
     Args:
         parameters: all weights; tied weights count once.
@@ -18,7 +18,7 @@ class Footprint:
         weight_copies: weights in the mixed-precision type after the forward pass.
         activations: tensors saved by the forward pass for the backward pass.
         logits: outputs of the model and the loss.
-        batch: the micro-batches of a window, or only one if the others are kept elsewhere.
+        batch: the micro-batches of a window; on a GPU only one, since the others wait in the CPU's memory.
         working: other memory at the peak, such as gradients of activations or recomputed activations.
         gradients_at_peak: gradients of weights that exist at the peak.
         peak: largest memory during a step; less than the sum of the parts, because activations are freed while
@@ -65,5 +65,5 @@ class Footprint:
 
     @property
     def passing(self) -> int:
-        """Additional bytes at the peak."""
+        """Bytes at the peak beyond `states`."""
         return max(0, self.peak - self.states)

@@ -1,4 +1,4 @@
-"""The memory and operations of a computation, counted by running it on fake tensors."""
+"""Counts the memory and floating-point operations of a computation by running it on fake tensors."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from torch.utils.flop_counter import flop_registry
 from toolkit.footprint.values import dynamic, follow, with_positions
 
 WORKING = "working"
-"""Kind of what has no other yet."""
+"""Kind of memory that has no other kind."""
 
 
 class Ledger(TorchDispatchMode):
-    """Counts the bytes that are alive, their peak, and floating-point operations, of all that runs inside it.
+    """Counts allocated bytes by kind, their peak, and floating-point operations.
 
-    A storage counts from its creation until the last reference is gone, as with an ideal allocator. Temporary memory
+    A storage counts from its creation until its last reference is gone, as with an ideal allocator. Temporary memory
     inside kernels is not counted.
 
-    `torch.distributed._tools.mem_tracker.MemTracker` was tried: the same weights and optimizer state, and peaks within
-    2 % for BERT, GPT-2, T5 and LLaMA. But it stops at models that look at values (wav2vec2 at its mask), and tells
-    apart neither logits nor copies of weights; nor does it count operations.
+    `torch.distributed._tools.mem_tracker.MemTracker` reports the same weights and optimizer state, and peaks within
+    2 % for BERT, GPT-2, T5 and LLaMA. But it fails on models that read values (wav2vec2 reads its mask), does not
+    separate logits and copies of weights from other memory, and does not count operations.
 
     Args:
-        fake: the mode that makes tensors without memory; entered before this one.
+        fake: the mode of the fake tensors; entered before this one.
     """
 
     def __init__(self, fake: FakeTensorMode) -> None:
         super().__init__()
         self.fake = fake
         self.alive: Counter[str] = Counter()
-        """Bytes by kind."""
+        """Allocated bytes by kind."""
         self.at_peak: Counter[str] = Counter()
-        """The same at the moment when all kinds together were the most."""
+        """Allocated bytes by kind when their sum was largest."""
         self.flops = 0
-        """A multiplication and an addition count as two (`torch.utils.flop_counter`)."""
+        """Floating-point operations; a multiply-add counts as two (`torch.utils.flop_counter`)."""
         self.recomputed = 0
-        """Part of `flops` that the backward pass did of the forward pass."""
+        """Part of `flops` that recomputes the forward pass during the backward pass."""
         self.backward = False
-        """Whether a backward pass is being done."""
+        """Whether the backward pass is running; set by the caller."""
         self.total = self.peak = 0
         self._kinds: dict[int, list[Any]] = {}
         self._naming = WORKING
         self._guess = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation on fake tensors and enters what it made."""
+        """Runs an operation on fake tensors and counts the tensors it returns."""
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # asks a tensor for its device, and the like
+        if func.namespace == "prim":  # queries such as a tensor's device
             return func(*args, **kwargs)
         args = with_positions(func, args, self.fake)
         result, found = dynamic(func, args, kwargs, self.fake, self._guess)
@@ -67,7 +67,7 @@ class Ledger(TorchDispatchMode):
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             flops = count(*args, **kwargs, out_val=result)
             self.flops += flops
-            # Gradients are computed without making a graph of that, what is computed anew is not.
+            # During the backward pass, gradient mode is on only while a forward pass is recomputed.
             self.recomputed += flops * (self.backward and torch.is_grad_enabled())
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
@@ -107,12 +107,12 @@ class Ledger(TorchDispatchMode):
         self.total -= size
 
     def kind(self, tensor: Tensor) -> str | None:
-        """Returns the kind of a tensor's storage, None for one that was not made here."""
+        """Returns the kind of a tensor's storage, or None if the storage is not counted."""
         known = self._kinds.get(tensor.untyped_storage()._cdata)
         return None if known is None else known[0]
 
     def name(self, tensors: Iterable[Tensor], kind: str) -> int:
-        """Gives the storages of some tensors a kind, and returns their bytes."""
+        """Assigns a kind to the storages of `tensors`, and returns their bytes."""
         seen = {}
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
@@ -124,13 +124,13 @@ class Ledger(TorchDispatchMode):
             seen[key] = known[1]
         return sum(seen.values())
 
-    def take_in(self, tensor: Tensor, kind: str) -> None:
-        """Enters a tensor that was there before."""
+    def register(self, tensor: Tensor, kind: str) -> None:
+        """Counts a tensor that no operation under this mode returned."""
         with self.naming(kind):
             self._enter(tensor, ())
 
     def name_rest(self, kind: str) -> None:
-        """Gives everything that has no kind yet a kind."""
+        """Assigns a kind to all memory that has none."""
         for known in self._kinds.values():
             if known[0] == WORKING:
                 known[0] = kind
@@ -138,7 +138,7 @@ class Ledger(TorchDispatchMode):
 
     @contextmanager
     def naming(self, kind: str, guess: bool = False) -> Iterator[None]:
-        """What is made inside is of a kind; `guess` as in `toolkit.footprint.values.dynamic`."""
+        """Assigns a kind to all memory allocated inside; `guess` as in `toolkit.footprint.values.dynamic`."""
         before = self._naming, self._guess
         self._naming, self._guess = kind, guess
         try:
@@ -146,31 +146,32 @@ class Ledger(TorchDispatchMode):
         finally:
             self._naming, self._guess = before
 
-    def forget_peak(self) -> None:
-        """Restarts the peak at what is alive now."""
+    def reset_peak(self) -> None:
+        """Resets the peak to the memory that is allocated now."""
         self.peak, self.at_peak = self.total, self.alive.copy()
 
 
 @contextmanager
 def without_memory() -> Iterator[Ledger]:
-    """Computes with shapes alone inside, and keeps the books; global random numbers stay as they were."""
+    """Runs the code inside on fake tensors and counts its memory; restores the global random state afterwards."""
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    others = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices), fake, Ledger(fake) as ledger:
             yield ledger
     finally:
-        random.setstate(others[0])
-        np.random.set_state(others[1])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 @contextmanager
-def as_built() -> Iterator[None]:
-    """Lets libraries move and copy modules of tensors without memory, which torch does not survive.
+def movable_fakes() -> Iterator[None]:
+    """Lets libraries move and copy modules of fake tensors, which fails in torch.
 
-    It moves such tensors by swapping them with new ones, and copies with them the mode that made them. Here modules
-    stay where they are, as they are there already, and copies are new tensors of the same mode.
+    torch swaps a fake tensor for a new one to move it, and copies its mode along with it. Inside this context
+    `Module.to` returns the module unchanged, since it is already on its device, and copies are new tensors of the same
+    mode.
     """
 
     def copy(self: FakeTensor, memo: dict[int, Any]) -> Tensor:

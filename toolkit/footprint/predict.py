@@ -1,4 +1,4 @@
-"""The predicted memory of a run."""
+"""Predicts the memory of a run."""
 
 from __future__ import annotations
 
@@ -19,37 +19,36 @@ if TYPE_CHECKING:
 
 
 def predicted(run: Run) -> Footprint:
-    """Predicts the memory of a run's training steps from its model's configuration and its longest rows.
+    """Predicts the memory of a run's training step from its model's configuration and its longest rows.
 
-    It may be called before or after training, on any process. What was predicted once is remembered for the process's
-    life.
+    It may be called before or after training, on any process. Predictions are cached in the process.
 
     Raises:
-        InputError: if the model decides by values that only a real computation has.
+        InputError: if the training step cannot be simulated on fake tensors.
     """
     return predicted_footprint(run)
 
 
 def predicted_parts(run: Run) -> dict[str, int] | None:
-    """Returns the predicted bytes by the parts that are measured, None if it cannot be predicted."""
+    """Returns the predicted bytes by the same parts that are measured, or None if they cannot be predicted."""
     try:
         found = predicted(run)
-    except InputError as error:  # for some models shapes alone do not tell; the report then shows what was measured
+    except InputError as error:  # the report then shows only the measured memory
         LOGGER.debug("the memory of training was not predicted: %s", error)
         return None
     train, several = run.cfg.train, run.mesh.data_size > 1
-    # The wrapper keeps gradients a second time, in buckets; the outer optimizer has anchors and a momentum.
+    # DDP keeps a second copy of the gradients, in buckets; the outer optimizer keeps anchors and a momentum.
     wrapped = several and run.strategy.wraps_model
     outer = several and not wrapped and train.local_sgd_outer_lr is not None
-    besides = (wrapped + 2 * outer) * found.gradients
+    copies = (wrapped + 2 * outer) * found.gradients
     parts = {"parameters": found.parameters + found.buffers, "gradients": found.gradients,
              "optimizer_state": found.optimizer_state}  # fmt: skip
-    peak = found.peak + besides
+    peak = found.peak + copies
     return {**parts, "rest": max(0, peak - sum(parts.values())), "train_peak": peak}
 
 
 def shapes(batch: Any) -> Any:
-    """Returns the shapes and types of a batch's tensors, JSON-able."""
+    """Returns the shapes and types of a batch's tensors, as JSON values."""
     if isinstance(batch, dict):
         return {name: shapes(value) for name, value in batch.items()}
     return [str(batch.dtype), *batch.shape] if isinstance(batch, torch.Tensor) else None
@@ -64,8 +63,7 @@ OF_MEMORY = (
     "gradient_accumulation_steps",
     "ema_decay",
 )
-"""Settings of training that a footprint depends on."""
-
+"""Settings in the section `train` that a footprint depends on."""
 
 _PREDICTED: dict[str, Footprint] = {}
 

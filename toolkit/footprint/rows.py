@@ -1,4 +1,4 @@
-"""Builds the micro-batch of a plan: real rows, collated by the task and extended to the maximum length."""
+"""Builds the micro-batch to simulate: real rows, collated by the task and extended to the maximum length."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 
 def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, seed: int, rows: int) -> Batch:
-    """Collates the longest rows, and the shortest as the last of them, since models leave out masks of full batches.
+    """Collates the longest rows into one micro-batch.
+
+    The last row is the shortest one, so that the batch contains padding: models drop attention masks without padding.
 
     Args:
-        features: preprocessed rows; repeated if there are too few.
+        features: preprocessed rows; repeated if there are fewer than `rows`.
         task: the task, which collates them.
         processor: the run's processor.
         seed: seed of augmentation.
@@ -35,14 +37,17 @@ def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, 
 
 
 def collated(features: datasets.Dataset, picked: list[int], task: Task, processor: Processor, seed: int) -> Batch:
-    """Collates rows by their numbers, which may repeat."""
+    """Collates the rows with the numbers in `picked`, which may repeat."""
     numbers = sorted(set(picked))
     rows = dict(zip(numbers, features.__getitems__(numbers), strict=True))
     return collate([rows[number] for number in picked], task, processor, RowRandom(seed, epoch=0))
 
 
 def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
-    """Returns the most that a task's options allow along an input, and along a target; None where they do not say."""
+    """Returns the maximum lengths of inputs and targets that the task's options set, None where they set none.
+
+    Lengths are tokens, for audio inputs samples.
+    """
     options = task.options
     lengths = {side: getattr(options, name) for side, name in limits_of(options).items()}
     if task.modality == "audio":
@@ -51,13 +56,13 @@ def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:
 
 
 def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | None) -> Batch:
-    """Makes a batch as long as it may be, by repeating what it holds.
+    """Extends a batch to the given lengths by repeating its values.
 
     Args:
         batch: a micro-batch.
-        shorter: one of as many rows that are shorter: where its shapes differ, there a batch is long.
-        source: length of inputs; None leaves them.
-        target: length of what a decoder sees and of its labels; None leaves it.
+        shorter: a micro-batch with as many, but shorter, rows; the axes on which the two differ are extended.
+        source: length of inputs, or None to keep it.
+        target: length of the decoder's inputs and labels, or None to keep it.
     """
     decodes = any(name.startswith("decoder_") for name in batch["inputs"])
 
@@ -77,7 +82,7 @@ def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | No
 
 
 def with_rows(batch: Batch, rows: int) -> Batch:
-    """Returns a batch of another number of rows, by leaving out or repeating some."""
+    """Returns the batch with `rows` rows, by dropping or repeating some of its rows."""
     before = len(batch["row_ids"])
 
     def along(value: Any) -> Any:

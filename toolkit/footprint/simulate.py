@@ -1,4 +1,4 @@
-"""One training step of a run on tensors without memory: the run's own model, loss, backward pass and optimizer."""
+"""Simulates a training step of a run on fake tensors, with the run's own model, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
-from toolkit.footprint.ledger import Ledger, as_built, without_memory
+from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
 from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
-"""Types of autocast; what fp8 multiplies in 8 bits it keeps in bf16."""
+"""Autocast types by mixed precision; fp8 multiplies in 8 bits, but keeps activations in bf16."""
 
 KEPT = ("activations", "weight_copies", "logits")
-"""Kinds of what the forward pass leaves for the backward pass."""
+"""Kinds of memory that the forward pass keeps for the backward pass."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is planned.
+    """The training step to simulate.
 
     Args:
         cfg: resolved configuration.
         task: the recipe's task, which knows its labels.
-        config: the model's configuration, complete.
-        batch: a real micro-batch; only shapes count, and values of masks.
-        device: where the run will be: what is computed how differs between them.
-        fused_attention: whether attention is computed in one kernel that keeps no matrix of weights, as on a GPU.
+        config: the model's complete configuration.
+        batch: a real micro-batch; only its shapes and the values of its masks matter.
+        device: the device of the run; kernels differ between devices.
+        fused_attention: whether attention is one kernel that does not store the attention weights, as on a GPU.
     """
 
     cfg: Config
@@ -66,12 +66,12 @@ class Subject:
 
 
 def simulate(subject: Subject) -> Footprint:
-    """Trains one step without memory and says what it would have taken.
+    """Simulates one training step without allocating memory, and returns the memory it would need.
 
-    A window of several micro-batches is planned at its last one, when gradients of those before are there.
+    Of a window with several micro-batches the last one is simulated, when the gradients of the others exist.
 
     Raises:
-        InputError: if the model decides by values that only a real computation has.
+        InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
     window = subject.cfg.train.gradient_accumulation_steps or 1
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
@@ -79,22 +79,22 @@ def simulate(subject: Subject) -> Footprint:
             model, batch = _model(subject, ledger), _batch(subject, ledger)
             held = ledger.alive["batch"]
             if window > 1:
-                _give_gradients(model, ledger)
+                _allocate_gradients(model, ledger)
             layers = Layers(model)
             passed = _pass(subject, model, batch, ledger)
             peak, at_peak = ledger.peak, ledger.at_peak
-            state, lasting, step_peak = _update(model, _as_here(subject.cfg.train), ledger)
+            state, lasting, step_peak = _update(model, _without_paging(subject.cfg.train), ledger)
         except ToolkitError:
             raise
-        except Exception as error:  # whatever a model does that shapes alone do not allow
+        except Exception as error:  # model code can fail on fake tensors in any way
             raise UnknownValue(f"{type(error).__name__}: {str(error).splitlines()[0]}") from error
         parameters = list(_trained(model))
         gradients = sum(p.numel() * p.element_size() for p in parameters)
         copies = gradients * (subject.cfg.train.ema_decay is not None)
-        # On a GPU there is one micro-batch at a time, the others wait in the CPU's memory.
+        # A GPU holds one micro-batch at a time; the others wait in the CPU's memory.
         waiting = held * (window - 1) if subject.device.type == "cpu" and not subject.fused_attention else 0
-        # Roots, or products, of all weights' moments.
-        step_peak += copies + waiting + (gradients if _at_once(subject) else 0)
+        # An optimizer that updates all weights together needs temporary memory of their size.
+        step_peak += copies + waiting + (gradients if _updates_all_together(subject) else 0)
         return Footprint(
             parameters=at_peak["parameters"],
             buffers=at_peak["buffers"],
@@ -118,17 +118,18 @@ def simulate(subject: Subject) -> Footprint:
 
 
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
-    """Builds the run's model as the run does, with what it keeps from the memory of activations."""
+    """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
-    for name in LAYERDROP:  # no layer is left out: the most that can be
+    for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):
             setattr(config, name, 0.0)
     if cfg.model.peft.method == "qlora":
-        raise UnknownValue("weights of 4 bits, which a GPU makes when it loads them")
+        raise UnknownValue("4-bit weights, which only a GPU can create")
     if cfg.model.trust_remote_code and getattr(config, "auto_map", None):
-        raise UnknownValue("it brings code of its own")
+        raise UnknownValue("remote code")
     auto_model = subject.task.auto_model(config)
-    flash = (cfg.model.attn_implementation or "").startswith("flash")  # one kernel as well, that only a GPU has
+    # Flash attention needs a GPU; the default, SDPA, is one kernel with the same memory.
+    flash = (cfg.model.attn_implementation or "").startswith("flash")
     attention = None if flash else cfg.model.attn_implementation
     with ledger.naming("buffers", guess=True), torch.device(subject.device):
         new = replace(
@@ -136,7 +137,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
         )
         model = build_model(new, config, auto_model, cfg.seed)
         if cfg.model.peft.method != "none":
-            with as_built():
+            with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
         spare_activations(model, replace(cfg.train, activation_offload=False))
@@ -145,16 +146,16 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     for parameter in _trained(model):
         parameter.register_post_accumulate_grad_hook(lambda p: ledger.name([p.grad], "gradients") and None)
     model.train()
-    ledger.forget_peak()
+    ledger.reset_peak()
     return model
 
 
 def _batch(subject: Subject, ledger: Ledger) -> Batch:
-    """The micro-batch without memory, on the run's device."""
+    """Returns the micro-batch as fake tensors on the run's device."""
 
     def move(tensor: Tensor) -> Tensor:
         made = as_fake(tensor, ledger.fake).to(subject.device)
-        ledger.take_in(made, "batch")
+        ledger.register(made, "batch")
         return made
 
     moved: Batch = tree_map_only(Tensor, move, subject.batch)
@@ -174,22 +175,26 @@ def _trained(model: nn.Module) -> Iterator[nn.Parameter]:
     return (parameter for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _give_gradients(model: nn.Module, ledger: Ledger) -> None:
-    """Leaves the gradients of micro-batches before."""
+def _allocate_gradients(model: nn.Module, ledger: Ledger) -> None:
+    """Allocates the gradients that earlier micro-batches of the window accumulate."""
     with ledger.naming("gradients"):
         for parameter in _trained(model):
             parameter.grad = torch.empty_like(parameter)
 
 
 def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
-    """Does forward and backward pass as `toolkit.distributed.window` does; says what lies between the two."""
+    """Runs the forward and backward pass like `toolkit.distributed.window`.
+
+    Returns:
+        Bytes kept between the two passes by kind, and `flops` and `recomputed` in floating-point operations.
+    """
     from accelerate.utils import convert_outputs_to_fp32
 
     dtype = DTYPES.get(subject.cfg.train.mixed_precision or "no")
     if dtype is not None:
         model.forward = convert_outputs_to_fp32(model.forward)
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
-    offload = _Elsewhere(model) if subject.cfg.train.activation_offload else nullcontext()
+    offload = _OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
         with precision:
             outputs = model(**batch["inputs"])
@@ -205,37 +210,38 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}
 
 
-def _as_here(train: TrainConfig) -> TrainConfig:
-    """Settings under which an optimizer that moves its state out of a GPU's memory does the same in this memory."""
+def _without_paging(train: TrainConfig) -> TrainConfig:
+    """Replaces a paged optimizer, which needs a GPU, by the same optimizer without paging."""
     unpaged: Any = PRESETS[train.optim].unpaged
     return train if unpaged is None else replace(train, optim=unpaged)
 
 
-def _at_once(subject: Subject) -> bool:
-    """Whether the optimizer takes all weights at once, torch's default on a GPU, where here it takes one by one."""
+def _updates_all_together(subject: Subject) -> bool:
+    """Returns whether the run's optimizer updates all weights together (`foreach`), torch's default on a GPU."""
     return subject.fused_attention and PRESETS[subject.cfg.train.optim].foreach
 
 
 def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, int, int]:
-    """Does two optimizer steps, since the first one makes the state.
+    """Runs two optimizer steps, since the first one creates the state.
 
     Returns:
-        Bytes of the optimizer's state as it counts itself, of all that it keeps, and the peak of a step.
+        Bytes of the optimizer's state (`toolkit.optim.state.state_bytes`), of all memory it keeps after a step, and
+        the peak during a step.
     """
     with ledger.naming("optimizer", guess=True):
         optimizer = build_optimizer(model, train)
         start = getattr(optimizer, "train", None)
-        if start is not None:  # schedule-free optimizers ask for it
+        if start is not None:  # required by schedule-free optimizers
             start()
         optimizer.step()
         lasting = ledger.alive["optimizer"]
-        ledger.forget_peak()
+        ledger.reset_peak()
         optimizer.step()
     return state_bytes(optimizer), lasting, ledger.peak
 
 
-class _Elsewhere(saved_tensors_hooks):
-    """What is kept for the backward pass leaves the device and comes back, as in `toolkit.models.activations`."""
+class _OffloadedActivations(saved_tensors_hooks):
+    """Drops saved tensors and allocates them again in the backward pass, like `toolkit.models.activations`."""
 
     def __init__(self, model: nn.Module) -> None:
         resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
@@ -252,7 +258,7 @@ class _Elsewhere(saved_tensors_hooks):
 
 @contextmanager
 def fused_attention() -> Iterator[None]:
-    """Computes `scaled_dot_product_attention` in one kernel, dropout or not, as GPUs do and the CPU does without."""
+    """Runs `scaled_dot_product_attention` without dropout, since the CPU's fused kernel does not support it."""
     attend = nn.functional.scaled_dot_product_attention
 
     def fused(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
@@ -268,7 +274,7 @@ def fused_attention() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leaves out what torch logs of operations that shapes alone do not allow: the error says it."""
+    """Silences torch's log of operations that fake tensors do not support: the raised error names them."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""Values of small integer tensors, beside their fakes: models look at masks and lengths to decide what to do.
+"""Keeps the real values of small fake tensors, since models read masks and lengths.
 
-A tensor without memory has no values, yet a model may ask whether any position is padded, or take the masked ones.
-So operations whose inputs are known are done for real as well, as long as they are about integers and small.
+A fake tensor has no values, yet a model may check whether any position is padded, or select the masked positions.
+So operations on known values also run for real, as long as their results are small (`MAX_INTEGERS`, `MAX_FLOATS`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from toolkit.base.errors import InputError
 
-MOST_INTEGERS, MOST_FLOATS = 2**22, 2**9
+MAX_INTEGERS, MAX_FLOATS = 2**22, 2**9
+"""Number of elements up to which the values of an integer or boolean tensor, and of a float tensor, are kept."""
 _VALUE = "_planned_value"
 _SCALARS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default}
-_WHOLE = {torch.ops.aten.equal.default}
+_COMPARISONS = {torch.ops.aten.equal.default}
 _SIZED_BY_VALUES = {
     torch.ops.aten.nonzero.default,
     torch.ops.aten.masked_select.default,
@@ -36,25 +37,29 @@ _INDEXED = {
 }
 
 
-class UnknownValue(InputError):  # noqa: N818 - what is unknown, not what went wrong
-    """Raised if a step needs values that only a real computation has."""
+class UnknownValue(InputError):  # noqa: N818 - names the cause
+    """Raised if a training step cannot be simulated on fake tensors.
+
+    Args:
+        operation: the operation, or a few words on the cause.
+    """
 
     def __init__(self, operation: Any) -> None:
         super().__init__(
-            f"this model's step cannot be simulated without real values ({operation}); train a few steps instead "
-            "(train.max_steps=3), and see the memory in the report of that run"
+            f"the training step of this model cannot be simulated without real values ({operation}); train a few "
+            "steps instead (train.max_steps=3) and read the measured memory in the report of that run"
         )
 
 
 def known(tensor: Tensor) -> Tensor | None:
-    """Returns a tensor's values, None where they are not known."""
+    """Returns a tensor's values, or None if they are not known."""
     if isinstance(tensor, FakeTensor):
         return getattr(tensor, _VALUE, None)
     return tensor
 
 
 def _real(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    """Returns arguments with values in place of fakes, or None if one is not known."""
+    """Returns the arguments with real tensors in place of fake ones, or None if the values of one are not known."""
     tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
     if any(known(tensor) is None for tensor in tensors):
         return None
@@ -63,14 +68,14 @@ def _real(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
 
 
 def _small(result: Any) -> bool:
-    """Whether a result is something to decide by: integers, or a few numbers (rates of layers, code books)."""
+    """Returns whether the values of a result are kept: masks and lengths, or a few floats (drop rates, code books)."""
     if not isinstance(result, Tensor):
         return False
-    return result.numel() <= (MOST_FLOATS if result.is_floating_point() or result.is_complex() else MOST_INTEGERS)
+    return result.numel() <= (MAX_FLOATS if result.is_floating_point() or result.is_complex() else MAX_INTEGERS)
 
 
 def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Does an operation for real as well, if its inputs are known and its result is small."""
+    """Runs an operation on real tensors as well, if its inputs are known and its result is small."""
     parts = result if isinstance(result, list | tuple) else (result,)
     if not parts or "empty" in func._opname or not all(_small(part) for part in parts):
         return
@@ -80,35 +85,35 @@ def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
             part.__dict__.pop(_VALUE, None)
         return
     with no_dispatch():
-        values = func(*real[0], **_here(real[1]))
+        values = func(*real[0], **_on_cpu(real[1]))
     for part, value in zip(parts, values if isinstance(values, list | tuple) else (values,), strict=True):
         if isinstance(part, FakeTensor):
             setattr(part, _VALUE, value)
 
 
-def _here(kwargs: Any) -> Any:
-    """Values are kept on the CPU, wherever their fakes are."""
+def _on_cpu(kwargs: Any) -> Any:
+    """Returns the arguments with the device CPU: values are kept there, whatever the fake tensor's device."""
     return kwargs | {"device": torch.device("cpu"), "pin_memory": False} if "device" in kwargs else kwargs
 
 
 def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool) -> tuple[Any, bool]:
-    """Does an operation whose result, or whose result's size, depends on values.
+    """Runs an operation if its result, or the size of its result, depends on values.
 
     Args:
         func: the operation.
-        args: its arguments.
-        kwargs: its arguments by name.
-        fake: the mode that makes tensors without memory.
-        guess: whether an unknown truth is taken for false, as suits new weights (are any to be drawn again?) and
-            optimizers, who do the same to memory whatever they decide.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        fake: the mode of the fake tensors.
+        guess: whether an unknown boolean or integer counts as False. Initializers of weights and optimizers allocate
+            the same memory for either value.
 
     Returns:
-        The result, and whether this is such an operation.
+        The result, and whether this is such an operation; if it is not, it was not run.
 
     Raises:
         UnknownValue: if the values are not known.
     """
-    if func not in _SCALARS and func not in _WHOLE and func not in _SIZED_BY_VALUES:
+    if func not in _SCALARS and func not in _COMPARISONS and func not in _SIZED_BY_VALUES:
         return None, False
     if func is torch.ops.aten.masked_select.default and known(args[0]) is None:
         mask = known(args[1])
@@ -117,7 +122,7 @@ def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool
         return args[0].new_empty(int(mask.expand(torch.broadcast_shapes(mask.shape, args[0].shape)).sum())), True
     real = _real(args, kwargs)
     if real is None and func in _SCALARS and (guess or args[0].is_floating_point()):
-        # A float is the size of something, and is computed with; what is decided by is a truth or a count.
+        # Floats scale results and do not change shapes or branches; booleans and integers do.
         return args[0].dtype.is_floating_point and 1.0, True
     if real is None:
         raise UnknownValue(func)
@@ -127,7 +132,7 @@ def dynamic(func: Any, args: Any, kwargs: Any, fake: FakeTensorMode, guess: bool
 
 
 def as_fake(value: Tensor, fake: FakeTensorMode) -> Tensor:
-    """Returns a tensor without memory, that keeps its values in sight if they are few."""
+    """Returns a fake tensor of the same shape and type that keeps its values if it is small."""
     if isinstance(value, FakeTensor):
         return value
     made: Tensor = fake.from_tensor(value)
@@ -137,7 +142,7 @@ def as_fake(value: Tensor, fake: FakeTensorMode) -> Tensor:
 
 
 def with_positions(func: Any, args: Any, fake: FakeTensorMode) -> Any:
-    """Turns masks that index into positions, whose number is known then.
+    """Replaces masks among the indices of an operation by positions, so that the shape of its result is known.
 
     Raises:
         UnknownValue: if a mask's values are not known.

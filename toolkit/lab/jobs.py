@@ -1,4 +1,4 @@
-"""Starts processes: every training that certify, compare, plan and reproduce need runs in processes started here."""
+"""Starts the processes in which certify, compare, plan and reproduce run their trainings."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from toolkit.base.files import write_json
 
 WORKER = ("-m", "toolkit.lab.worker")
 EXIT_TIMEOUT = 124
-"""Exit code of processes that were killed because they took too long, as that of `timeout`."""
+"""Exit code of processes that were killed after the timeout, as with the command `timeout`."""
 LOG_LINES = 15
+"""Lines from the end of a log that an error shows."""
 _LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "GROUP_", "ROLE_")
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A call of one of the functions in `toolkit.lab.worker.WORK`, in processes of its own.
+    """A call of a function in `toolkit.lab.worker.WORK`, in separate processes.
 
     Args:
-        work: the function's key there.
+        work: key of the function in `WORK`.
         arguments: its argument, a JSON object.
-        outcome: the file for what it returns, or for its error.
+        outcome: the file for its result or error.
     """
 
     work: str
@@ -42,9 +43,9 @@ class Outcome:
     """How a trial ended.
 
     Args:
-        result: what the function returned on the first rank; None if the trial failed.
+        result: the function's result on the first rank, or None if the trial failed.
         error: why it failed, or None.
-        died: exit code of processes that ended without giving a reason (negative: a signal), or None.
+        died: exit code of processes that ended without reporting an error (negative for a signal), or None.
     """
 
     result: Any = None
@@ -60,15 +61,15 @@ def run_trials(
     environ: Mapping[str, str] | None = None,
     timeout: float | None = None,
 ) -> list[Outcome]:
-    """Runs trials one after the other in one launch; the first that fails is the last that runs.
+    """Runs trials one after the other in one launch, and stops at the first that fails.
 
     Args:
-        trials: at least one.
+        trials: at least one trial.
         log: file for the output; the trials are written beside it, as `.json`.
-        processes: as in `run_processes`, like those that follow.
-        launcher: a file of `accelerate launch`.
-        environ: environment variables.
-        timeout: seconds for all trials.
+        processes: number of processes.
+        launcher: a configuration file of `accelerate launch`, or None.
+        environ: environment variables to add.
+        timeout: seconds for all trials together, or None.
 
     Returns:
         The outcome of each trial.
@@ -99,22 +100,22 @@ def run_processes(
     folder: Path | None = None,
     timeout: float | None = None,
 ) -> int:
-    """Runs a Python program, and waits until it ends.
+    """Runs a Python program and waits until it ends.
 
-    Its processes are killed when this one dies (on Linux), and read no input. They inherit the environment, offline
-    mode included, but nothing that a launcher of this process has set.
+    Its processes are killed when this process dies (on Linux), and have no standard input. They inherit the
+    environment, offline mode included, except for variables that a launcher of this process has set.
 
     Args:
-        program: a script or `-m` and a module, and its arguments.
-        processes: how many run it.
-        launcher: a file of `accelerate launch` that says how to start them, or None.
+        program: a script, or `-m` and a module, and its arguments.
+        processes: number of processes.
+        launcher: a configuration file of `accelerate launch` to start them with, or None.
         environ: environment variables to add.
-        log: file for the output; None prints it.
-        folder: working directory, or None for this process's.
+        log: file for the output, or None to print it.
+        folder: working directory, or None for that of this process.
         timeout: seconds after which the processes are killed, or None.
 
     Returns:
-        The exit code, negative for a signal, `EXIT_TIMEOUT` after `timeout` seconds.
+        The exit code: negative for a signal, `EXIT_TIMEOUT` after a timeout.
     """
     command = [sys.executable, "-m", "toolkit.base.processes", *launch_command(processes, launcher), *program]
     inherited = {
@@ -138,7 +139,7 @@ def run_processes(
 
 
 def launch_command(processes: int, launcher: Path | None) -> list[str]:
-    """Returns the command that starts a Python program, without the program."""
+    """Returns the command that starts a Python program, without the program itself."""
     if launcher is not None:
         options = ["--config_file", str(launcher), "--num_processes", str(processes)]
         return [sys.executable, "-m", "accelerate.commands.launch", *options]
@@ -148,7 +149,7 @@ def launch_command(processes: int, launcher: Path | None) -> list[str]:
 
 
 def _read(file: Path) -> Outcome | None:
-    """Reads what a trial reported; None if its processes died before, or while, it did."""
+    """Reads the outcome of a trial; None if its processes died before it was written completely."""
     try:
         return Outcome(**json.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""One training in this process, kept open for what is measured on it."""
+"""Trains in this process and keeps the run open for measurements."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterator[tuple[Run, FitResult]]:
-    """Trains as a job says, and keeps the run open.
+    """Trains, and keeps the run open while the context is active.
 
     Args:
-        job: with `recipe` and `config` (files) and `overrides`.
-        observer: looks on, or None.
+        job: a mapping with `recipe` and `config` (files) and `overrides`.
+        observer: called at each step, or None.
+
+    Yields:
+        The run and the result of its training.
     """
     from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type

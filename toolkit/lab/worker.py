@@ -1,4 +1,4 @@
-"""Runs trials in this process, one of one or several; `toolkit.lab.jobs` starts it with the file that lists them."""
+"""Runs trials in this process; `toolkit.lab.jobs` starts this module with the file that lists them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WORK = {
     "certify": "toolkit.lab.certify.worker.train",
     "compare": "toolkit.lab.compare.worker.measure",
 }
-"""What a trial can do: functions of a JSON object that return something for JSON."""
+"""The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 
 
 def main(file: str) -> None:
-    """Runs the trials of a file; the first that fails ends this process."""
+    """Runs the trials in a file; the process ends at the first that fails."""
     for trial in json.loads(Path(file).read_text(encoding="utf-8")):
         outcome = Path(trial["outcome"])
         try:
@@ -47,7 +47,7 @@ def _fail(error: Exception, outcome: Path) -> None:
 
 
 def _report(file: Path, outcome: Mapping[str, Any]) -> None:
-    """Writes an outcome; of several ranks the first one counts."""
+    """Writes an outcome, unless another rank has written one."""
     with suppress(FileExistsError), file.open("x", encoding="utf-8") as output:
         json.dump(outcome, output)
 

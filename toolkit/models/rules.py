@@ -49,7 +49,7 @@ RULES = (
         lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
         ("model.from_config",),
         "it needs a model_type",
-        "add one, for example model_type: bert",
+        "set model.from_config.model_type, for example to bert",
     ),
     Rule(
         lambda c: c.model.from_config is not None and c.model.revision is not None,
@@ -79,8 +79,8 @@ RULES = (
     Rule(
         lambda c: not all(re.fullmatch("(epoch|step)_[1-9][0-9]*", moment) for moment in c.model.unfreeze),
         ("model.unfreeze",),
-        "keys must be epoch_<n> or step_<n>",
-        "use such keys, with n at least 1",
+        "keys must be epoch_<n> or step_<n>, with n at least 1",
+        "set keys such as epoch_1 or step_100",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,

@@ -8,7 +8,7 @@ from toolkit.config.rule import Rule
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import ADAM, PRESETS, Preset
 
-_ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - one of a column
+_ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - like the others in the table below
 _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {
     "lr": ("learning_rate", _ALWAYS),
     "learning_rate": ("learning_rate", _ALWAYS),
@@ -18,6 +18,7 @@ _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {
     "fused": ("optim", lambda preset: "fused" in {*preset.fixed, *preset.hidden}),
     "warmup_steps": ("warmup_steps", lambda preset: preset.averages),
 }
+"""Names in `train.optim_args` that have a dedicated setting: its name, and the presets with that setting."""
 
 
 def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:
@@ -122,6 +123,6 @@ RULES = (
         ),
         ("train.snapshot_ensemble", "data.validation_split", "data.validation_file"),
         "there are no validation rows to evaluate",
-        "remove train.snapshot_ensemble, or give data.validation_file, or a data.validation_split above 0",
+        "remove train.snapshot_ensemble, or set data.validation_file, or data.validation_split above 0",
     ),
 )

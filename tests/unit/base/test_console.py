@@ -1,4 +1,4 @@
-"""Lines for a person: records of one logger, which a command line prints."""
+"""Log records of the logger `toolkit`, which command lines print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolkit.base.console import LOGGER, log_to_console, print_table, progress, 
 
 @pytest.fixture
 def records(monkeypatch):
-    """What a handler of a library user gets."""
+    """Returns the records that a handler of a library user receives."""
     got: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: got.append(f"{record.levelname} {record.getMessage()}")

@@ -1,4 +1,4 @@
-"""The state of a git checkout, and the changes in it that are in no commit."""
+"""The state of a git checkout, and its uncommitted changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects by their names: one function, and every name in every table leads somewhere."""
+"""Importing objects by dotted names; every name in every table can be imported."""
 
 from __future__ import annotations
 

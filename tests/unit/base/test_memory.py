@@ -1,4 +1,4 @@
-"""What training takes of memory, kept apart from what comes before and between."""
+"""Measured memory of training, separate from memory used before and between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/outputs.md and docs/checkpoints.md say of a run's folder is what `RunFolder` names."""
+"""docs/outputs.md and docs/checkpoints.md list the paths of `RunFolder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
 def paths(folder: RunFolder | CheckpointFolder) -> set[str]:
-    """All paths without an argument, relative to the folder."""
+    """Returns all paths that need no argument, relative to the folder."""
     kind = type(folder)
     found = [getattr(folder, name) for name, value in vars(kind).items() if isinstance(value, property)]
     return {path.relative_to(folder.path).as_posix() for path in found}

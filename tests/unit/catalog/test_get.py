@@ -1,4 +1,4 @@
-"""`toolkit data get`: converts what is published into the files that recipes read, and checks all of it.
+"""`toolkit data get`: converts published datasets into the files that recipes read, and verifies them.
 
 The sources here are small, or made from the real datasets where a machine has them; none is downloaded from elsewhere.
 """
@@ -36,7 +36,7 @@ AGXQA = CATALOG["agxqa"].sources[0].file
 
 
 def dealt(count: int, seed: int = 0) -> list[int]:
-    """What `random.shuffle` makes of the numbers below a count."""
+    """Returns the numbers below `count` in the order of `random.shuffle`."""
     numbers = list(range(count))
     random.Random(seed).shuffle(numbers)
     return numbers
@@ -67,7 +67,7 @@ def write_archive(mirror: Path, clips: dict[str, bytes], extra: list[tarfile.Tar
 
 
 def clip_names() -> list[str]:
-    """Clips of the archive; not all of them are wanted."""
+    """Returns the names of clips in the archive, including some that are not used."""
     speakers = ("george", "jackson", "lucas", "nicolas", "theo", "yweweler")
     clips = (*range(20), *range(20, 50, 2))
     return [f"{digit}_{speaker}_{clip}.wav" for digit in range(10) for speaker in speakers for clip in clips]
@@ -79,7 +79,7 @@ def shades(number: int, index: int) -> Image.Image:
 
 @pytest.fixture
 def mirror(tmp_path: Path) -> Path:
-    """A folder with small sources of the texts, in the format in which they are published."""
+    """Returns a folder with small sources of the texts in their published format."""
     folder = tmp_path / "mirror"
     folder.mkdir()
     write_agxqa(folder, [{"paragraphs": [{"context": f"Maïs {n}", "qas": []}]} for n in range(20)])
@@ -184,7 +184,7 @@ def real_agxqa(source: Path, mirror: Path) -> None:
 
 
 def restored(count: int, known: list, invent: Callable, seed: int = 0) -> list:
-    """The order before a shuffle, of which the first entries are known."""
+    """Returns the order before a shuffle, of which the first entries are known."""
     entries = dict(zip(dealt(count, seed), known, strict=False))
     for place in range(count):
         if place not in entries:
@@ -328,7 +328,7 @@ def test_an_archive_without_all_clips_is_named(mirror, tmp_path):
 
 
 class Server(BaseHTTPRequestHandler):
-    """Serves a folder; some paths misbehave."""
+    """Serves a folder; some paths simulate network errors."""
 
     def __init__(self, folder: Path, released: Event, *arguments: object) -> None:
         self.folder, self.released = folder, released
@@ -352,7 +352,7 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(mirror: Path) -> Iterator[str]:
-    """The address of a server on this machine that has the mirror's files."""
+    """Returns the address of a local server with the files of `mirror`."""
     released = Event()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, mirror, released)) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))

@@ -1,4 +1,4 @@
-"""Output folders: who may write into them, and what a run goes on from."""
+"""Output folders: which run may write to them, and which checkpoint is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is not there, whenever a run dies and whatever happens to its files."""
+"""A checkpoint is complete or absent, whenever a run dies and however its files are damaged."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_nothing_valid(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process dies; it does nothing afterwards either."""
+    """Raised when the process dies."""
 
 
 def die_at(monkeypatch: pytest.MonkeyPatch, fatal: int) -> list[str]:

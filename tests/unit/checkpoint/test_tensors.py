@@ -1,4 +1,4 @@
-"""Large files of a checkpoint are verified while they are loaded, and what is loaded is what was saved."""
+"""Large files of a checkpoint are verified while they are loaded, and loaded exactly as saved."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def load_all(found: Checkpoint) -> None:
 
 @pytest.fixture
 def large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two checkpoints whose tensor files count as large."""
+    """Returns two checkpoints whose tensor files count as large."""
     monkeypatch.setattr(manifest, "HASHED_BYTES", 0)
     model, optimizer = make()
     train(model, optimizer, range(3))

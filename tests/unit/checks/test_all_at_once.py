@@ -1,4 +1,4 @@
-"""Everything that is wrong is told at once, by `toolkit validate` and by a run, before weights are loaded."""
+"""All problems are reported together, by `toolkit validate` and by a run, before weights are loaded."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ SIZES = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 1, "num_attent
 
 @pytest.fixture
 def faulty(tmp_path, monkeypatch) -> Path:
-    """A YAML with all the faults; nothing can load a model's weights, and wandb is not there."""
+    """Returns a YAML with all faults; loading weights fails the test, and wandb is not installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     find = importlib.util.find_spec

@@ -1,4 +1,4 @@
-"""What the machine cannot do is refused before anything is loaded, and what it does badly is said."""
+"""Settings that this machine does not support are refused before anything is loaded, and slow ones warned of."""
 
 from __future__ import annotations
 

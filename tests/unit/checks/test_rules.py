@@ -1,4 +1,4 @@
-"""Settings that cannot go together, and paths that are not there."""
+"""Settings that cannot be combined, and missing paths."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ CONFLICTS = {
     "checkpoint.load_best_model_at_end=true": "set eval.eval_steps, for instance to epoch",
     "train.max_steps=0": "no step would be trained",
     "train.max_steps=9 train.warmup_steps=10": "train.warmup_steps (10.0), train.max_steps (9): the run would end",
-    "train.warmup_steps=1.5": "set a whole number, or a fraction of all steps below 1",
+    "train.warmup_steps=1.5": "set train.warmup_steps to a whole number, or to a fraction of all steps below 1",
     "train.lr_scheduler_type=constant train.warmup_steps=2": "set train.lr_scheduler_type to constant_with_warmup",
     "train.lr_scheduler_type=one_cycle train.warmup_steps=2": "this schedule has its own warm-up; set train",
     "train.lr_scheduler_type=cyclic train.warmup_steps=2": "this schedule has its own warm-up; set train",
@@ -105,7 +105,7 @@ CONFLICTS = {
     "train.strategy=local_sgd train.ema_decay=0.9": "each process would average different weights",
     "train.ema_decay=0.9 train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "averages the weights",
     "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "8-bit moments are",
-    "train.strategy=local_sgd train.mixed_precision=fp16": "use bf16 or no, or set train.strategy to sync",
+    "train.strategy=local_sgd train.mixed_precision=fp16": "set train.mixed_precision to bf16 or no, or train.strategy",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
     "tracking.report_to=[wandb,wandb]": "a tracker is listed twice",
@@ -116,7 +116,7 @@ CONFLICTS = {
     "checkpoint.hub_private_repo=true": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_private_repo",
     "checkpoint.hub_revision=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_revision",
     "trainer.callbacks=[a.b]": "set engine to trainer, or remove the section trainer",
-    "model.attn_implementation=flash_attention_2": "set train.mixed_precision to bf16 or fp16, or use sdpa",
+    "model.attn_implementation=flash_attention_2": "or fp16, or model.attn_implementation to sdpa",
     "train.torch_compile_backend=inductor": "set train.torch_compile to true, or remove train.torch_compile_backend",
     "train.torch_compile_mode=default": "it has no effect without compilation",
     "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor",
@@ -159,8 +159,8 @@ def test_files_of_a_run_that_is_over_need_not_be_there() -> None:
 
 
 GPU_ONLY = {
-    "train.mixed_precision=fp16": "fp16 needs a GPU, and the launcher selects the CPU; use bf16 or no",
-    "train.mixed_precision=fp8": "fp8 needs a GPU that supports it, and the launcher selects the CPU; use bf16 or no",
+    "train.mixed_precision=fp16": "fp16 needs a GPU, and the launcher selects the CPU; set train.mixed_precision to",
+    "train.mixed_precision=fp8": "fp8 needs a GPU that supports it, and the launcher selects the CPU; set .* to bf16",
     "train.tf32=true": "TensorFloat32 is a format of NVIDIA GPUs, and the launcher selects the CPU; remove train.tf32",
     "train.activation_offload=true": "activations are already in CPU memory, because the launcher selects the CPU",
     "model.attn_implementation=flex_attention": "it can be trained only on a GPU, and the launcher selects the CPU",
@@ -183,13 +183,26 @@ def problems(words: str, **environ: str) -> list[str]:
 
 
 def test_every_rule_is_tested() -> None:
-    """Each row of the table is met by one of the cases above, with its reason and its remedy."""
+    """Checks that the cases above break every rule, and show its reason and remedy."""
     met = [problem for words in CONFLICTS for problem in problems(words)]
     met += [problem for words in GPU_ONLY for problem in problems(words, ACCELERATE_USE_CPU="True")]
     met += [problem for name in REFUSED_LAUNCHES for problem in problems("train.strategy=sync", **{name: "true"})]
     untested = [rule.keys for rule in RULES if not any(f": {rule.why}; {rule.instead}" in problem for problem in met)]
     assert untested == []
     assert len(RULES) >= 25
+
+
+def test_what_to_do_is_an_imperative() -> None:
+    words = {rule.instead.split()[0] for rule in RULES}
+    assert words == {"set", "remove", "launch"}
+
+
+def test_of_a_section_the_settings_that_differ_from_their_defaults_are_shown() -> None:
+    found = problems("trainer.args.neftune_noise_alpha=5.0")
+    assert found == [
+        "override trainer.args.neftune_noise_alpha=5.0: engine ('loop'), trainer.args ({'neftune_noise_alpha': 5.0}): "
+        "only transformers.Trainer has these settings; set engine to trainer, or remove the section trainer"
+    ]
 
 
 @pytest.mark.parametrize("strategy", get_args(get_type_hints(TrainConfig)["strategy"]))

@@ -1,4 +1,4 @@
-"""What only libraries, machine and task can tell of a configuration is told at once, before any load."""
+"""Problems that only libraries, machine and task can find are reported together, before anything is loaded."""
 
 from __future__ import annotations
 

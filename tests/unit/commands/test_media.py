@@ -1,4 +1,4 @@
-"""What `toolkit` does with runs of pictures and of recordings, and data sets of the hub's kinds."""
+"""Commands on runs with images and audio, and on hub datasets of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the commands: one name, one meaning; all of them described; former spellings still work."""
+"""Options of the commands: each name has one meaning and a help text, and former spellings still work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def name_of(action: argparse.Action) -> str:
 
 
 def meaning(action: argparse.Action) -> tuple[object, ...]:
-    """What must be the same wherever an argument has this name; its default and whether it is required may differ."""
+    """Returns the properties that all arguments of one name share; default and required may differ."""
     choices = None if action.choices is None else tuple(action.choices)
     return (str(action.help).partition(" (default: ")[0], action.metavar, action.nargs, choices, type(action))
 

@@ -1,4 +1,4 @@
-"""`toolkit plan`: strategies, what fits, and what is measured, from the command line and as arithmetic."""
+"""`toolkit plan`: strategies, fitting settings and calibration, from the command line and as functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs side by side: listed, compared and run again."""
+"""`toolkit runs`, `diff` and `reproduce`: runs are listed, compared and repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Help, schema, explanation and the resolved file all say the same as the settings themselves."""
+"""Help, schema, explanation and resolved file agree with the declared settings."""
 
 from __future__ import annotations
 

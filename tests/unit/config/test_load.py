@@ -1,4 +1,4 @@
-"""What a configuration may say, and what is answered to one that is wrong."""
+"""Loading configurations: accepted values, and messages for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that persist, and how far they prepare ahead, change no number."""
+"""Persistent workers and prefetching do not change the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that rows refer to: folders of classes, relative paths, content that changes."""
+"""Files that rows refer to: class folders, relative paths, changed contents."""
 
 from __future__ import annotations
 

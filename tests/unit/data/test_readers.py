@@ -1,4 +1,4 @@
-"""Every text reader: what its good rows hold, how its bad rows are numbered and explained, which files are refused."""
+"""Every text reader: contents of good rows, numbers and reasons of bad rows, and refused files."""
 
 from __future__ import annotations
 

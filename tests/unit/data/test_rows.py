@@ -64,7 +64,7 @@ class Questions:
 
 @pytest.fixture
 def load(tmp_path: Path):
-    """Writes a file and loads it with a cache of its own."""
+    """Writes a file and loads it with a separate cache."""
 
     def load(name: str, content: str | bytes, task: Any = None, columns: Any = None, labelled: bool = True) -> Any:
         path = tmp_path / name

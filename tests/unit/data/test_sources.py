@@ -1,4 +1,4 @@
-"""Parquet files, hub data sets, and what holds for a file of any format."""
+"""Parquet files, hub datasets, and rules for files of any format."""
 
 from __future__ import annotations
 

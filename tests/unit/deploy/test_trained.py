@@ -1,4 +1,4 @@
-"""`toolkit.train` and `toolkit.load` in one process: results, rows, errors, and what they leave as it was."""
+"""`toolkit.train` and `toolkit.load` in one process: results, rows, errors, and the global state they restore."""
 
 from __future__ import annotations
 

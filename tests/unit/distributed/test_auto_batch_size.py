@@ -1,4 +1,4 @@
-"""Out of memory: smaller passes, the same steps; found once, kept in checkpoints, agreed by all processes."""
+"""Automatic batch size: smaller passes with the same steps, saved in checkpoints and shared by all processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_task_s_rows_can_be_parted(task, tmp_path, monkeypatch):
 
 
 def test_memory_that_gives_out_later_and_in_the_middle_of_a_step(tmp_path, monkeypatch):
-    """The second micro-batch of a step fails: what the first has added is thrown away, and done again."""
+    """The second micro-batch of a step runs out of memory: the gradient of the first is discarded and recomputed."""
     train("reviews", tmp_path / "enough", *RUN, double=True)
     passes: list[int] = []
     passes = small_memory(monkeypatch, lambda: 6 if len(passes) < 6 else 3)
@@ -58,7 +58,7 @@ def test_memory_that_gives_out_later_and_in_the_middle_of_a_step(tmp_path, monke
 
 
 def test_what_was_found_is_kept_and_resumed_bit_for_bit(tmp_path, monkeypatch):
-    """With dropout, and the optimizer of daily use."""
+    """Uses dropout and the default optimizer."""
     dropout = (*RUN, AUTO, "train.optim=adamw_torch", "train.learning_rate=1.0e-3",
                "model.config_overrides.hidden_dropout_prob=0.1")  # fmt: skip
     small_memory(monkeypatch, lambda: 3)

@@ -1,4 +1,4 @@
-"""Local SGD: what it shares with synchronous training, what it sends, and that it ends, resumes and fails well."""
+"""Local SGD: equality with synchronous training, bytes sent, stopping, resuming and failing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def losses(run: Path) -> list[float]:
     ],
 )
 def test_period_1_and_the_warm_up_are_synchronous_sgd(many_runs, one, other, tolerance):
-    """Momentum and weight decay included, whether the momentum is the processes' own or the outer optimizer's."""
+    """With weight decay and momentum, either of the inner or of the outer optimizer."""
     assert_close_weights(many_runs / one, many_runs / other, tolerance)
     assert losses(many_runs / one) == pytest.approx(losses(many_runs / other), rel=tolerance)
 
@@ -58,7 +58,7 @@ def test_period_8_sends_an_eighth_and_all_ranks_are_equal_after_each_average(man
 
 
 def test_buffers_are_averaged_and_frozen_parameters_are_not_sent(many_runs):
-    """That all ranks are equal, and frozen parameters as they were, is asserted in the run itself."""
+    """The run itself asserts that all ranks are equal and frozen parameters are unchanged."""
     assert json.loads((many_runs / "averages-buffers.json").read_text()) == [2, 3, 4, 5]
     saved = weights(many_runs / "local-buffers")
     assert saved["unused"].tolist() == [1.0, 1.0, 1.0]

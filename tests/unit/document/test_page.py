@@ -25,7 +25,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def everything() -> list[Section]:
-    """One of each block, with user text wherever there can be some."""
+    """Returns one block of each type, with user text wherever possible."""
     chart = line_chart({NASTY: ([1, 2], [1.0, 2.0]), "b": ([1], [3])}, title=NASTY, x_label=NASTY, y_label=NASTY)
     rows = [[NASTY, 3.0], ["b", Cell("twenty", 20.0, 0.5)], ["a", None], ["c", -1], ["d", math.nan]]
     blocks = [
@@ -41,7 +41,7 @@ def everything() -> list[Section]:
 
 
 def drawn(svg: str) -> ElementTree.Element:
-    """An SVG that is well formed, as a tree."""
+    """Parses an SVG, which must be well formed."""
     return ElementTree.fromstring(svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 

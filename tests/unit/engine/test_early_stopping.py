@@ -1,4 +1,4 @@
-"""Early stopping: it counts evaluations, ends both engines at the same step, and survives a resume."""
+"""Early stopping counts evaluations, ends both engines at the same step, and continues after a resume."""
 
 from __future__ import annotations
 

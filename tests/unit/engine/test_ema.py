@@ -1,4 +1,4 @@
-"""Averaged weights: evaluated, saved, restored, and the result; training itself stays as it is."""
+"""Averaged weights are evaluated, saved and restored, and do not change training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A limit of time: counted over sessions, the same in both engines, and no end for ever."""
+"""The time limit counts all sessions, works in both engines, and can be raised to continue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device
 
 
 class Clock:
-    """Stands for `time` in the extension: two seconds pass from look to look."""
+    """Replaces `time`: two seconds pass between two calls."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -1,4 +1,4 @@
-"""Arithmetic of less precision: as good as float32 where it should be, and its left-out updates are no steps."""
+"""Mixed precision: results close to float32, and skipped updates do not step the schedule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_bf16_loses_nothing_that_counts(fresh_precision, tmp_path):
 
 
 class Overflowing(torch.amp.GradScaler):
-    """A scaler whose first scale is too high for any gradient."""
+    """A gradient scaler whose initial scale makes every gradient overflow."""
 
     def __init__(self) -> None:
         super().__init__("cpu", init_scale=2.0**60, backoff_factor=2.0**-50)
@@ -41,7 +41,7 @@ class Overflowing(torch.amp.GradScaler):
 
 @pytest.fixture
 def scaler(monkeypatch):
-    """Gives runs the scaler of fp16, on the CPU."""
+    """Makes runs use the gradient scaler of fp16 on the CPU."""
     build = toolkit.run.build_accelerator
 
     def with_scaler(cfg):

@@ -1,4 +1,4 @@
-"""What a step takes of memory, foreseen without memory."""
+"""Simulated memory of training steps equals the memory of real ones."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_what_decides_by_numbers_is_refused() -> None:
         simulate(planned)
     model = replace(planned.cfg.model, peft=replace(planned.cfg.model.peft, method="qlora"))
     quantized = replace(planned, cfg=replace(planned.cfg, model=model))
-    with pytest.raises(InputError, match="4 bits"):
+    with pytest.raises(InputError, match="4-bit weights"):
         simulate(quantized)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of rows drawn from those that were scored."""
+"""Bootstrapped metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from toolkit.run import prepared_run
 
 
 class EachOnce:
-    """Random numbers that draw every example once, in order."""
+    """A random generator that draws every example once, in order."""
 
     def integers(self, count: int, size: int) -> np.ndarray:
         return np.arange(size)

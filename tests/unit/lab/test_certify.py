@@ -1,4 +1,4 @@
-"""Certificates: they pass where all is well, and point at the right place where it is not."""
+"""Certificates pass if promises hold, and otherwise report the right cause."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_an_update_of_another_size_or_direction_is_not(splits, tmp_path):
     found = loss_scale.judge(splits, experiment(tmp_path))
     assert found.verdict == FAILED
     (problem,) = found.problems
-    assert problem.startswith("4x2 against 8x1: in 1 of 2 windows the update is another: ratio 1.061, cosine 0.98")
+    assert problem.startswith("4x2 against 8x1: in 1 of 2 windows the update differs: ratio 1.061, cosine 0.98")
     (splits / "traces" / "split-8x1" / loss_scale.DEPENDENCE).write_text('["batch normalisation"]')
     open_ = loss_scale.judge(splits, experiment(tmp_path))
     assert (open_.verdict, open_.problems) == (OPEN, ["this model depends on the batch: batch normalisation"])

@@ -1,4 +1,4 @@
-"""Whole certificates: every smoke configuration passes, and planted faults are found and pointed at."""
+"""Complete certificates: every smoke configuration passes, and planted faults are found and explained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Switches become variants, variants become runs, runs become figures with intervals."""
+"""Comparisons: variants from switches, their runs, and figures with intervals."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_launchers_settings_count(tmp_path):
     with pytest.raises(InputError, match="needs 3 processes, received 2"):
         launch.check(3)
     assert Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), 4).processes == 4
-    with pytest.raises(InputError, match="say --processes N"):
+    with pytest.raises(InputError, match="set --processes N"):
         Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), None)
     with pytest.raises(InputError, match="for several machines"):
         Launch.of(str(ROOT / "accelerate_configs/multi_node.yaml"), 4)

@@ -1,4 +1,4 @@
-"""Processes that the lab starts: what they inherit, how they end, and what is known of it afterwards."""
+"""Processes that the lab starts: their environment, how they end, and their outcomes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trials(folder: Path, *names: str) -> list[Trial]:
 
 
 def in_this_process(monkeypatch) -> None:
-    """Lets trials run here, with work of their own."""
+    """Makes trials call test functions."""
 
     def refused(arguments):
         raise InputError("received 7, must be 8")

@@ -1,4 +1,4 @@
-"""Perplexity, accuracy and bits per byte, against values worked out by hand."""
+"""Perplexity, accuracy and bits per byte, compared with values computed by hand."""
 
 from __future__ import annotations
 

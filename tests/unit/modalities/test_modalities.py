@@ -13,7 +13,7 @@ INPUT_MODALITIES = ("text", "image", "audio")
 
 
 def functions(protocol: type) -> dict[str, list[str]]:
-    """The arguments of each function of a protocol, its bases' included."""
+    """Returns the arguments of each function of a protocol and its bases."""
     found = {}
     for part in protocol.__mro__:
         for name, value in vars(part).items():

@@ -1,4 +1,4 @@
-"""Encoder-decoders: tokenizers, what the decoder is given, generation."""
+"""Encoder-decoders: tokenizers, decoder inputs, generation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_new_tokenizer_is_the_same_every_time_and_within_its_size():
 
 @pytest.mark.parametrize("model_type", ["t5", "bart", "marian", "mbart"])
 def test_the_loss_is_that_of_the_model_given_labels(model_type):
-    """The decoder's input that is made here is the one that each model makes of its labels by itself."""
+    """Checks that the decoder inputs equal those that each model derives from its labels."""
     tokenizer = new_tokenizer()
     config = small(model_type, len(tokenizer))
     seq2seq.configure(config, tokenizer, new=True)

@@ -1,4 +1,4 @@
-"""Activations computed anew, or moved to the CPU's memory: the same training, bit for bit."""
+"""Recomputing or offloading activations leaves training bit-identical."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_and_so_it_does_in_the_other_engine_and_with_some_layers(tmp_path):
 
 
 def passes(model: nn.Module) -> list[int]:
-    """How often each layer runs in one forward and backward pass."""
+    """Returns how often each layer runs in one forward and backward pass."""
     counts = []
     for number, layer in enumerate(_layers(model)):
         counts.append(0)

@@ -1,4 +1,4 @@
-"""Adapters: what is trained, that both engines and a resume agree, and that peft and transformers read the result."""
+"""Adapters: trained parameters, both engines, resuming, and results that peft and transformers can load."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def settings_of(task: str, method: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def job(monkeypatch):
-    """The run that was last trained, kept after its end."""
+    """Keeps the last run for inspection."""
     kept: dict = {}
     write = toolkit.run.write_results
 

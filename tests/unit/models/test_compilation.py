@@ -1,4 +1,4 @@
-"""Compiled training: the same numbers to rounding, under the same names."""
+"""Compiled training: equal results up to rounding, with the same parameter names."""
 
 from __future__ import annotations
 

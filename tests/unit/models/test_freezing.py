@@ -1,4 +1,4 @@
-"""Freezing and gradual unfreezing: what moves, and that engines, resumes and processes agree."""
+"""Freezing and gradual unfreezing: trained parameters, and agreement of engines, resumed runs and processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_is_frozen_stays_and_all_else_moves(tmp_path, capsys):
 
 
 def test_a_frozen_run_begins_like_any_other(tmp_path):
-    """Were the frozen parameters other ones than those of a run that trains all, adapters and heads would be too."""
+    """Checks that frozen parameters, and so all initial weights, equal those of a run that trains all."""
     for name, freezing in (("all", ()), ("head", ("model.freeze=backbone",))):
         train("reviews", tmp_path / name, *FEW, *freezing, "train.max_steps=1", "train.max_grad_norm=0")
     first = [lines(tmp_path / name, "loss") for name in ("all", "head")]

@@ -1,4 +1,4 @@
-"""Pushing the final model: the same under both engines, and refused before a run that could not do it."""
+"""Pushing the final model: the same with both engines, and refused before a run if it would fail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEW = ("train.max_steps=1", "data.max_train_samples=8", "data.max_eval_samples=4
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple]:
-    """What would have been asked of the hub."""
+    """Records the calls to the hub."""
     made: list[tuple] = []
 
     class Api:

@@ -1,4 +1,4 @@
-"""Models: what is loaded, made anew or refused, and which cannot keep the promise."""
+"""Models that are loaded, initialised or refused, and models whose rows depend on each other."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def step(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def ready(name: str, network: nn.Module) -> torch.optim.Optimizer:
-    """Returns an optimizer of that name that can do steps."""
+    """Returns an optimizer of that name that is ready to step."""
     optimizer = build_optimizer(network, TrainConfig(optim=name, learning_rate=0.1))
     if PRESETS[name].averages:
         optimizer.train()
@@ -144,7 +144,7 @@ def test_bytes_of_state_are_those_of_the_preset(name):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_an_elementwise_optimizer_updates_a_part_like_the_whole(name):
-    """Split into unequal parts: blocks of 8 bits would not begin at the same elements."""
+    """Parts have unequal sizes, so that blocks of 8-bit moments would start at different elements."""
     network = square(96)
     rows = 49
     parts = nn.ParameterList(nn.Parameter(part.clone()) for part in network.weight.detach().split([rows, 96 - rows]))

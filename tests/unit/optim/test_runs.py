@@ -1,4 +1,4 @@
-"""Acceptance: every optimizer and every schedule trains, in both engines alike, and goes on from a checkpoint."""
+"""Every optimizer and schedule trains equally in both engines and resumes from a checkpoint."""
 
 from __future__ import annotations
 

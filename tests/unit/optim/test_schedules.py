@@ -1,4 +1,4 @@
-"""Schedules equal those of the libraries; plateaus and snapshots follow a run."""
+"""Schedules equal those of the libraries; plateau schedules and snapshots work in runs."""
 
 from __future__ import annotations
 

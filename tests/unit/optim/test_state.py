@@ -1,4 +1,4 @@
-"""The optimizer's state comes back bit for bit, keyed by names."""
+"""The optimizer's state is restored bit for bit, by parameter name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_model(width: int = 5, dtype: torch.dtype = torch.float32, inputs: int =
 
 
 def groups_of(model: nn.Module, reverse: bool = False) -> list[dict[str, Any]]:
-    """Two groups, decayed and not; `reverse` turns round their order and the order inside them."""
+    """Returns two groups, with and without decay; `reverse` reverses their order and the order inside them."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
@@ -67,7 +67,7 @@ def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
 
 
 def build(case: str, model: nn.Module, reverse: bool = False) -> Any:
-    """Builds the optimizer of a case; `reverse` turns round the order of its groups and of their parameters."""
+    """Builds the optimizer of a case; `reverse` reverses the order of its groups and of their parameters."""
     name, arguments = CASES[case]
     settings = TrainConfig(optim=name, learning_rate=0.01, weight_decay=0.1, optim_args=arguments)
 

@@ -1,4 +1,4 @@
-"""The report of a run: what it says, in both forms alike, and that rows cannot do anything to it."""
+"""The report of a run: its contents in both formats, and that rows cannot inject HTML."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADINGS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run on rows that would like to be HTML."""
+    """Returns the folder of a short run on rows that contain HTML."""
     folder = tmp_path_factory.mktemp("reports")
     rows = [{"text": f"{NASTY} {i}", "label": ["<b>bad</b>", "good"][i % 2]} for i in range(24)]
     for name, part in {"train": rows, "validation": rows[:12], "test": rows[:6]}.items():
@@ -56,14 +56,14 @@ def text(folder: Path) -> str:
 
 
 def part(page: str, heading: str) -> str:
-    """The HTML below a heading."""
+    """Returns the HTML below a heading."""
     found = re.search(rf"<h2[^>]*>{re.escape(heading)}</h2>(.*?)</section>", page, re.DOTALL)
     assert found is not None, heading
     return found[1]
 
 
 def cells(page: str, heading: str) -> list[list[str]]:
-    """The rows of the first table below a heading, as texts."""
+    """Returns the cells of the first table below a heading, as text."""
     body = part(page, heading).split("<tbody>", 1)[1].split("</tbody>")[0]
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL) for row in body.split("</tr>")]
     return [[html.unescape(cell) for cell in row] for row in rows if row]

@@ -1,4 +1,4 @@
-"""What is written after training: the model first, and the rest whatever fails on the way."""
+"""Files written after training: the model first, and the others even if one fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What heads make of labels and logits: losses that can be summed, and scores as scikit-learn has them."""
+"""Heads: losses that can be summed, and scores equal to scikit-learn's."""
 
 from __future__ import annotations
 

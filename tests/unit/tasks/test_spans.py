@@ -15,7 +15,7 @@ OFFSETS = [-1, -1, 0, 3, 4, 7, 8, 13, 14, 18]  # a first token, then one token a
 
 
 def every_span(start: list[float], end: list[float], mask: list[bool], longest: int) -> list[tuple[float, int, int]]:
-    """Every allowed span by brute force: best first, then the earlier, then the shorter."""
+    """Returns all allowed spans by brute force: best first, then earlier, then shorter ones."""
     spans = [
         (np.float32(start[s]) + np.float32(end[e]), s, e)
         for s in range(len(start))
@@ -85,7 +85,7 @@ def test_masked_logits_take_padding_out_of_the_loss(dtype: torch.dtype) -> None:
 
 
 def answers(windows: list[dict[str, Any]], contexts: list[str], **options: Any) -> list[dict[str, Any]]:
-    """`best_answers` of windows given as `example`, `spans` (score, start, end) and `null`."""
+    """Returns `best_answers` for windows given by `example`, `spans` (score, start, end) and `null`."""
     width = max(len(window["spans"]) for window in windows)
     spans = np.array([w["spans"] + [(-math.inf, -1, -1)] * (width - len(w["spans"])) for w in windows]).reshape(
         len(windows), width, 3

@@ -21,7 +21,7 @@ NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
-    """One token a word; pairs as BERT's: [CLS] a [SEP] b [SEP]. Zero-width spaces are dropped, as BERT does."""
+    """Returns a tokenizer of words with BERT's pairs ([CLS] a [SEP] b [SEP]); like BERT it drops zero-width spaces."""
     vocab = {word: i for i, word in enumerate([*SPECIALS, *dict.fromkeys(f"{CONTEXT} {QUESTION}".split())])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.Replace("\u200b", "")
@@ -37,7 +37,7 @@ def word_tokenizer(**options: Any) -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE that splits words, and letters beyond ASCII, into several tokens; no special tokens."""
+    """Returns a byte-level BPE that splits words and non-ASCII letters into several tokens, without special tokens."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -61,7 +61,7 @@ def encode(
 
 
 def labelled_texts(features: dict[str, list[Any]], contexts: list[str]) -> list[tuple[int, str]]:
-    """Example and text of each window that holds the answer."""
+    """Returns example and text of each window that contains the answer."""
     columns = (features[name] for name in ("example", "offsets", "start", "end"))
     return [
         (example, contexts[example][offsets[2 * start] : offsets[2 * end + 1]].strip())

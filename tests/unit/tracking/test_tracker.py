@@ -31,7 +31,7 @@ def settings(output_dir: Path, *overrides: str) -> Config:
 
 
 def write(cfg: Config, steps: range, value: float, accelerator: Any = MAIN) -> None:
-    """Writes lines as a run does that resumes from the step before the first of these."""
+    """Writes lines like a run that resumed from the step before the first of them."""
     path = Path(cfg.output_dir) / "metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     with Tracker(accelerator, cfg, path, steps.start - 1) as tracker:
@@ -41,7 +41,7 @@ def write(cfg: Config, steps: range, value: float, accelerator: Any = MAIN) -> N
 
 @pytest.fixture
 def output_dir(tmp_path: Path, monkeypatch) -> Path:
-    """A run's folder; the home and current directories are empty ones of their own."""
+    """Returns a run's folder; home and current directory are separate and empty."""
     for name in ("home", "here"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -109,7 +109,7 @@ def test_what_is_no_finite_number_breaks_nothing(output_dir):
 
 
 class FakeWandb(ModuleType):
-    """Stands in for `wandb`: keeps what it is given."""
+    """Replaces `wandb` and records what is logged."""
 
     def __init__(self) -> None:
         super().__init__("wandb")
@@ -176,7 +176,7 @@ def test_a_tracker_that_cannot_be_started_says_what_to_do(output_dir, wandb, mon
 
 
 class FakeMlflow(ModuleType):
-    """Stands in for `mlflow`: keeps what it is given, by tracking URI and run."""
+    """Replaces `mlflow` and records what is logged, by tracking URI and run."""
 
     def __init__(self) -> None:
         super().__init__("mlflow")

@@ -1,7 +1,7 @@
 """Certificates: verify the toolkit's guarantees on your model and data.
 
-`toolkit.lab.certify.trainings` trains on a few rows, each promise has a file that says which trainings it
-needs and judges what came out, and `toolkit.commands.certify` puts both together.
+`toolkit.lab.certify.trainings` trains on a few rows. Each promise has a module that lists the trainings it needs and
+checks their results. `toolkit.commands.certify` runs both.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Promise:
     """One kind of certificate.
 
     Args:
-        trainings: those that it looks at.
-        judge: makes the certificate from the folder that they were run in.
+        trainings: returns the trainings to compare.
+        judge: returns the certificate, given the folder of the trainings.
     """
 
     trainings: Callable[[Experiment], list[Training]]
@@ -31,7 +31,7 @@ class Promise:
 
 
 def promises() -> dict[str, Promise]:
-    """Returns all kinds by their names on the command line."""
+    """Returns all kinds of certificates by their names on the command line."""
     from toolkit.lab.certify import engines, loss_scale, ranks, resume
 
     return {

@@ -1,4 +1,4 @@
-"""One certificate: what was found about one promise."""
+"""A certificate: the result of checking one promise."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 OK, FAILED, OPEN = "ok", "FAILED", "open"
-"""Verdicts; `open` is neither: this model or these rows cannot show it."""
+"""Verdicts; `open` means that this model or these rows allow neither of the others."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was found about one promise.
+    """The result of checking one promise.
 
     Args:
-        name: as on the command line.
-        promise: what should be so, as one sentence.
+        name: name on the command line.
+        promise: the promise, as one sentence.
         verdict: `OK`, `FAILED` or `OPEN`.
         found: what was measured, as sentences.
-        problems: what is wrong and where to look, as sentences; for `OPEN` why it could not be shown.
-        figures: the same as JSON-able numbers.
+        problems: what is wrong and where to look, as sentences; for `OPEN`, why the promise could not be checked.
+        figures: the measurements as JSON values.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""engines: the loop and the Trainer do the same (contract C2)."""
+"""Certificate `engines`: the loop and the Trainer train identically (contract C2)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CAUSES = {
     "loss_sum": "the loss (Task.loss_sum), or parameters that differ already",
     "grad_norm": "the gradient: its scale, exchange or clipping",
 }
-"""What is compared of each step, in the order of cause and effect, and what a difference in it points to."""
+"""The compared values of each step, causes before effects, and the likely reason for a difference in each."""
 
 
 def trainings(experiment: Experiment) -> list[Training]:
-    """Returns both engines on one and two processes."""
+    """Returns trainings with both engines, on one and on two processes."""
     return [
         Training(f"{engine}-{processes}", {"engine": engine} | (TWO if processes == 2 else {}), processes)
         for processes in (1, 2)
@@ -33,7 +33,7 @@ def trainings(experiment: Experiment) -> list[Training]:
 
 
 def judge(folder: Path, experiment: Experiment) -> Certificate:
-    """Compares rows, rates, losses, norms and parameters."""
+    """Compares rows, learning rates, losses, gradient norms and parameters."""
     name = "engines"
     if error := error_of(folder, *(training.name for training in trainings(experiment))):
         return Certificate(name, PROMISE, FAILED, [], [error])
@@ -54,7 +54,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
 
 
 def _across(folder: Path) -> list[str]:
-    """Compares what must be the same on one and on two processes, whatever a model draws: rows and rates."""
+    """Compares rows and learning rates of one and two processes; dropout may make all other values differ."""
     one, two = read_trace(folder, "loop-1"), read_trace(folder, "loop-2")
     for index, (left, right) in enumerate(zip(one, two, strict=False)):
         if left["learning_rate"] != right["learning_rate"]:
@@ -66,4 +66,6 @@ def _across(folder: Path) -> list[str]:
         rows = window(folder, "loop-1", 1, index), window(folder, "loop-2", 2, index)
         if rows[0] != rows[1]:
             return [f"one process against two, step {left['step']}: rows {rows[0]} against {rows[1]}: {CAUSES['rows']}"]
-    return [] if len(one) == len(two) else [f"one process did {len(one)} steps, two did {len(two)}: {CAUSES['rows']}"]
+    if len(one) == len(two):
+        return []
+    return [f"one process trained {len(one)} steps, two processes {len(two)}: {CAUSES['rows']}"]

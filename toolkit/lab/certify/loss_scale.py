@@ -1,4 +1,4 @@
-"""loss-scale: one update does not depend on how its window is split (contract C1)."""
+"""Certificate `loss-scale`: an update does not depend on how its window is split (contract C1)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error
 
 PROMISE = "One update is the same however its window is split over micro-batches and processes."
 SPLITS = {"8x1": (8, 1, 1), "4x2": (4, 2, 1), "2x4": (2, 4, 1), "2 processes x 2x2": (2, 2, 2)}
-"""Rows per micro-batch, micro-batches and processes of each split of a window; the first is what others are held to."""
+"""Rows per micro-batch, micro-batches and processes of each split of a window; the first is the reference."""
 RATIO, COSINE = 1e-3, 1e-4
-"""How far a ratio and a cosine may be from 1: what is left in float32 of the order of additions."""
+"""Largest distance from 1 of a ratio of norms and of a cosine; float32 sums depend on the order of additions."""
 
 
 def trainings(experiment: Experiment) -> list[Training]:
-    """Returns one epoch of updates that change nothing, in every split, and one update of the plain Trainer in two."""
+    """Returns one epoch without updates in every split, and one step of the plain Trainer in two splits."""
     settings: dict[str, Any] = {
-        **NO_UPDATE,  # every window's gradient is taken at the same parameters
+        **NO_UPDATE,  # all gradients are computed with the same parameters
         "train.max_grad_norm": 0.0,
         **({"data.max_eval_samples": 1} if experiment.evaluated else {}),
     }
@@ -40,7 +40,7 @@ def _name(split: str) -> str:
 
 
 def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]]:
-    """Returns step, ratio of norms and cosine of two trainings' gradients, for every step."""
+    """Returns step, ratio of norms and cosine of the gradients of two trainings, for every step."""
     left, right = read_gradients(folder, one), read_gradients(folder, other)
     rows = []
     for step, (norm, sample) in left.items():
@@ -52,7 +52,7 @@ def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]
 
 
 def judge(folder: Path, experiment: Experiment) -> Certificate:
-    """Compares all windows of all splits with those in one piece."""
+    """Compares the gradients of all windows in each split with those of unsplit windows."""
     name, reference = "loss-scale", _name("8x1")
     if error := error_of(folder, *(training.name for training in trainings(experiment))):
         return Certificate(name, PROMISE, FAILED, [], [error])
@@ -65,7 +65,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
         if bad:
             where = "every window" if len(bad) == len(rows) else f"{len(bad)} of {len(rows)} windows"
             problems.append(
-                f"{split} against 8x1: in {where} the update is another: ratio {worst[1]:.3f}, cosine {worst[2]:.5f} "
+                f"{split} against 8x1: in {where} the update differs: ratio {worst[1]:.3f}, cosine {worst[2]:.5f} "
                 f"in window {worst[0]}. Look at the loss: it must be summed over all items of the window and divided "
                 "by their number once (Task.loss_sum, Task.count_items), not averaged per micro-batch"
             )

@@ -1,4 +1,4 @@
-"""What `transformers.Trainer` makes of the same window by itself, for comparison."""
+"""Trains the same window with the plain `transformers.Trainer`, for comparison."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def one_update(run: Run, trace: Trace) -> None:
-    """Trains the first rows for one step with the model's own loss, and keeps the gradient of that step."""
+    """Trains one step on the first rows with the model's own loss, and records its gradient in the trace."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Keep(TrainerCallback):
@@ -52,13 +52,13 @@ def one_update(run: Run, trace: Trace) -> None:
 
 
 def with_labels(model: torch.nn.Module, batch: Batch) -> dict[str, Any]:
-    """Returns what a model is called with so that it computes its own loss."""
+    """Returns the arguments with which a model computes its own loss."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     labels = batch["labels"]
     if "start_positions" in inspect.signature(model.forward).parameters:
         start, end = labels.unbind(-1)
         return {**batch["inputs"], "start_positions": start, "end_positions": end}
-    if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():  # the model itself shifts them
+    if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():  # the model shifts labels itself
         labels = torch.cat([torch.full_like(labels[:, :1], IGNORE_INDEX), labels[:, :-1]], dim=1)
     return {**batch["inputs"], "labels": labels}

@@ -1,4 +1,4 @@
-"""ranks: metrics and predictions do not depend on processes or batch size (contract C4)."""
+"""Certificate `ranks`: metrics and predictions do not depend on processes or batch size (contract C4)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TOLERANCE = 1e-5
 
 
 def trainings(experiment: Experiment) -> list[Training]:
-    """Returns a training, and evaluations of its model: runs of one step that changes nothing."""
+    """Returns a training, and evaluations of its model: runs of one step with learning rate 0."""
     still = NO_UPDATE | {"train.max_steps": 1}
-    # Adapters are no model that another run could begin with: then it is the new one that is evaluated.
+    # A run cannot start from saved adapters, so with adapters the initial model is evaluated.
     model_of = "loop-1" if experiment.cfg.model.peft.method == "none" else None
     return [Training("loop-1", {"engine": "loop"})] + [
         Training(f"ranks-{processes}", still | {"eval.per_device_eval_batch_size": batch}, processes, model_of=model_of)
@@ -47,8 +47,8 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
             cause = "the same predictions are in other rows" if moved else "some rows were lost or predicted twice"
             problems.append(
                 f"{processes} processes: {len(wrong)} of {len(rows)} rows have other predictions, first row "
-                f"{wrong[0] + 1}: {cause}. Predictions must be put back by their row ids, not cut from what was "
-                "gathered (toolkit/engine/evaluation.py)"
+                f"{wrong[0] + 1}: {cause}. Gathered predictions must be ordered by their row ids, not cut to length "
+                "(toolkit/engine/evaluation.py)"
             )
         elif other := [key for key, value in metrics.items() if not close(value, one[0][key])]:
             problems.append(
@@ -61,7 +61,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
 
 
 def _results(run: Path) -> tuple[dict[str, float], list[Any]]:
-    """Metrics of the last evaluation and predictions of a run."""
+    """Returns the metrics of a run's last evaluation, and its predictions."""
     files = RunFolder(run)
     lines = [json.loads(line) for line in files.metrics.read_text().splitlines()]
     metrics = next(line for line in reversed(lines) if "eval_loss" in line)
@@ -70,7 +70,7 @@ def _results(run: Path) -> tuple[dict[str, float], list[Any]]:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Returns whether two JSON values are equal, numbers to the tolerance."""
+    """Returns whether two JSON values are equal, with numbers equal to within `TOLERANCE`."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(close(value, other[name]) for name, value in one.items())
     if isinstance(one, list) and isinstance(other, list):

@@ -1,4 +1,4 @@
-"""resume: a killed run ends like one that was not (contract C3)."""
+"""Certificate `resume`: a killed and resumed run ends like an uninterrupted one (contract C3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def trainings(experiment: Experiment) -> list[Training]:
 
 
 def judge(folder: Path, experiment: Experiment) -> Certificate:
-    """Compares the steps after the resume, and what both ended with."""
+    """Compares the steps before the kill and after the resume, and the final parameters and optimizer states."""
     name = "resume"
     if error := error_of(folder, "loop-1", "killed", "resumed"):
         return Certificate(name, PROMISE, FAILED, [], [error])
@@ -32,9 +32,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
     killed, start = before[-1]["step"], after[0]["step"] if after else len(whole) + 1
     figures = {"killed_at": killed, "resumed_at": start - 1, "steps": len(whole)}
     if start == 1:
-        reason = (
-            f"the run was killed at step {killed}, before its first checkpoint; give more --rows or a later --kill-at"
-        )
+        reason = f"the run was killed at step {killed}, before its first checkpoint; increase --rows or --kill-at"
         return Certificate(name, PROMISE, OPEN, [], [reason], figures)
     last = RunFolder(Path()).checkpoint(whole[-1]["step"])
     differences = [

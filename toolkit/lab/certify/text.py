@@ -20,7 +20,7 @@ NAME_COLUMN = 12
 
 
 def lines(certificate: Certificate) -> list[str]:
-    """Returns a certificate in lines for a terminal."""
+    """Returns the lines of a certificate for a terminal."""
     head = f"{certificate.name:{NAME_COLUMN}}{certificate.verdict:8}"
     indent = " " * len(head)
     wrapped = textwrap.wrap(head + certificate.promise, WIDTH, subsequent_indent=indent)
@@ -33,7 +33,7 @@ def write(certificates: Sequence[Certificate], cfg: Config, facts: dict[str, Any
     """Writes `certificate.json` and `certificate.md`.
 
     Args:
-        certificates: what was found.
+        certificates: the certificates.
         cfg: the user's configuration.
         facts: recipe, configuration file, rows and seconds of the experiment.
         folder: folder to write to.

@@ -1,4 +1,4 @@
-"""What a training did, step by step: rows, figures, random numbers, gradients."""
+"""Records the steps of a training: rows, metrics, random state and gradients."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 DEPENDENCE = "batch-dependence.json"
 """File with the reasons why a model's rows depend on each other, beside the gradients."""
 COORDINATES = 2**20
-"""Most coordinates of a gradient that are kept, evenly spaced over all parameters."""
+"""Maximum number of recorded coordinates of a gradient, evenly spaced over all parameters."""
 
 
 class Trace:
-    """Writes a trace, a file per rank; an observer of runs, and a context manager.
+    """Writes a trace, one file per rank. It is a `toolkit.api.run.Observer` and a context manager.
 
     Args:
-        folder: where it goes.
-        gradients: whether gradients are kept, on the first rank.
-        kill: the step at whose end this process kills itself (or None), and otherwise the epochs after which it does;
-            None for neither.
+        folder: folder of the trace.
+        gradients: whether the first rank records gradients.
+        kill: `(step, epochs)`: the process kills itself at the end of the step or, if the step is None, of the first
+            step after that many epochs. None never kills.
     """
 
     def __init__(self, folder: Path, gradients: bool, kill: Sequence[Any] | None) -> None:
@@ -49,7 +49,7 @@ class Trace:
         self._file.close()
 
     def gradient(self, step: int, model: nn.Module) -> None:
-        """Keeps the gradient that a step is about to use."""
+        """Records the gradient of a step before the optimizer uses it."""
         if not self._gradients or self._rank > 0:
             return
         (self._folder / DEPENDENCE).write_text(json.dumps(batch_dependence(model)))
@@ -60,11 +60,11 @@ class Trace:
         np.savez(self._folder / f"gradient-{step}.npz", sample=sample, norm=norm)
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Writes down a step, and ends the process if it is the one for that."""
+        """Records a step, and kills the process if it is the step for that."""
         import torch
 
         rows = [[int(row) for row in batch["row_ids"] if row >= 0] for batch in batches]
-        # What the step drew is seen in the state that it left.
+        # The state after the step shows whether two runs drew the same random numbers.
         state = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
         self._file.write(json.dumps({"step": step, "rows": rows, "random": state, **record}) + "\n")
         self._file.flush()
@@ -75,13 +75,13 @@ class Trace:
 
 
 def read_trace(folder: Path, training: str, rank: int = 0) -> list[dict[str, Any]]:
-    """Reads one rank's steps, in the order in which they were done."""
+    """Reads the steps of one rank, in training order."""
     text = (folder / "traces" / training / f"rank-{rank}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
 def read_gradients(folder: Path, training: str) -> dict[int, tuple[float, np.ndarray]]:
-    """Reads norm and sample of a training's gradients, by step."""
+    """Reads the norm and the sampled coordinates of a training's gradients, by step."""
     found = {}
     for file in (folder / "traces" / training).glob("gradient-*.npz"):
         with np.load(file) as arrays:
@@ -99,12 +99,12 @@ def window(folder: Path, training: str, processes: int, index: int) -> list[int]
 def first_difference(
     one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]], names: Mapping[str, str]
 ) -> str | None:
-    """Says where two traces part.
+    """Finds the first difference between two traces.
 
     Args:
-        one: steps.
-        other: steps.
-        names: what is compared, and what a difference in it points to; in the order of cause and effect.
+        one: steps of one trace.
+        other: steps of the other trace.
+        names: the values to compare, causes before effects, and the likely reason for a difference in each.
 
     Returns:
         A sentence about the first step that differs, or None.
@@ -119,15 +119,15 @@ def first_difference(
 
 
 def weight_difference(one: Path, other: Path, file: str) -> str | None:
-    """Says which tensor of two safetensors files differs first, or None if they hold the same bits."""
+    """Returns a sentence about the first tensor that differs between two safetensors files, or None if none does."""
     import torch
     from safetensors.torch import load_file
 
     left, right = load_file(one / file), load_file(other / file)
     if left.keys() != right.keys():
-        return f"{file}: other tensors: {', '.join(sorted(left.keys() ^ right.keys())[:3])}"
+        return f"{file}: only one of the two has {', '.join(sorted(left.keys() ^ right.keys())[:3])}"
     for name, value in left.items():
         if not torch.equal(value, right[name]):
-            most = (value.double() - right[name].double()).abs().max()
-            return f"{file}: {name} differs by up to {most:.2g}"
+            largest = (value.double() - right[name].double()).abs().max()
+            return f"{file}: {name} differs by up to {largest:.2g}"
     return None

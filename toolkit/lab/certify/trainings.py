@@ -1,4 +1,4 @@
-"""The small trainings that certificates compare: a few rows of your own, on the CPU, in processes of their own."""
+"""Runs the small trainings that certificates compare: on a few of your rows, on the CPU, in separate processes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from toolkit.lab.jobs import Trial, run_trials
 WINDOW = 8
 """Rows of one optimizer step in every training."""
 SPLIT = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 4}
-"""The window on one process, where nothing else is asked for."""
+"""How the window is split by default, on one process."""
 ON_CPU = {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-LEFT_OUT = (
+RESET = (
     "early_stopping_patience",
     "early_stopping_threshold",
     "max_time",
     "snapshot_ensemble",
-    # Another algorithm; what is proved is the synchronous one.
+    # The promises are about synchronous training.
     "strategy",
     *(f"local_sgd_{name}" for name in ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_momentum")),
-    # For GPUs, or equal to rounding only.
+    # These need a GPU, or change results within rounding.
     "tf32",
     "activation_offload",
     "torch_compile",
     "torch_compile_backend",
     "torch_compile_mode",
 )
-"""Settings of training that a certificate's runs have at their defaults."""
+"""Settings in the section `train` that certificates reset to their defaults."""
 
 OF_OPTIMIZERS = (
     "optim_args",
@@ -48,6 +48,7 @@ OF_OPTIMIZERS = (
     "lr_scheduler_kwargs",
     "warmup_steps",
 )
+"""Settings in the section `train` that a run without updates resets to their defaults."""
 NO_UPDATE: dict[str, Any] = {
     "engine": "loop",
     "train.optim": "sgd",
@@ -57,21 +58,21 @@ NO_UPDATE: dict[str, Any] = {
     "train.num_train_epochs": 1,
     "checkpoint.save_steps": None,
 }
-"""Settings of a run that changes no parameter."""
+"""Settings of a run that does not change any parameter."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What the trainings of all certificates share.
+    """The inputs that the trainings of all certificates share.
 
     Args:
         recipe: the recipe's file.
-        config: the YAML.
-        overrides: those of the command line.
-        cfg: what YAML and overrides resolve to.
-        rows: training rows, and most validation rows.
+        config: the YAML file.
+        overrides: overrides from the command line.
+        cfg: the configuration that file and overrides give.
+        rows: number of training rows, and maximum number of validation rows.
         kill_at: the step at whose end a run is killed, or None.
-        kill_after: instead, the epochs after which it is.
+        kill_after: if `kill_at` is None, the number of epochs after which a run is killed.
     """
 
     recipe: str
@@ -84,20 +85,20 @@ class Experiment:
 
     @property
     def evaluated(self) -> bool:
-        """Whether there are rows besides those for training."""
+        """Whether there are rows to evaluate."""
         data = self.cfg.data
         return bool(data.validation_split != 0 or data.validation_file or data.test_file or data.dataset_name)
 
     def settings(self) -> list[str]:
-        """Returns the overrides that make a small run of the user's own: two epochs, nothing but what is compared."""
+        """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""
         train, data = self.cfg.train, self.cfg.data
         settings: dict[str, Any] = {
             "data.max_train_samples": self.rows,
             "train.num_train_epochs": 2,
             "train.max_steps": -1,
-            "train.mixed_precision": "no",  # bits, and metrics to 1e-5, are promised for float32
+            "train.mixed_precision": "no",  # the promises hold in float32
             **SPLIT,
-            **{f"train.{name}": getattr(TrainConfig(), name) for name in LEFT_OUT},
+            **{f"train.{name}": getattr(TrainConfig(), name) for name in RESET},
             "model.attn_implementation": None,
             "eval.eval_steps": 2 if train.lr_scheduler_type == "reduce_lr_on_plateau" else None,
             "checkpoint.save_steps": 2,
@@ -110,12 +111,12 @@ class Experiment:
             "tracking.project": "finetune-toolkit",
             "checkpoint.push_to_hub": False,
             **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
-            "trainer.callbacks": [],  # which might do anything
+            "trainer.callbacks": [],  # they may do anything
             "trainer.args": {},
         }
         if self.evaluated and (data.max_eval_samples is None or data.max_eval_samples > self.rows):
             settings["data.max_eval_samples"] = self.rows
-        if train.warmup_steps >= 1:  # the small run would be over before
+        if train.warmup_steps >= 1:  # the small run could end before the warm-up
             settings["train.warmup_steps"] = 0.1
         return [*self.overrides, *written(settings)]
 
@@ -125,13 +126,13 @@ class Training:
     """One of the runs that certificates compare.
 
     Args:
-        name: of its folder; trainings of the same name are one.
-        settings: dotted keys and values on top of the experiment's.
-        processes: how many run it.
-        plain: train with the plain `transformers.Trainer` instead, for one step.
-        no_dropout: switch off dropout, and everything else in the model that draws random numbers.
-        gradients: whether gradients are kept.
-        killed: whether the process kills itself with SIGKILL, where the experiment says.
+        name: name of its folder; trainings with the same name run once.
+        settings: dotted keys and values to add to the experiment's.
+        processes: number of processes.
+        plain: whether to train one step with the plain `transformers.Trainer`.
+        no_dropout: whether to disable dropout, and everything else in the model that draws random numbers.
+        gradients: whether to record gradients.
+        killed: whether the process kills itself with SIGKILL, at the time that the experiment gives.
         model_of: name of the training whose model it starts from.
         resumes: name of the training in whose folder it resumes.
     """
@@ -148,13 +149,13 @@ class Training:
 
 
 def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder: Path) -> None:
-    """Runs trainings, as many as possible in one launch; `error_of` tells which of them failed.
+    """Runs trainings, as many as possible in one launch; `error_of` returns the errors of those that failed.
 
     Raises:
-        RunError: if a process ends without saying why.
+        RunError: if a process dies without reporting an error.
     """
     unique = list({training.name: training for training in trainings}.values())
-    # Those that are killed come first, since others resume them, and each has a process of its own.
+    # Killed trainings run first, since others resume them, and each in its own process.
     order = sorted(unique, key=lambda each: (not each.killed, each.processes, each.model_of is not None))
     for (killed, processes), group in groupby(order, key=lambda each: (each.killed, each.processes)):
         launch = list(group)
@@ -178,16 +179,16 @@ def _trial(training: Training, experiment: Experiment, folder: Path) -> Trial:
 
 
 def outcome_file(folder: Path, name: str) -> Path:
-    """Returns the file of a training's outcome, which is none of its run's own."""
+    """Returns the path of the file with a training's outcome, which is outside the folder of its run."""
     return folder / f"{name}.outcome.json"
 
 
 def error_of(folder: Path, *names: str) -> str | None:
-    """Returns how the first of some trainings failed, or None if none did."""
+    """Returns the error of the first training in `names` that failed, or None if none did."""
     for name in names:
         file = outcome_file(folder, name)
         if file.exists() and (error := json.loads(file.read_text(encoding="utf-8")).get("error")):
             return f"the run {name} failed: {error}"
         if not (folder / name).is_dir():
-            return f"the run {name} did not take place, since one before it failed"
+            return f"the run {name} did not start, because a run before it failed"
     return None

@@ -1,4 +1,4 @@
-"""What a process does for a certificate: one of its trainings, watched step by step."""
+"""Runs one training of a certificate and traces its steps; called in a separate process."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from toolkit.lab.certify.trace import Trace
 from toolkit.recipe import load_settings, load_task_type
 
 DROPOUT_FIELDS = ("dropout", "drop_path", "drop_rate", "_pdrop", "layerdrop", "_drop")
-"""Parts of the names of a model configuration's fields that are probabilities of leaving something out."""
+"""Parts of the names of fields of model configurations that are dropout probabilities."""
 MASKING_FIELDS = ("mask_time_prob", "mask_feature_prob")
+"""Fields of model configurations that are probabilities of masking inputs."""
 
 
 def train(job: Mapping[str, Any]) -> None:
-    """Trains as a job says, and leaves a trace.
+    """Runs a training and writes its trace.
 
     Args:
         job: fields of `toolkit.lab.certify.trainings.Training`, with `recipe`, `config`, `overrides`, `folder` (of all
-            trainings), and `kill`: where the process kills itself, as in `Trace`.
+            trainings), and `kill` as in `Trace`.
     """
     from toolkit.run import prepared_run, run
 
@@ -40,7 +41,7 @@ def train(job: Mapping[str, Any]) -> None:
     if job["no_dropout"]:
         cfg = load(*written({f"model.config_overrides.{name}": 0.0 for name in _random_fields(cfg)}))
     (folder / job["name"]).mkdir(exist_ok=True)
-    # Traces have a folder of their own: a run needs its output folder to be empty.
+    # Traces have a separate folder: the output folder of a run must be empty.
     with Trace(folder / "traces" / job["name"], job["gradients"], job["kill"]) as trace:
         if job["plain"]:
             from toolkit.lab.certify.plain_trainer import one_update
@@ -52,7 +53,7 @@ def train(job: Mapping[str, Any]) -> None:
 
 
 def _random_fields(cfg: Config) -> Iterator[str]:
-    """Names the fields of a model's configuration that make it draw random numbers."""
+    """Yields the names of the fields of a model's configuration that make it draw random numbers."""
     from toolkit.models.load import load_model_config
 
     for name, value in load_model_config(cfg.model).to_dict().items():

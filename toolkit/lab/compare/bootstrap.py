@@ -1,4 +1,4 @@
-"""How sure a metric is: the same metric of rows drawn again and again from those that were scored.
+"""Bootstraps metrics: computes them for sets of rows that are drawn with replacement from the evaluated rows.
 
 Efron 1979, Bootstrap methods: another look at the jackknife (The Annals of Statistics 7).
 """
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SEED = 20
-"""Draws are the same for every variant, so that what is hard about some rows is hard for all of them."""
-LEAST = 50
-PATIENCE_SECONDS = 60.0
-"""After this long (corpus metrics of large sets), the draws done so far must do, if they are at least `LEAST`."""
+"""All variants use the same draws, so that draws with difficult rows are difficult for all of them."""
+MIN_DRAWS = 50
+TIME_LIMIT_SECONDS = 60.0
+"""After this time no further sets are drawn, if there are `MIN_DRAWS`; corpus metrics of large sets are slow."""
 
 
 class _Drawn:
-    """Drawn feature rows, read as a data set's columns are; each column is fetched from the whole set once.
+    """Drawn feature rows with the column access of a dataset; each column of the dataset is read only once.
 
     Args:
-        features: the whole set.
-        order: places of the drawn rows in it.
-        examples: what stands for the column `example`, or None for the set's own.
-        fetched: columns so far.
+        features: the dataset.
+        order: indices of the drawn rows in it.
+        examples: replacement for the column `example`, or None to keep it.
+        fetched: cache of the columns that were read.
     """
 
     def __init__(
@@ -45,21 +45,23 @@ class _Drawn:
         if name not in self.fetched:
             self.fetched[name] = self.features[name][:]
         column = self.fetched[name]
-        return [column[place] for place in self.order]
+        return [column[index] for index in self.order]
 
     def __len__(self) -> int:
         return len(self.order)
 
 
 def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str, count: int) -> list[float]:
-    """Returns a metric's values for sets drawn with replacement from the examples of an evaluation set.
+    """Returns the values of a metric for sets drawn with replacement from an evaluation set.
+
+    Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows.
 
     Args:
         task: computes the metric.
-        predictions: of all feature rows.
-        data: the set; of a task that regroups its rows, blocks are drawn, else examples with all their feature rows.
-        metric: its name, without prefix.
-        count: how many sets are drawn.
+        predictions: predictions for all feature rows.
+        data: the evaluation set.
+        metric: name of the metric, without prefix.
+        count: number of sets; fewer are drawn after `TIME_LIMIT_SECONDS`.
     """
     regroups = isinstance(task, SupportsPacking)
     records = [] if regroups else list(task.decode(predictions, data))
@@ -69,8 +71,8 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
     starts = np.searchsorted(units[places], np.arange(len(data.rows) + 1))
     random = np.random.default_rng(SEED)
     values: list[float] = []
-    end = time.monotonic() + PATIENCE_SECONDS
-    while len(values) < count and not (len(values) >= LEAST and time.monotonic() > end):
+    end = time.monotonic() + TIME_LIMIT_SECONDS
+    while len(values) < count and not (len(values) >= MIN_DRAWS and time.monotonic() > end):
         if regroups:
             order, rows, examples = random.integers(len(units), size=len(units)), data.rows, None
         else:
@@ -80,7 +82,7 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
             examples = np.repeat(np.arange(len(drawn)), [len(part) for part in parts]).tolist()
         part = EvalData(rows, _Drawn(data.features, order, examples, fetched), data.processor)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a draw may miss a class altogether
+            warnings.simplefilter("ignore")  # a draw may contain no row of some class
             arrays = {name: array[order] for name, array in predictions.items()}
             chosen = task.decode(arrays, part) if regroups else [records[example] for example in drawn]
             values.append(task.metrics(chosen, arrays, part)[metric])

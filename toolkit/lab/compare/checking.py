@@ -1,4 +1,4 @@
-"""Looks at every variant before any runs: names what is wrong, and keeps the rows of a step the same."""
+"""Checks every variant before any of them runs, and keeps the number of rows per step the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET = (
     "tracking.run_name=null",
     "tracking.logging_steps=1",
 )
-"""Every variant runs with these: what is compared has a folder of its own, and says what each step did."""
+"""Overrides for every variant: it starts from the beginning, logs each step and reports nowhere else."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Launch:
 
     Args:
         file: configuration of `accelerate launch`, or None.
-        processes: how many there are.
-        environ: what that file makes of the environment, as far as a run's settings depend on it.
+        processes: number of processes.
+        environ: the environment variables that this file sets and that a run's settings depend on.
     """
 
     file: Path | None
@@ -45,10 +45,10 @@ class Launch:
 
     @staticmethod
     def of(file: str | None, processes: int | None) -> Launch:
-        """Reads a launcher's file; without one, `processes` are started on this machine.
+        """Reads a launcher's file; without one, `processes` processes are started on this machine.
 
         Raises:
-            InputError: if it cannot be read, is for several machines, or leaves open how many processes there are.
+            InputError: if the file cannot be read, is for several machines, or sets no number of processes.
         """
         if file is None:
             return Launch(None, processes or 1, {})
@@ -57,25 +57,25 @@ class Launch:
             raise InputError(f"--launch: {file} is for several machines; compare starts runs on one")
         count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
         if count is None:
-            raise InputError(f"--launch: {file} does not say num_processes; say --processes N")
+            raise InputError(f"--launch: {file} does not set num_processes; set --processes N")
         environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
         return Launch(Path(file), int(count), environ)
 
-    def check(self, least: int) -> None:
-        """Checks that there are as many processes as a comparison needs, and a GPU for each where there are GPUs.
+    def check(self, needed: int) -> None:
+        """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
 
         Raises:
-            InputError: if not.
+            InputError: if there are fewer.
         """
         import torch
 
-        if self.processes < least:
+        if self.processes < needed:
             raise InputError(
-                f"this comparison needs {least} processes, received {self.processes}; say --processes {least}"
+                f"this comparison needs {needed} processes, received {self.processes}; set --processes {needed}"
             )
         if self.file is None and 0 < torch.cuda.device_count() < self.processes:
             raise InputError(
-                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; say "
+                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; set "
                 "--launch accelerate_configs/cpu_2proc.yaml to compare on the CPU"
             )
 
@@ -85,9 +85,9 @@ class Checked:
     """Variants that can run, and the reasons why others cannot.
 
     Args:
-        variants: all of them, in order.
-        configs: the configuration of each that can run, by name.
-        refused: what is wrong with each other one, by name.
+        variants: all variants, in order.
+        configs: configurations of the variants that can run, by name.
+        refused: problems of the variants that cannot run, by name.
     """
 
     variants: Sequence[Variant]
@@ -95,10 +95,10 @@ class Checked:
     refused: Mapping[str, Sequence[str]]
 
     def refuse(self) -> None:
-        """Stops if there is anything wrong: what is so of all variants is said once.
+        """Raises the problems of all variants; a problem of several variants is listed once.
 
         Raises:
-            ConfigError: naming the variants.
+            ConfigError: if a variant cannot run; names the variants.
         """
         problems: dict[str, list[str]] = {}
         for name, messages in self.refused.items():
@@ -116,10 +116,17 @@ class Checked:
 def check_variants(
     task_type: type[Task], file: str, overrides: Sequence[str], variants: Sequence[Variant], launch: Launch
 ) -> Checked:
-    """Loads the configuration of every variant, and asks all that can be asked of it before a run.
+    """Loads the configuration of every variant, and checks it as far as possible without running it.
 
-    A variant that changes the rows per process but not the accumulation gets the accumulation that leaves a step as
+    If a variant changes the rows per process but not the accumulation, its accumulation is set such that a step has as
     many rows as the baseline's.
+
+    Args:
+        task_type: the recipe's task.
+        file: the YAML file.
+        overrides: overrides for all variants.
+        variants: the variants, the baseline first.
+        launch: how processes are started.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
 
@@ -129,7 +136,7 @@ def check_variants(
         refuse_wrong_run(cfg, task_type(cfg), folder=False)
         return cfg
 
-    variants = _told_apart(variants)
+    variants = _with_unique_names(variants)
     done: list[Variant] = []
     configs: dict[str, Config] = {}
     refused: dict[str, Sequence[str]] = {}
@@ -151,8 +158,8 @@ def check_variants(
     return Checked(done, configs, refused)
 
 
-def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """Variants of the same name, of keys that end alike, are called by their whole keys."""
+def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
+    """Names variants by their full keys if keys without their sections are ambiguous."""
     names = Counter(variant.name for variant in variants)
     return [
         variant if names[variant.name] == 1 else replace(variant, name=", ".join(variant.overrides))
@@ -161,12 +168,12 @@ def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
 
 
 def step_rows(cfg: Config, processes: int) -> int:
-    """Returns the training rows of one step, over all processes."""
+    """Returns the number of training rows per step, over all processes."""
     return cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
 
 
 def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
-    """Returns the accumulation that gives a step `rows` rows, unless the variant has or sets it already."""
+    """Returns the setting of the accumulation that gives a step `rows` rows, unless it has them or sets it itself."""
     key = "train.gradient_accumulation_steps"
     if step_rows(cfg, processes) == rows or key in variant.settings:
         return {}
@@ -174,6 +181,6 @@ def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> d
     if rows % at_once:
         raise ConfigError([
             f"train.per_device_train_batch_size: {at_once} rows at once do not divide the {rows} of the baseline's "
-            f"step; choose a divisor, or say {key} as well"
+            f"step; set it to a divisor, or set {key} as well"
         ])  # fmt: skip
     return {key: str(rows // at_once)}

@@ -1,4 +1,4 @@
-"""The files of a comparison."""
+"""Writes the files of a comparison."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `comparison.json`, and the page as `comparison.html`, and as `comparison.md` with its pictures."""
+    """Writes `comparison.json`, `comparison.html`, `comparison.md` and the pictures of the latter to `folder`."""
     from toolkit.base.files import write_json, write_text
     from toolkit.document import markdown, page
     from toolkit.document.blocks import Gallery

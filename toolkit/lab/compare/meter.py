@@ -1,4 +1,4 @@
-"""Looks at a run step by step: how long each took, and how much of what it read was padding."""
+"""Measures the time, items and padding of each step of a run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """An observer of runs.
+    """Records measurements of each step; a `toolkit.api.run.Observer`.
 
     Attributes:
-        seconds: of each step, rows fetched included; evaluations and checkpoints not.
-        real: positions (tokens, samples; rows where nothing is padded) of this process's batches, of each step.
-        positions: the same with padding.
-        items: what the loss of each step was divided by, over all processes.
+        seconds: seconds of each step, with data loading, without evaluation and checkpoints.
+        real: number of real positions in this process's batches of each step. Positions are tokens or samples, or rows
+            if inputs are not padded.
+        positions: number of all positions, with padding.
+        items: number of items that the loss of each step was divided by, over all processes.
     """
 
     def __init__(self) -> None:
@@ -28,26 +29,26 @@ class Meter:
         self.items: list[float] = []
 
     def gradient(self, step: int, model: nn.Module) -> None:
-        """Gradients are of no interest."""
+        """Does nothing."""
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Counts a step."""
+        """Records a step."""
         counts = [count_positions(batch) for batch in batches]
         self.seconds.append(record["seconds"])
         self.items.append(record["num_items"])
         self.real.append(sum(real for real, _ in counts))
-        self.positions.append(sum(every for _, every in counts))
+        self.positions.append(sum(total for _, total in counts))
 
 
 def count_positions(batch: Batch) -> tuple[int, int]:
-    """Returns how many positions of a batch are real, and how many there are.
+    """Counts the real positions and all positions of a batch.
 
     Args:
-        batch: with masks `[B, L]` among its inputs (1 is real), or else rows that are not padded; a stand-in row (of
-            which `row_ids` is negative) is padding.
+        batch: a micro-batch. Its attention masks `[batch, length]` are 1 at real positions; without masks, each row is
+            one position. Placeholder rows (with negative `row_ids`) are padding.
     """
-    stands_in = batch["row_ids"] < 0
+    placeholder = batch["row_ids"] < 0
     masks = [mask for name, mask in batch["inputs"].items() if name.endswith("attention_mask") and mask.dim() == 2]
     if not masks:
-        return int((~stands_in).sum()), len(stands_in)
-    return sum(int(mask[~stands_in].sum()) for mask in masks), sum(mask.numel() for mask in masks)
+        return int((~placeholder).sum()), len(placeholder)
+    return sum(int(mask[~placeholder].sum()) for mask in masks), sum(mask.numel() for mask in masks)

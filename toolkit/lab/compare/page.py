@@ -1,4 +1,4 @@
-"""What a comparison says, as sections that are shown as Markdown and as one HTML page."""
+"""Builds the page of a comparison, as sections that are written as Markdown and as HTML."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from toolkit.lab.compare import pictures
 from toolkit.lab.compare.table import LEGEND, columns, compared, excuse, interval, shown
 
 Found = Mapping[str, Any]
-"""What stands in `comparison.json`."""
+"""Contents of `comparison.json`."""
 
 
 def title_and_lead(found: Found) -> tuple[str, str]:
-    """Returns what is compared, and where and how often."""
+    """Returns the title, and a paragraph on the settings, the machine and the number of runs."""
     hardware = found["hardware"] or {}
     gpus = hardware.get("gpus", []) if found["device"] == "cuda" else []
     device = ", ".join(gpus) or (f"{hardware['cpus']} CPUs" if hardware else "this machine")
@@ -32,7 +32,7 @@ def title_and_lead(found: Found) -> tuple[str, str]:
 
 
 def sections(found: Found) -> list[Section]:
-    """Returns everything that a page says."""
+    """Returns the sections of the page."""
     numbered = [(number, variant) for number, variant in enumerate(found["variants"], start=1)]
     measured = [(number, variant) for number, variant in numbered if "figures" in variant]
     parts = [Section("Variants", [*_figures(found, numbered), *_pictures(found, measured)])]
@@ -47,7 +47,7 @@ def sections(found: Found) -> list[Section]:
 
 
 def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
-    """The table of all variants, and why some did not run."""
+    """Yields the table of all variants, and the reasons why some did not run."""
     names = columns(found)
     several = found["num_processes"] > 1
     rows = []
@@ -107,7 +107,7 @@ def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
     for number, variant in measured:
         spans = [interval(name, figure) if (figure := variant["figures"].get(name)) else "" for name in columns(found)]
         spans.append(" to ".join(shown("step_seconds", value) for value in variant["spread"]))
-        # No line breaks within them: on a narrow screen the table moves sideways instead.
+        # Non-breaking spaces, so that the table scrolls sideways on narrow screens.
         rows.append([number, variant["name"], *(Cell(span.replace(" ", "\u00a0")) if span else None for span in spans)])
     caption = (
         "Peak memory (and a loss as metric): smallest and largest run. The others: 95 % of bootstrap draws of runs, "

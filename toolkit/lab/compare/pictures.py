@@ -1,4 +1,4 @@
-"""The charts of a comparison: memory against time with the metric as colour, memory by part, and losses."""
+"""Draws the charts of a comparison: memory against time coloured by the metric, memory by part, and losses."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 from toolkit.lab.compare.summary import pareto
 
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-"""Colours from the worst to the best metric, which differ in lightness (viridis)."""
+"""RGB colours from the worst to the best metric (viridis, which also differ in lightness)."""
 PARTS = {part: MEMORY[part] for part in ("parameters", "gradients", "optimizer_state", "rest")}
-"""Parts of memory, with their titles."""
+"""Titles of the parts of memory that are drawn."""
 BAR, GAP = 20, 30
-LETTERS = 44
-"""Of a name in a legend."""
-
+MAX_NAME_LETTERS = 44
+"""Maximum length of a name in a legend."""
 
 TITLES = {
     "trade_off": "Memory against time",
     "memory": "What memory is made of",
     "loss": "Training loss",
 }
-"""All pictures by name."""
+"""Titles of all pictures by name."""
 
 
 def draw(
@@ -39,9 +38,12 @@ def draw(
     """Draws all pictures.
 
     Args:
-        variants: with `figures`.
-        numbers: what each is called.
-        metric: `name` and `greater_is_better` of the metric, or nothing.
+        variants: variants that have `figures`.
+        numbers: their numbers, as labels.
+        metric: `name` and `greater_is_better` of the metric, or empty.
+
+    Returns:
+        Drawings by the names in `TITLES`.
     """
     name, greater = metric.get("name"), bool(metric.get("greater_is_better"))
     return {
@@ -54,13 +56,13 @@ def draw(
 def trade_off(
     variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: str | None, greater: bool
 ) -> Drawing:
-    """Draws peak memory against step time; a line joins the variants that no other one beats in both.
+    """Draws peak memory against step time; a dashed line shows the Pareto front.
 
     Args:
-        variants: with `figures`.
-        numbers: what each is called in the picture.
-        metric: name of the figure that is the colour, or None.
-        greater: whether more of it is better.
+        variants: variants that have `figures`.
+        numbers: their numbers, as labels.
+        metric: name of the figure that gives the colour, or None.
+        greater: whether a greater metric is better.
     """
     names = ("step_seconds", "train_peak")
     figures = [[variant["figures"][name] for name in names] for variant in variants]
@@ -73,7 +75,7 @@ def trade_off(
         RIGHT - 12,
         zero=_from_zero(ends[0]),
     )
-    parts = [text("peak memory, MiB above what was there before the model", 2, 14, kind="ink")]
+    parts = [text("peak memory, MiB above the memory used before the model", 2, 14, kind="ink")]
     scores = [variant["figures"][metric]["value"] if metric in variant["figures"] else None for variant in variants]
     shades, legend = _colours(scores, metric, greater)
     places = [(float(x.place(np.array([t["value"] * 1000]))[0]), float(y.place(np.array([m["value"] / 2**20]))[0]))
@@ -92,7 +94,7 @@ def trade_off(
 
 
 def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
-    """A place for the number of each point, with its anchor: beside it, away from other points and their numbers."""
+    """Returns position and text anchor of each point's label, away from other points and labels."""
     found: list[tuple[float, float, str]] = []
     for number, (across, up) in enumerate(points):
         others = [*points[:number], *points[number + 1 :], *((x, y) for x, y, _ in found)]
@@ -106,12 +108,12 @@ def _free_places(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 
 def _from_zero(values: Sequence[float]) -> bool:
-    """Whether an axis begins at 0: not where all values would crowd at its end."""
+    """Returns whether an axis begins at 0; it does not if all values would be in its upper half."""
     return min(values) < max(values) / 2
 
 
 def _front(figures: Sequence[Sequence[Mapping[str, Any]]], places: Sequence[tuple[float, float]]) -> list[str]:
-    """The Pareto front: steps between the variants that no other one beats in both memory and time."""
+    """Draws the Pareto front of memory and time as a staircase."""
     best = pareto([(time["value"], memory["value"]) for time, memory in figures])
     front = sorted({place for place, kept in zip(places, best, strict=True) if kept})
     if len(front) < 2:
@@ -132,7 +134,7 @@ def _interval(figure: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _colours(scores: Sequence[float | None], metric: str | None, greater: bool) -> tuple[list[str], list[str]]:
-    """A colour for each score, grey where there is none, and what says so."""
+    """Returns a colour for each score, grey for missing ones, and the legend."""
     known = [score for score in scores if score is not None]
     if metric is None or not known:
         return ["#888888"] * len(scores), []
@@ -160,7 +162,7 @@ def _ramp(share: float) -> str:
 
 
 def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:
-    """Draws what the peak memory of each variant is made of, as bars."""
+    """Draws the peak memory of each variant by part, as stacked bars."""
     parts, left, line = [text("peak memory by part, MiB", 2, 14, kind="ink")], 2.0, 1
     for series, title in enumerate(PARTS.values()):
         if left > 2 and left + 17 + LETTER * len(title) > WIDTH:
@@ -187,15 +189,15 @@ def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) 
 
 
 def _box(series: int, x: float, y: float, width: float, height: float, words: str = "") -> str:
-    """A rectangle in the colour of a series."""
+    """Draws a rectangle in the colour of a series, with `words` as its tooltip."""
     size = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
     return coloured(series, f'<rect class="point" {size}><title>{escape(words)}</title></rect>')
 
 
 def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:
-    """Draws the training loss of each variant, the mean over its seeds."""
+    """Draws the training loss of each variant, averaged over its seeds."""
     lines = {
-        shorten(f"{number} {variant['name']}", LETTERS): (
+        shorten(f"{number} {variant['name']}", MAX_NAME_LETTERS): (
             [step for step, _ in variant["loss"]],
             [loss for _, loss in variant["loss"]],
         )

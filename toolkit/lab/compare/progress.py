@@ -1,4 +1,4 @@
-"""The progress of a comparison on the terminal, and the table at its end."""
+"""Shows the progress of a comparison on the terminal, and its results as a table."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from toolkit.lab.compare.running import Comparison, Repeat, run_repeats
 from toolkit.lab.compare.table import LEGEND, excuse, table
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "left out": "-"}
-MOST_SEEDS = 4
-"""Runs of each variant that stand beside each other in 80 columns; of more, only their number is shown."""
+MAX_SEEDS = 4
+"""Maximum number of seeds with a column each; for more seeds, a column shows the number of finished runs."""
 
 
 def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
-    """Runs what is waiting, with a table that follows on a terminal, and a line for each run elsewhere."""
+    """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run."""
     console = rich_console()
     if sys.stdout.isatty():
         with Live(_progress(comparison, repeats), console=console, auto_refresh=False) as live:
@@ -41,7 +41,7 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
 
 
 def show_result(found: Mapping[str, Any]) -> None:
-    """Prints the table of results, 80 columns wide where there is no terminal."""
+    """Prints the table of results, 80 columns wide if the output is not a terminal."""
     titles, rows = table(found)
     shown = Table(box=None, pad_edge=False, show_lines=False)
     for place, title in enumerate(titles):
@@ -63,14 +63,14 @@ def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("variant", overflow="fold")
     seeds = list(comparison.seeds)
-    for seed in seeds[:MOST_SEEDS]:
+    for seed in seeds[:MAX_SEEDS]:
         shown.add_column(f"seed {seed}", justify="right")
-    if len(seeds) > MOST_SEEDS:
+    if len(seeds) > MAX_SEEDS:
         shown.add_column("all", justify="right")
     for variant in comparison.checked.variants:
         own = {repeat.seed: repeat for repeat in repeats if repeat.variant.name == variant.name}
-        cells = [_mark(own[seed]) for seed in seeds[:MOST_SEEDS]]
-        if len(seeds) > MOST_SEEDS:
+        cells = [_mark(own[seed]) for seed in seeds[:MAX_SEEDS]]
+        if len(seeds) > MAX_SEEDS:
             cells.append(f"{sum(repeat.state in ('done', 'kept') for repeat in own.values())}/{len(seeds)}")
         shown.add_row(Text(shorten(variant.name, 60)), *cells)
     return shown

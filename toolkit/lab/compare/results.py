@@ -1,4 +1,4 @@
-"""What came out of a comparison: `comparison.json`, and the same as a table for people."""
+"""Collects the results of a comparison for `comparison.json`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from toolkit.lab.compare.summary import against_first, summarise
 
 
 def build(comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the whole comparison as JSON-able values.
+    """Returns the comparison as JSON values.
 
     Args:
-        comparison: what was run.
+        comparison: the comparison.
         repeats: its runs.
-        facts: what else is to stand in it.
+        facts: further entries.
     """
     checked, rows = comparison.checked, []
     first = next(iter(checked.configs.values()))
@@ -42,7 +42,7 @@ def build(comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str,
     measured = [row for row in rows if "figures" in row]
     if measured:
         against_first(measured)
-        if measured[0] is not rows[0]:  # there is no baseline to be against
+        if measured[0] is not rows[0]:  # the baseline did not run
             for row in measured:
                 for figure in row["figures"].values():
                     figure["ratio"] = figure["same"] = None

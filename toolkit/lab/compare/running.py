@@ -1,4 +1,4 @@
-"""Runs the variants, each run in a process of its own, in turn: A B C, A B C; what is finished stays finished."""
+"""Runs the variants in turn (A B C, A B C), each run in its own process; finished runs are not repeated."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from toolkit.lab.jobs import Trial, run_trials
 MEASURED = "measurement.json"
 
 digest_of = lru_cache(fingerprint)
-"""Data files are the same for nearly all variants; each is read once."""
+"""Most variants have the same data files; each file is read once."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is run.
+    """The variants to run, and how.
 
     Args:
         recipe: the recipe's file.
-        config: the YAML.
-        overrides: settings of all variants.
+        config: the YAML file.
+        overrides: overrides for all variants.
         checked: the variants.
         launch: how processes are started.
-        seeds: of the repeats; each variant runs with each.
-        draws: sets that are drawn for the metric's interval.
+        seeds: each variant runs once with each of these seeds.
+        draws: number of bootstrap sets for the metric's interval.
         code: digest of the toolkit's and the recipe's code.
-        folder: where everything goes.
+        folder: output folder.
     """
 
     recipe: Path
@@ -58,7 +58,7 @@ class Comparison:
 
 @dataclass
 class Repeat:
-    """One run of a variant, with one seed, and how far it is; `seconds` is the time of its process."""
+    """The run of a variant with one seed, and its state; `seconds` is the time of its process."""
 
     variant: Variant
     seed: int
@@ -69,31 +69,31 @@ class Repeat:
 
 
 def repeats_of(comparison: Comparison) -> list[Repeat]:
-    """Returns all runs in the order in which they are done; those that are finished already are `kept`."""
+    """Returns all runs in the order in which they run; those that an earlier comparison finished are `kept`."""
     repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
     for repeat in repeats:
         if repeat.variant.name in comparison.checked.refused:
             repeat.state, repeat.reason = "left out", "; ".join(comparison.checked.refused[repeat.variant.name])
         else:
-            _take_finished(comparison, repeat)
+            _load_finished(comparison, repeat)
     return repeats
 
 
 def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
-    """Runs what is waiting.
+    """Runs everything that is waiting.
 
     Args:
-        comparison: what is run.
-        repeats: all runs; their states are changed.
-        changed: called whenever one was.
+        comparison: the comparison.
+        repeats: all runs; their states are updated.
+        changed: called after each change of a state.
     """
     failed: dict[str, str] = {}
-    fine = {repeat.variant.name for repeat in repeats if repeat.state == "kept"}
+    succeeded = {repeat.variant.name for repeat in repeats if repeat.state == "kept"}
     for repeat in repeats:
         name = repeat.variant.name
         if repeat.state != "waiting":
             continue
-        if name in failed and name not in fine:  # most likely with another seed, too
+        if name in failed and name not in succeeded:  # it would most likely fail with other seeds too
             repeat.state, repeat.reason = "failed", failed[name]
         else:
             repeat.state = "running"
@@ -104,7 +104,7 @@ def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Call
             if repeat.reason:
                 failed[name] = repeat.reason
             else:
-                fine.add(name)
+                succeeded.add(name)
         changed()
 
 
@@ -120,14 +120,14 @@ def command_of(comparison: Comparison, variant: Variant) -> str:
 
 
 def _work(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
-    """Describes a run: what its process needs, and all that its figures depend on.
+    """Returns the job of a run, with everything that its results depend on.
 
-    Its folder is named after a digest of that, so a finished run of the same description need not be run again, and
-    one of another description stays.
+    The run's folder is named after a digest of the job. So a finished run with the same job is not repeated, and one
+    with another job is kept.
     """
     cfg = comparison.checked.configs[repeat.variant.name]
     data = cfg.data
-    # Checkpoints are written only where the best model is asked for.
+    # Checkpoints are needed only to load the best model at the end.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
     places = ("output_dir", "seed")
     launch = comparison.launch
@@ -151,7 +151,7 @@ def _work(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
 
 
 def _model_files(name: str | None) -> list[list[Any]]:
-    """Sizes and times of a local model's files; what a hub id stands for is pinned by its revision, or not."""
+    """Returns names, sizes and modification times of a local model's files; empty for a Hub id."""
     folder = Path(name) if name else None
     if folder is None or not folder.is_dir():
         return []
@@ -159,7 +159,7 @@ def _model_files(name: str | None) -> list[list[Any]]:
     return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
 
-def _take_finished(comparison: Comparison, repeat: Repeat) -> None:
+def _load_finished(comparison: Comparison, repeat: Repeat) -> None:
     with suppress(OSError, ValueError):
         file = Path(_work(comparison, repeat)["folder"]) / MEASURED
         repeat.measured = json.loads(file.read_text(encoding="utf-8"))
@@ -167,7 +167,7 @@ def _take_finished(comparison: Comparison, repeat: Repeat) -> None:
 
 
 def _run(comparison: Comparison, repeat: Repeat) -> None:
-    """Runs one repeat; its folder gets its name when everything is in it."""
+    """Runs one repeat; its folder gets its final name when it is complete."""
     work = _work(comparison, repeat)
     final = Path(work["folder"])
     folder = final.with_name(f"{final.name}.part")

@@ -1,4 +1,4 @@
-"""The variants against the first: figures with intervals, ratios, and which differences could be chance."""
+"""Summarises the runs of each variant with intervals, and compares the variants with the first one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 
 SEED = 20
 DRAWS = 500
-"""Sets of runs, and of their steps, that are drawn for an interval of times."""
-MOST_POINTS = 120
-"""Points of a loss curve; more steps than that are averaged."""
+"""Number of bootstrap draws of runs and their steps for an interval of times."""
+MAX_POINTS = 120
+"""Maximum number of points of a loss curve; the losses of more steps are averaged."""
 
 Measured = Mapping[str, Any]
-"""What `toolkit.lab.compare.worker` wrote about one run."""
+"""The measurements of one run by `toolkit.lab.compare.worker`."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A number with the interval that it is known to.
+    """A number with its interval.
 
     Args:
         value: the number.
-        low: lower end of its interval, or None where one run cannot tell.
-        high: upper end.
-        ratio: over the baseline's, or None.
-        same: whether the two intervals overlap, so that the difference could be chance; None where one is missing.
+        low: lower end of its interval, or None if one run is not enough for an interval.
+        high: upper end of its interval, or None.
+        ratio: ratio to the baseline's value, or None.
+        same: whether the two intervals overlap, so that the difference could be chance; None if one is missing.
     """
 
     value: float
@@ -38,14 +38,14 @@ class Figure:
     same: bool | None = None
 
     def against(self, baseline: Figure) -> Figure:
-        """Returns the figure with its ratio to the baseline's."""
+        """Returns the figure compared with the baseline's."""
         ratio = self.value / baseline.value if baseline.value else None
         same = overlap((self.low, self.high), (baseline.low, baseline.high))
         return Figure(self.value, self.low, self.high, ratio, same)
 
 
 def overlap(one: Sequence[float | None], other: Sequence[float | None]) -> bool | None:
-    """Returns whether two intervals, each its lower and its upper end, overlap; None where one is not known."""
+    """Returns whether two intervals `(low, high)` overlap; None if an end is unknown."""
     low, high = one
     left, right = other
     if low is None or high is None or left is None or right is None:
@@ -54,17 +54,17 @@ def overlap(one: Sequence[float | None], other: Sequence[float | None]) -> bool 
 
 
 def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
-    """Returns what the runs of one variant have measured, as JSON-able values.
+    """Summarises the runs of one variant.
 
     Args:
-        runs: one of each seed.
+        runs: measurements, one for each seed.
 
     Returns:
-        `figures`: by name a `Figure`: `train_peak` (bytes above what was there before the model), `step_seconds`
-        (median after warm-up), `real_per_second` and `items_per_second` (over all processes), and the metric's name;
-        `memory`: bytes by part, medians over runs; `padding`: part of what was read that is padding; `exchange`:
-        collectives and bytes of one process per step; `loss`: `[step, loss]` averaged over runs; `spread`: quartiles of
-        the step time.
+        `figures`: a `Figure` for each of `train_peak` (bytes above the memory used before the model), `step_seconds`
+        (median after warm-up), `real_per_second`, `items_per_second` (both over all processes) and the metric;
+        `memory`: bytes by part, medians over runs; `padding`: share of positions that are padding; `exchange`:
+        collectives and bytes of one process per step; `loss`: `[step, loss]`, averaged over runs; `spread`: quartiles
+        of the step time in seconds; and further JSON values.
     """
     steps = [_warm(run) for run in runs]
     seconds = np.concatenate([part["seconds"] for part in steps])
@@ -75,10 +75,10 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "items_per_second": _drawn(steps, lambda part: _rate(part, "items")),
     }
     name = runs[0]["metric"]["name"]
-    if all(run["figures"].get(name) is not None for run in runs):  # a perplexity may be beyond all numbers
+    if all(run["figures"].get(name) is not None for run in runs):  # a perplexity may overflow
         figures[name] = _score(runs, name)
     total = len(runs[0]["steps"]["seconds"])
-    real, every = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
+    real, positions = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
     return {
         "figures": figures,
         "memory": {
@@ -88,7 +88,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "optimizer_state_bytes_per_parameter": runs[0]["figures"]["optimizer_state_bytes_per_parameter"],
         "trainable_parameters": runs[0]["figures"]["trainable_parameters"],
         "steps": total,
-        "padding": 1 - real / every if every else 0.0,
+        "padding": 1 - real / positions if positions else 0.0,
         "exchange": {name: value / total for name, value in runs[0]["exchange"].items()},
         "spread": [float(value) for value in np.quantile(seconds, (0.25, 0.75))],
         "loss": _curve([run["loss"] for run in runs]),
@@ -96,7 +96,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
 
 
 def against_first(variants: Sequence[dict[str, Any]]) -> None:
-    """Sets summaries against the first one, in place; their figures become plain mappings."""
+    """Compares summaries with the first one, in place; their figures become dictionaries."""
     baseline = variants[0]["figures"]
     for variant in variants:
         figures = variant["figures"].items()
@@ -107,7 +107,7 @@ def against_first(variants: Sequence[dict[str, Any]]) -> None:
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Returns which points no other one beats: none is at most as large in both, and smaller in one."""
+    """Returns which points are on the Pareto front: no other is smaller in one value and not larger in the other."""
     return [
         not any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in points)
         for point in points
@@ -115,7 +115,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
 
 
 def _warm(run: Measured) -> dict[str, np.ndarray]:
-    """The steps of a run without its first ones: a tenth of them, at least one and at most ten."""
+    """Returns the steps of a run without warm-up: a tenth of the steps, at least one and at most ten."""
     steps = {name: np.asarray(values, dtype=float) for name, values in run["steps"].items()}
     count = len(steps["seconds"])
     first = min(max(1, count // 10), 10) if count > 1 else 0
@@ -132,9 +132,9 @@ def _extremes(values: Sequence[float]) -> Figure:
 
 
 def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
-    """A statistic of the steps, the median over runs; its interval by drawing runs, and steps within them.
+    """Returns the median over runs of a statistic of their steps; its interval is bootstrapped over runs and steps.
 
-    `scipy.stats.bootstrap` draws from one level only: without the runs, the interval would be too narrow.
+    `scipy.stats.bootstrap` draws on one level only; without drawing runs, the interval would be too narrow.
     """
     random = np.random.default_rng(SEED)
 
@@ -151,7 +151,10 @@ def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mappin
 
 
 def _score(runs: Sequence[Measured], name: str) -> Figure:
-    """The metric, the mean over runs; its interval by drawing runs, and rows (the same ones for every variant)."""
+    """Returns the mean metric over runs; its interval is bootstrapped over runs and rows.
+
+    All variants use the same draws of rows.
+    """
     value = statistics.fmean(run["figures"][name] for run in runs)
     count = min(len(run["metric"]["draws"]) for run in runs)
     if not count:
@@ -169,11 +172,11 @@ def _score(runs: Sequence[Measured], name: str) -> Figure:
 
 
 def _curve(curves: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
-    """Mean loss over runs, averaged over equal parts of the steps where there are many."""
+    """Returns the mean loss over runs; if there are many steps, losses are averaged over equal parts of them."""
     length = min(len(curve) for curve in curves)
     if not length:
         return []
     steps = np.array([point[0] for point in curves[0][:length]], dtype=float)
     losses = np.array([[point[1] for point in curve[:length]] for curve in curves]).mean(axis=0)
-    parts = np.array_split(np.arange(length), min(length, MOST_POINTS))
+    parts = np.array_split(np.arange(length), min(length, MAX_POINTS))
     return [[float(steps[part].mean()), float(losses[part].mean())] for part in parts]

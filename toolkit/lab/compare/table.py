@@ -1,4 +1,4 @@
-"""A comparison as a table for the terminal."""
+"""Formats a comparison as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 from toolkit.base.console import format_bytes, format_value
 
 NAME_LETTERS = 26
-"""Most letters of a variant's name in the table of the terminal."""
-
+"""Maximum length of a variant's name in the table."""
 
 SAME, UNKNOWN = "~", "?"
 """Marks of a ratio that could be chance, and of one without an interval."""
-
 
 LEGEND = (
     f"{SAME} not distinguishable from the baseline: the intervals overlap. {UNKNOWN} one run alone has no interval."
@@ -21,7 +19,7 @@ LEGEND = (
 
 
 def columns(found: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the figures that tables show, in order, by their name in `figures`, with their titles."""
+    """Returns the titles of the figures that tables show, in order, by their names in `figures`."""
     metrics = {name for variant in found["variants"] for name in variant.get("figures", {})}
     metric = found["metric"].get("name") if found["metric"].get("name") in metrics else None
     return {"train_peak": "peak memory", "step_seconds": "step", "real_per_second": "real items/s"} | (
@@ -39,7 +37,7 @@ def shown(name: str, value: float) -> str:
 
 
 def compared(figure: Mapping[str, Any]) -> str:
-    """Formats a ratio to the baseline, marked if it could be chance; nothing for the baseline itself."""
+    """Formats the ratio to the baseline, with a mark if it could be chance; empty for the baseline itself."""
     if figure["ratio"] is None:
         return SAME if figure["same"] else ""
     mark = {True: f"{SAME} ", None: f"{UNKNOWN} ", False: ""}[figure["same"]]
@@ -47,33 +45,33 @@ def compared(figure: Mapping[str, Any]) -> str:
 
 
 def excuse(found: Mapping[str, Any], variant: Mapping[str, Any]) -> str | None:
-    """Says that a variant did not run, or not as often as the others, and why; None if it did."""
+    """Returns a sentence on why a variant did not run, or not with every seed; None if it did."""
     if not variant["reason"]:
         return None
-    runs, every = variant["runs"], len(found["seeds"])
-    missing = "did not run" if not runs else f"ran {runs} of {every} times"
+    runs, seeds = variant["runs"], len(found["seeds"])
+    missing = "did not run" if not runs else f"ran {runs} of {seeds} times"
     return f"{variant['name']} {missing}: {variant['reason']}"
 
 
 def interval(name: str, figure: Mapping[str, Any]) -> str:
-    """Formats the interval of a figure; nothing where there is none."""
+    """Formats the interval of a figure; empty if there is none."""
     if figure["low"] is None:
         return ""
     return f"{shown(name, figure['low'])} to {shown(name, figure['high'])}"
 
 
 def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of the table for the terminal; a cell may have two lines.
+    """Returns the titles and rows of the table; a cell may have two lines.
 
-    Variants are called by their numbers where a name is too long to stand beside figures in 80 columns.
+    Variants are shown by their numbers if a name is too long for 80 columns.
     """
     names = columns(found)
     numbered = any(len(variant["name"]) > NAME_LETTERS for variant in found["variants"])
     rows = []
     for number, variant in enumerate(found["variants"], start=1):
-        called = str(number) if numbered else variant["name"]
+        label = str(number) if numbered else variant["name"]
         if "figures" not in variant:
-            rows.append([called, *[""] * (len(names) + 1)])
+            rows.append([label, *[""] * (len(names) + 1)])
             continue
         figures = [
             f"{shown(name, figure['value'])}\n{compared(figure)}".rstrip()
@@ -81,6 +79,6 @@ def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
             else ""
             for name in names
         ]
-        rows.append([called, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
+        rows.append([label, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
     first, *rest = names.values()
     return ["#" if numbered else "variant", first, "optimizer", *rest], rows

@@ -1,4 +1,4 @@
-"""What is compared: switches, or a question by its name, become variants of one configuration."""
+"""Turns `--switch` and `--preset` into variants of one configuration."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from toolkit.base.errors import InputError
 
 MODES = ("product", "one-at-a-time", "cumulative")
 Settings = dict[str, str]
-"""Dotted keys and values as text, as they would stand on the command line."""
+"""Values by dotted keys, both as text, as on the command line."""
 
 _FURTHER = re.compile(r"\+(?=\w+(?:\.\w+)+=)")
-"""Begins a further setting of the same value: `sgd+train.learning_rate=0.1`."""
+"""Separates further settings of the same value: `sgd+train.learning_rate=0.1`."""
 OWN = {
-    "seed": "say --seeds, and seed=N for the first",
-    "output_dir": "say --output-dir",
+    "seed": "set --seeds, and seed=N for the first",
+    "output_dir": "set --output-dir",
     "checkpoint.resume": "each run starts from the beginning",
     "checkpoint.push_to_hub": "models are not kept",
     "tracking.report_to": "the comparison reports",
     "tracking.run_name": "the comparison reports",
-    "tracking.logging_steps": "each step is written down",
+    "tracking.logging_steps": "each step is logged",
 }
-"""Keys that cannot be switched, and why."""
+"""Keys that cannot be switched, and why or what to do instead."""
 _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the configurations that are compared.
+    """One of the configurations to compare.
 
     Args:
-        name: what it is called in tables.
-        settings: what it changes.
-        fixed: what was changed besides, so that a step still has as many rows as the baseline's.
+        name: name in tables.
+        settings: the settings that it changes.
+        fixed: settings that were added so that a step has as many rows as the baseline's.
     """
 
     name: str
@@ -46,29 +46,29 @@ class Variant:
 
     @property
     def slug(self) -> str:
-        """What its folders are called: its name, as far as file systems take it, and a digest of its settings."""
+        """Name of its folders: the part of its name that is safe in a path, and a checksum of its settings."""
         short = re.sub(r"[^\w.=-]+", "-", self.name)[:60].strip("-")
         return f"{short}-{zlib.crc32(repr(sorted(self.settings.items())).encode()):08x}"
 
     @property
     def overrides(self) -> list[str]:
-        """Its settings as overrides."""
+        """Its settings as overrides, `section.key=value` each."""
         return [f"{key}={value}" for key, value in {**self.settings, **self.fixed}.items()]
 
 
 def named(settings: Mapping[str, str]) -> str:
-    """Returns what settings are called: without the sections of their keys."""
+    """Returns the name of a variant: its settings, without the sections of their keys."""
     return ", ".join(f"{key.rpartition('.')[2]}={value}" for key, value in settings.items()) or "as configured"
 
 
 @dataclass(frozen=True)
 class Question:
-    """A comparison that has a name.
+    """A predefined comparison.
 
     Args:
-        help: what it asks.
+        help: what it compares.
         variants: the settings of each variant; the first is the baseline.
-        processes: how many processes it needs.
+        processes: number of processes that it needs.
     """
 
     help: str
@@ -108,18 +108,21 @@ QUESTIONS: dict[str, Question] = {
     ),
     "precision": Question("precision of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
 }
-"""By the name after `--preset`."""
+"""Predefined comparisons by the name that `--preset` takes."""
 
 
 def read_switch(text: str, configured: Mapping[str, str]) -> list[Settings]:
-    """Reads `key=a,b+other.key=c`: the settings of each value, the first of which is the baseline's.
+    """Parses a switch such as `key=a,b+other.key=c`.
 
     Args:
-        text: what stood after `--switch`.
-        configured: the configuration's own values as text; a switch of one value is compared with that.
+        text: the argument of `--switch`.
+        configured: the configured values as text; the baseline of a switch with only one value.
+
+    Returns:
+        The settings of each value; the first is the baseline's.
 
     Raises:
-        InputError: if it is none.
+        InputError: if the text is not a switch, has a value twice, or changes a key that the comparison sets.
     """
     key, equals, rest = text.partition("=")
     if not equals or not key or not rest.strip():
@@ -147,12 +150,12 @@ def _refuse_own(settings: Settings) -> None:
 
 
 def _unquoted(text: str) -> str:
-    whole = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-    return text[1:-1] if whole else text
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    return text[1:-1] if quoted else text
 
 
 def _split(text: str) -> Iterator[str]:
-    """Splits at commas, but not inside brackets, nor in a value that begins with a quote."""
+    """Splits at commas, except inside brackets and quoted values."""
     open_until: list[str] = []
     part = ""
     for letter in text:
@@ -176,9 +179,9 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
     """Returns all variants; the first, the baseline, has the first value of every switch.
 
     Args:
-        switches: of each its values' settings.
-        mode: `product` (every value with every other), `one-at-a-time` (each value beside the baseline's others), or
-            `cumulative` (each value on top of all those before it).
+        switches: the settings of each value, for each switch.
+        mode: `product` (all combinations of values), `one-at-a-time` (each value with the baseline's values of the
+            other switches), or `cumulative` (each value in addition to all values before it).
 
     Raises:
         InputError: if two switches change the same setting.
@@ -192,7 +195,7 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
     first = {key: value for values in switches for key, value in values[0].items()}
     found = [Variant(named(first), first)]
     for values in switches:
-        own = {key for settings in values for key in settings}  # what a value brings goes when the value does
+        own = {key for settings in values for key in settings}  # replaced together by each value
         for settings in values[1:]:
             start = found[-1].settings if mode == "cumulative" else first
             others = {key: value for key, value in start.items() if key not in own}
@@ -202,5 +205,5 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
 
 
 def of_question(question: Question) -> list[Variant]:
-    """Returns the variants of a comparison that has a name."""
+    """Returns the variants of a predefined comparison."""
     return [Variant(named(settings), settings) for settings in question.variants]

@@ -1,4 +1,4 @@
-"""What a process does for a comparison: trains one variant, and measures it."""
+"""Trains and measures one variant of a comparison; called in a separate process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains as a job says, and returns what was measured.
+    """Trains, and returns the measurements.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, with `draws`: sets to draw for the metric's interval.
+        job: as for `toolkit.lab.training.trained`, with `draws`, the number of bootstrap sets for the metric's
+            interval.
     """
     meter = Meter()
     with trained(job, meter) as (run, result):

@@ -1,4 +1,4 @@
-"""How fast processes on this machine add up gradients."""
+"""Measures the bandwidth of an all-reduce of gradients between processes on this machine."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from toolkit.base.errors import RunError
 from toolkit.lab.jobs import Trial, run_trials
 
 BYTES = 25 * 2**20
-"""As many as `DistributedDataParallel` exchanges at once."""
+"""Bytes of one all-reduce: the bucket size of `DistributedDataParallel`."""
 ROUNDS = 8
 PROCESSES = 2
 TIMEOUT_SECONDS = 120.0
-"""Processes that cannot reach each other would otherwise wait for half an hour."""
+"""Without it, processes that cannot reach each other would wait for half an hour."""
 
 
 def measure(job: Mapping[str, Any]) -> float:
-    """Adds up a bucket of gradients in this process group; returns the bytes that a process sends per second.
+    """Times all-reduces of a bucket of gradients in this process group.
 
     Args:
-        job: nothing.
+        job: not used; every function in `toolkit.lab.worker.WORK` takes one argument.
+
+    Returns:
+        Bytes per second that one process sends.
     """
     import torch
     from torch import distributed
@@ -41,15 +44,15 @@ def measure(job: Mapping[str, Any]) -> float:
 
 
 def measured_bandwidth() -> float:
-    """Starts two processes on this machine and returns what `measure` finds, in bytes per second.
+    """Starts two processes on this machine and returns the result of `measure`, in bytes per second.
 
     Raises:
-        RunError: if they do not find each other.
+        RunError: if the processes cannot reach each other.
     """
     with TemporaryDirectory(prefix="bandwidth-") as name:
         folder = Path(name)
         trial = Trial("bandwidth", {}, folder / "outcome.json")
         (outcome,) = run_trials([trial], folder / "bandwidth.log", PROCESSES, timeout=TIMEOUT_SECONDS)
     if outcome.error is not None:
-        raise RunError(f"--calibrate: two processes here cannot exchange anything; give --bandwidth\n  {outcome.error}")
+        raise RunError(f"--calibrate: two processes cannot exchange data here; set --bandwidth\n  {outcome.error}")
     return float(outcome.result)

@@ -1,4 +1,4 @@
-"""What this machine adds to a plan: measured in a few real steps, each run in a process of its own."""
+"""Corrects predictions with the measurements of a few real steps on this machine, each run in its own process."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from toolkit.footprint.footprint import Footprint
 from toolkit.lab.jobs import Trial, run_trials
 
 STEPS = 3
-MOST_FACTOR = 8.0
-"""An allocator may hold several times what a step that recomputes activations uses at any moment."""
-MOST_OF_FREE = 0.6
+MAX_FACTOR = 8.0
+"""Largest correction factor: an allocator may hold several times the memory that a step with recomputation uses."""
+SHARE_OF_FREE = 0.6
+"""Share of the free memory that a measurement may use."""
 CLEAR_BYTES = 64 * 2**20
-"""Two measurements that are to differ by less than this tell nothing: a process holds some 20 MiB more or less."""
+"""Smallest difference between two predictions to calibrate with: measurements vary by some 20 MiB."""
 FEW_STEPS: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
@@ -46,21 +47,21 @@ FEW_STEPS: dict[str, Any] = {
     "tracking.run_name": None,
     "tracking.project": "finetune-toolkit",
 }  # fmt: skip
-"""Settings of a run that trains a few steps and does nothing else."""
+"""Settings of a run that only trains a few steps."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One measured run.
+    """The measurements of one run.
 
     Args:
-        footprint: what was predicted for its largest micro-batch.
+        footprint: the prediction for its largest micro-batch.
         parameters: bytes of weights and buffers.
-        gradients: bytes.
-        optimizer_state: bytes.
-        peak: the most that training steps held above what was there before the model was built, in bytes.
-        seconds: time of a step of such micro-batches, None if there were too few.
-        device: kind of the device.
+        gradients: bytes of gradients.
+        optimizer_state: bytes of the optimizer's state.
+        peak: peak bytes during training steps, above the memory used before the model was built.
+        seconds: time of a step with such micro-batches, or None if there were too few steps.
+        device: type of the device.
     """
 
     footprint: Footprint
@@ -73,46 +74,46 @@ class Measured:
 
     @property
     def flops_per_second(self) -> float | None:
-        """What the device computes, accumulation left out."""
+        """Floating-point operations per second in steps without accumulation, or None if no step was timed."""
         return self.footprint.flops / self.seconds if self.seconds else None
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What is between prediction and measurement: `peak = states + factor x passing + constant`.
+    """The relation between prediction and measurement: `peak = states + factor x passing + constant`.
 
     Args:
-        factor: on what comes and goes within a step. The C library keeps much of what is freed between blocks that
-            live longer, and the more so the more often memory changes hands; kernels have memory of their own.
-        constant: bytes that any step takes: code and tables that libraries load when they are first used.
+        factor: factor on memory that is allocated and freed within a step. It exceeds 1 because the C library cannot
+            return freed memory between blocks that are still in use, and because kernels allocate memory themselves.
+        constant: bytes that every step needs: code and tables that libraries load on first use.
     """
 
     factor: float = 1.0
     constant: int = 0
 
     def peak(self, footprint: Footprint) -> int:
-        """Returns the peak as it would be measured here, in bytes."""
+        """Returns the expected measurement of the peak on this machine, in bytes."""
         return round(footprint.states + self.factor * footprint.passing + self.constant)
 
 
 def fitted(small: Measured, large: Measured) -> Correction:
-    """Returns the correction that explains two measurements, of few rows and of many.
+    """Fits the correction to the measurements of a small and a large micro-batch.
 
-    Where they do not differ enough to tell factor and constant apart, all is taken for a constant.
+    If their predictions differ too little to separate factor and constant, the factor is 1.
     """
     extra = [run.peak - run.footprint.states for run in (small, large)]
     span = large.footprint.passing - small.footprint.passing
     if span < CLEAR_BYTES:
         return Correction(1.0, max(0, extra[1] - large.footprint.passing))
-    factor = min(MOST_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
+    factor = min(MAX_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
     return Correction(factor, max(0, round(extra[1] - factor * large.footprint.passing)))
 
 
 def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> Measured:
-    """Trains a few steps of micro-batches of `rows` rows in a process of its own.
+    """Trains a few steps with micro-batches of `rows` rows in a separate process.
 
     Raises:
-        RunError: if they fail, with the reason or the end of the output.
+        RunError: if training fails, with the reason or the end of the output.
     """
     with TemporaryDirectory(prefix="calibrate-") as name:
         folder = Path(name)
@@ -146,17 +147,20 @@ def _read(found: Mapping[str, Any]) -> Measured:
 
 
 def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> tuple[Correction, list[Measured]]:
-    """Measures a run of `rows` rows in a micro-batch, and one of a quarter of them.
+    """Measures runs with `rows` rows per micro-batch and with a quarter of them.
 
     Returns:
-        The correction, and both measurements, the larger one last.
+        The correction, and the measurements, the largest micro-batch last.
+
+    Raises:
+        RunError: if training fails.
     """
     runs = [measured(recipe, config, overrides, size) for size in sorted({max(1, rows // 4), rows})]
     return fitted(runs[0], runs[-1]), runs
 
 
 def serial_seconds(runs: Sequence[Measured]) -> float:
-    """Returns the part of a step that does not grow with its rows: the optimizer's step, and what starts a pass."""
+    """Returns the seconds of a step that do not grow with its rows: the optimizer's step and constant overhead."""
     small, large = runs[0], runs[-1]
     span = large.footprint.flops - small.footprint.flops
     if small.seconds is None or large.seconds is None or span <= 0:
@@ -165,19 +169,20 @@ def serial_seconds(runs: Sequence[Measured]) -> float:
 
 
 def rows_that_fit(footprint: Footprint) -> int:
-    """Returns how many rows to measure with: a micro-batch, or less where this machine's memory is too small for it.
+    """Returns the rows to measure with: those of a micro-batch, or fewer if this machine has too little memory.
 
     Raises:
-        RunError: if it does not even hold the weights and what belongs to them.
+        RunError: if weights, gradients and optimizer state alone do not fit this machine.
     """
     import psutil
     import torch
 
     free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
-    spare = MOST_OF_FREE * free - footprint.states - footprint.gradients
+    spare = SHARE_OF_FREE * free - footprint.states - footprint.gradients
     if spare <= 0:
         raise RunError(
-            f"--calibrate: weights, gradients and optimizer state need {format_bytes(footprint.states)} and more, and "
-            f"only {format_bytes(free)} are free here; plan without it, or calibrate a smaller model of the same kind"
+            f"--calibrate: weights and optimizer state need {format_bytes(footprint.states)}, gradients "
+            f"{format_bytes(footprint.gradients)}, and only {format_bytes(free)} are free here; remove --calibrate, or "
+            "calibrate with a smaller model of the same kind"
         )
     return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))

@@ -1,4 +1,4 @@
-"""A plan as tables of at most 80 columns."""
+"""Shows a plan as tables of at most 80 columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = {
 }
 """Parts of a footprint, in the order in which they are shown."""
 OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
-"""Those that grow with the number of weights."""
+"""Parts that grow with the number of weights."""
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
@@ -41,7 +41,7 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
 
 
 def show(*tables: Table) -> None:
-    """Prints tables one below the other; in a file or a pipe 80 columns wide."""
+    """Prints tables one below the other, 80 columns wide if the output is a file or a pipe."""
     console = rich_console()
     for table in tables:
         console.print(table)
@@ -49,7 +49,7 @@ def show(*tables: Table) -> None:
 
 
 def parts_table(footprint: Footprint, optim: str) -> Table:
-    """What each part takes, per weight where that says something."""
+    """Returns the table of memory by part, with bytes per weight for parts that grow with the weights."""
     table = _table("Memory of one device", ("part", "text"), ("memory", "number"), ("bytes per weight", "number"))
     for name, label in PARTS.items():
         size = getattr(footprint, name)
@@ -63,7 +63,7 @@ def parts_table(footprint: Footprint, optim: str) -> Table:
 
 
 def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
-    """What strategies cost, and when to use them; in brackets those that the toolkit does not run today."""
+    """Returns tables of the costs and uses of strategies; those that the toolkit does not run are in brackets."""
     devices = f"{processes} device{'s' if processes > 1 else ''}"
     costs = _table(
         f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
@@ -79,9 +79,9 @@ def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
 
 
 def scaling_table(found: Sequence[Scaling]) -> Table:
-    """Speed-ups over numbers of processes."""
+    """Returns the table of speed-ups by number of processes."""
     table = _table(
-        "Speed of data parallelism, from what was measured here", ("processes", "number"),
+        "Speed of data parallelism, from measurements on this machine", ("processes", "number"),
         ("same step, shared (Amdahl)", "number"), ("larger step (Gustafson)", "number"),
     )  # fmt: skip
     for each in found:
@@ -90,12 +90,12 @@ def scaling_table(found: Sequence[Scaling]) -> Table:
 
 
 def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footprint) -> list[str]:
-    """What to put on the command line, or how near one can come."""
+    """Returns the lines that name the overrides to add, or the smallest memory if nothing fits."""
     if fits and not fit.overrides:
         return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
-    dearer = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
+    compute = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
     lines = [f"    {override}" for override in fit.overrides]
-    slower = f", {dearer:.2f} times the compute" if dearer > 1.005 else ""
+    slower = f", {compute:.2f} times the compute" if compute > 1.005 else ""
     if fits:
         return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
     return [

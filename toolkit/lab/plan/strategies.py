@@ -1,4 +1,4 @@
-"""What several devices would make of a plan: memory of each, what they send, how fast they may be.
+"""Estimates memory per device, communication and speed of parallel strategies.
 
 Sources: data parallelism with a ring all-reduce, 2(n-1)/n of the gradient sent by each device (Patarasuk and Yuan
 2009); local SGD (Stich 2018, arXiv 1805.09767); ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) whose third stage is
@@ -18,15 +18,15 @@ from toolkit.footprint.footprint import Footprint
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to use several devices.
+    """A parallel strategy and its estimated costs.
 
     Args:
-        name: as people call it.
-        memory: bytes on the device that has the most.
-        sent: bytes that a device sends in an optimizer step, on average.
-        speed: rows per second against one device, if sending took no time.
-        here: whether the toolkit runs it today.
-        complexity: what it asks of whoever uses it.
+        name: common name.
+        memory: bytes on the device that needs the most.
+        sent: bytes that a device sends per optimizer step, on average.
+        speed: rows per second relative to one device, if communication took no time.
+        here: whether the toolkit runs this strategy.
+        complexity: how hard it is to use.
         when: when to use it.
     """
 
@@ -40,12 +40,12 @@ class Strategy:
 
 
 def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list[Strategy]:
-    """Returns the table for so many processes of one device each, micro-batches as large as on one device.
+    """Returns the strategies for `processes` processes with one device and one full micro-batch each.
 
     Args:
-        footprint: what one device needs alone.
-        train: for accumulation and local SGD.
-        processes: number of devices n; of one device only that itself is told.
+        footprint: memory of a step on a single device.
+        train: settings, for accumulation and local SGD.
+        processes: number of devices n; for 1, only the single device is returned.
     """
     f, n = footprint, processes
     found = [Strategy("single device", f.peak, 0, 1.0, True, "none", "it fits, and is fast enough")]
@@ -56,9 +56,9 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
     layers, across = max(1, f.layers), f.crossing
     outer = 2 * f.gradients if train.local_sgd_outer_lr is not None else 0
     averaged = f.gradients + (f.optimizer_state if train.local_sgd_average_moments else 0)
-    # What a device of a tensor-parallel group holds whole: what goes from layer to layer.
-    whole = min(across, f.activations)
-    under_way = min(window, n)
+    # Tensor parallelism does not shard the tensors that pass from layer to layer.
+    unsharded = min(across, f.activations)
+    in_flight = min(window, n)
     found += [
         Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, True, "low",
                  "it fits one device: the usual choice"),
@@ -72,10 +72,10 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
         Strategy("FSDP / ZeRO-3", _held(f, away, away, away) + min(f.parameters, 2 * f.layer_parameters),
                  round(away * window * (2 * f.parameters + f.gradients)), n, False, "medium",
                  "the weights do not fit; needs a fast network"),
-        Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - whole) * away)),
+        Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - unsharded) * away)),
                  round(ring * (6 if f.recomputed else 4) * across * window), n, False, "high; per architecture",
                  "one layer does not fit; devices are closely linked"),
-        Strategy("pipeline parallel", _held(f, away, away, away, round(f.activations * (1 - under_way / n))),
+        Strategy("pipeline parallel", _held(f, away, away, away, round(f.activations * (1 - in_flight / n))),
                  2 * f.boundary * window, n * window / (window + n - 1), False, "high; needs accumulation",
                  "layers fit, the model does not; the network is slow"),
     ]  # fmt: skip
@@ -85,13 +85,20 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
 def _held(
     f: Footprint, parameters: float = 0.0, gradients: float = 0.0, optimizer: float = 0.0, activations: int = 0
 ) -> int:
-    """Peak of a device that is spared parts of what one alone holds, and so many bytes of activations.
+    """Returns the peak in bytes of a device that holds only parts of a single device's memory.
 
-    It may be at another moment than on one device: where gradients are spared, when the backward pass begins.
+    Without all gradients, the peak may move to the beginning of the backward pass.
+
+    Args:
+        f: memory of a step on a single device.
+        parameters: share of the weights that the device does not hold.
+        gradients: share of the gradients that it does not hold.
+        optimizer: share of the optimizer's state and copies of weights that it does not hold.
+        activations: bytes of activations that it does not hold.
     """
     states = f.states - parameters * f.parameters - optimizer * (f.optimizer_state + f.copies)
     copies = parameters * f.weight_copies
-    late = f.gradients_at_peak > f.gradients / 2  # most copies are gone when most gradients are there
+    late = f.gradients_at_peak > f.gradients / 2  # weight copies are freed as gradients are created
     passing = f.passing - gradients * f.gradients_at_peak - activations - (0 if late else copies)
     turning = f.activations + f.logits + f.batch + f.weight_copies - copies - activations
     stepping = f.step_peak - f.states - gradients * f.gradients
@@ -100,12 +107,12 @@ def _held(
 
 @dataclass(frozen=True)
 class Scaling:
-    """Speed of n processes against one, by measured computing and sending.
+    """Speed-up of n processes over one, from measured step time and bandwidth.
 
     Args:
-        processes: n.
-        amdahl: the same rows in a step, shared out (Amdahl 1967).
-        gustafson: n times the rows in a step, against one process that does them all (Gustafson 1988).
+        processes: number of processes n.
+        amdahl: speed-up with the same rows per step, split over the processes (Amdahl 1967).
+        gustafson: speed-up with n times the rows per step, over one process that trains all of them (Gustafson 1988).
     """
 
     processes: int
@@ -117,14 +124,14 @@ def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processe
     """Returns speed-ups of synchronous data parallelism for 1..`processes`.
 
     Args:
-        seconds: of a step of one process.
-        serial: part of them that every process does in full: the optimizer's step, and what starts a pass.
+        seconds: seconds of a step of one process.
+        serial: the part of `seconds` that does not shrink with more processes, see `serial_seconds`.
         sent: bytes of gradients.
-        bandwidth: bytes per second of an all-reduce, as one process sends them.
-        processes: the most.
+        bandwidth: bytes per second that one process sends in an all-reduce.
+        processes: largest number of processes.
     """
     found = []
-    for n in _numbers(processes):
+    for n in _powers_of_two(processes):
         exchange = 2 * (n - 1) / n * sent / bandwidth
         found.append(Scaling(
             n,
@@ -134,6 +141,6 @@ def scaling(seconds: float, serial: float, sent: int, bandwidth: float, processe
     return found
 
 
-def _numbers(most: int) -> Sequence[int]:
-    """1, 2, 4 and so on, and the last one."""
-    return sorted({2**power for power in range(most.bit_length()) if 2**power <= most} | {most})
+def _powers_of_two(last: int) -> Sequence[int]:
+    """Returns 1, 2, 4 and so on, and `last` itself."""
+    return sorted({2**power for power in range(last.bit_length()) if 2**power <= last} | {last})

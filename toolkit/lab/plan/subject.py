@@ -1,4 +1,4 @@
-"""What a plan is about: a configuration's model, and a micro-batch of some of its rows."""
+"""Prepares the training step to plan: the configured model and a micro-batch of its rows."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
     from toolkit.api.task import Batch, Processor
 
-MOST_ROWS = 512
-"""Rows that are read for a plan, evenly spread over the file."""
+MAX_ROWS = 512
+"""Maximum number of rows to read for a plan, evenly spread over the file."""
 
 
 def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = False) -> Subject:
-    """Reads some rows, and makes of the longest a micro-batch as long as the options allow.
+    """Reads some rows and builds a micro-batch of the longest, extended to the maximum length.
 
     Args:
         cfg: resolved configuration.
         task: the recipe's task.
-        length: of the inputs instead, in tokens or samples.
-        gpu: whether the plan is for a GPU, be there one here or not.
+        length: length of inputs in tokens or samples, instead of the maximum that the options allow.
+        gpu: whether to plan for a GPU, even if this machine has none.
 
     Raises:
-        ToolkitError: for rows or a model that a run would not take either.
+        ToolkitError: if a run could not use the rows or the model, or `length` is invalid.
     """
     from toolkit.checkpoint.claim import Claimed
     from toolkit.distributed.launch import build_accelerator
@@ -45,19 +45,19 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
 
     accelerator = build_accelerator(cfg)
     with TemporaryDirectory(prefix="plan-") as folder:
-        inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MOST_ROWS)
+        inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MAX_ROWS)
     config, features, processor = inputs.model_config, inputs.data.train, inputs.processor
     asked = getattr(load_model_config(cfg.model), "vocab_size", None)
-    cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MOST_ROWS
+    cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MAX_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
-        config.vocab_size = asked  # more text than was read fills it
+        config.vocab_size = asked  # a vocabulary trained on all rows would be full
     batch = longest_batch(features, task, processor, cfg.seed, cfg.train.per_device_train_batch_size)
-    batch = _as_long(batch, features, task, processor, cfg.seed, config, length)
+    batch = _extended(batch, features, task, processor, cfg.seed, config, length)
     device = accelerator.device if accelerator.device.type == "cuda" else torch.device("cpu")
     return Subject(cfg, task, config, batch, device, fused_attention=gpu and device.type == "cpu")
 
 
-def _as_long(
+def _extended(
     batch: Batch,
     features: datasets.Dataset,
     task: Task,
@@ -77,18 +77,18 @@ def _as_long(
         raise ConfigError([f"--length: received {length}, but this {config.model_type} has {room} positions"])
     made = stretched(batch, shorter, length, None if target is None else length)
     if shapes(made) == shapes(batch) and length != source:
-        raise ConfigError([f"--length: received {length}, but inputs of this task have one size; remove it"])
+        raise ConfigError([f"--length: received {length}, but inputs of this task have a fixed size; remove it"])
     return made
 
 
 def resized(subject: Subject, cfg: Config) -> Subject:
-    """Returns the same subject under another configuration, with as many rows as that one has."""
+    """Returns the subject with another configuration and its number of rows per micro-batch."""
     batch = with_rows(subject.batch, cfg.train.per_device_train_batch_size)
     return replace(subject, cfg=cfg, batch=batch)
 
 
 def sizes(batch: Batch) -> str:
-    """Names the model's inputs with their shapes, but for masks and the like."""
+    """Returns the names and shapes of the model's inputs per row, without masks and token types."""
     found = {name: tuple(value.shape[1:]) for name, value in batch["inputs"].items() if hasattr(value, "shape")}
     shown = {name: shape for name, shape in found.items() if not name.endswith("mask") and name != "token_type_ids"}
     return ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in shown.items())

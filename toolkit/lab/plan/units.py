@@ -1,4 +1,4 @@
-"""Bytes and rates as people write and read them."""
+"""Reads and writes sizes and rates with units."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Reads `16GiB`, `800 MB`, or `25GB/s` where a rate is asked for.
+    """Parses a size such as `16GiB` or `800 MB`, or for `--bandwidth` a rate such as `25GB/s`.
+
+    Args:
+        text: the received text.
+        option: the option to name in errors.
+
+    Returns:
+        Bytes, or bytes per second.
 
     Raises:
-        InputError: naming the option, for anything else, for nothing, and for bits.
+        InputError: if the text is not a number with a unit of bytes, or is 0.
     """
-    # Not pydantic's ByteSize: it takes `16` for 16 bytes and accepts bits, which are mistakes here.
+    # pydantic's ByteSize accepts `16` and bits, which are mistakes here.
     rate = option == "--bandwidth"
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT]?i?)B" + ("/s" if rate else "") + r"\s*", text)
     if match is None or match[2] == "i" or not float(match[1]):
@@ -25,7 +32,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def show_flops(count: float) -> str:
-    """Writes floating-point operations with three digits."""
+    """Formats a number of floating-point operations with three digits and a unit."""
     for unit in ("MFLOP", "GFLOP", "TFLOP", "PFLOP"):
         count /= 1e6 if unit == "MFLOP" else 1e3
         if count < 999.5:

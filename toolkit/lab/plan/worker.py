@@ -1,4 +1,4 @@
-"""What a process does for a calibration: trains a few steps, and measures them."""
+"""Trains a few steps and measures them for a calibration; called in a separate process."""
 
 from __future__ import annotations
 
@@ -14,46 +14,46 @@ from toolkit.lab.training import trained
 
 
 class _Watch:
-    """Looks at each step: when it ended, and the micro-batch with the most in it. See `toolkit.api.run.Observer`."""
+    """Records the size and time of each step, and the largest micro-batch. See `toolkit.api.run.Observer`."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, float]] = []
         self.largest: Batch | None = None
-        self._most = -1
+        self._largest_size = -1
 
     def gradient(self, step: int, model: nn.Module) -> None:
-        """Nothing to see."""
+        """Does nothing."""
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
-        """Notes the size and the time of a step, and the largest micro-batch."""
-        (batch,) = batches  # nothing is accumulated here
+        """Records a step."""
+        (batch,) = batches  # calibrations do not accumulate
         size = sum(value.numel() for value in batch["inputs"].values() if hasattr(value, "numel"))
         self.steps.append((size, record["seconds"]))
-        if size > self._most:
-            self._most, self.largest = size, batch
+        if size > self._largest_size:
+            self._largest_size, self.largest = size, batch
 
     @property
     def seconds(self) -> float | None:
-        """Time of a step of the largest micro-batch; None of one step, which starts everything.
+        """Seconds of a step with the largest micro-batch, or None if there was only one step.
 
-        Steps of smaller ones count as much longer as they are smaller; the shortest time is taken, since others may use
-        the machine.
+        The first step is skipped, as it includes start-up. Times of smaller micro-batches are scaled up to the largest.
+        The minimum is used, since other processes may slow down single steps.
         """
-        return min((seconds * self._most / size for size, seconds in self.steps[1:]), default=None)
+        return min((seconds * self._largest_size / size for size, seconds in self.steps[1:]), default=None)
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Trains as a job says, and returns what was measured beside what would have been predicted for the same rows.
+    """Trains, and returns the measurements with the prediction for the same rows.
 
     Args:
         job: as for `toolkit.lab.training.trained`.
 
     Returns:
-        `memory`, `footprint` (predicted), `seconds` of a step (or None) and the device's kind.
+        `memory` (measured bytes), `footprint` (predicted), `seconds` of a step or None, and `device`, its type.
     """
     watch = _Watch()
     with trained(job, watch) as (run, result):
-        assert watch.largest is not None  # there was a step
+        assert watch.largest is not None  # at least one step was trained
         subject = Subject(run.cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
         return {
             "memory": asdict(result.memory),
