@@ -101,6 +101,18 @@ def adapter_fit_problems(cfg: Config, task: Task) -> list[str]:
     return problems_of(lambda: add_adapters(model, cfg.model.peft, auto_model, cfg.seed))
 
 
+def noise_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the Trainer cannot add noise to the model's embeddings."""
+    if cfg.engine != "trainer" or cfg.trainer.args.get("neftune_noise_alpha") is None:
+        return []
+    try:
+        _without_weights(cfg, task).get_input_embeddings()
+    except NotImplementedError:
+        kind = _config(cfg).model_type
+        return [f"trainer.args.neftune_noise_alpha: noise is added to embeddings, which a {kind} lacks; remove it"]
+    return []
+
+
 def activation_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why activations of this model cannot be recomputed."""
     if cfg.train.activation_checkpointing == "none":
