@@ -74,6 +74,7 @@ CHECKS = (
     Check("train.activation_checkpointing", model.activation_problems, "model"),
     Check("learning rates of individual parameters", model.rate_problems, "model"),
     Check("the model's processor", model.processor_problems, "inputs"),
+    Check("model.config_overrides", model.override_problems, "inputs"),
     Check("the dataset", _dataset_problems, "inputs"),
     Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "inputs"),
     Check("output_dir", lambda cfg, task: folder_problems(cfg), "folder"),
