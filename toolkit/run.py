@@ -130,18 +130,7 @@ def prepared_run(
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(
-            cfg=cfg,
-            task=task,
-            accelerator=accelerator,
-            model=strategy.prepare(model),
-            processor=inputs.processor,
-            data=inputs.data,
-            output_dir=claimed.output_dir,
-            resume=claimed.resume,
-            identity=inputs.identity,
-            memory=memory,
-            mesh=mesh,
-            strategy=strategy,
-            best=best_metric(cfg, task),
-            observer=observer,
-        )
+            cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
+            data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
+            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
+        )  # fmt: skip

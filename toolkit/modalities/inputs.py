@@ -15,7 +15,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
-from toolkit.modalities import text
+from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.models.adapter_checks import prompt_problems
 from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
@@ -91,7 +91,7 @@ def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]
         *prompt_problems(cfg.model, auto_model),
     ]
     if peft.method == "prompt_tuning" and not problems:
-        return text.prefix_problems(config, task.options, peft.num_virtual_tokens)
+        return prefix_problems(config, task.options, peft.num_virtual_tokens)
     return problems
 
 
