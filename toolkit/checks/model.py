@@ -5,7 +5,6 @@ The copy is on the meta device: it has all layers and the names and shapes of al
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +68,9 @@ def fit_problems(cfg: Config, task: Task) -> list[str]:
     return inputs.fit_problems(cfg, task, _config(cfg))
 
 
-def process_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why several processes cannot train the model."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or cfg.train.ddp_find_unused_parameters:
+def process_problems(cfg: Config, num_processes: int) -> list[str]:
+    """Returns why this number of processes cannot train the model."""
+    if num_processes == 1 or cfg.train.ddp_find_unused_parameters:
         return []
     return unused_parameter_problems(_config(cfg))
 
