@@ -24,6 +24,7 @@ from toolkit.api.task import (
     Row,
 )
 from toolkit.config.column import Column
+from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores, perplexity
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
-ONLY_FOR = {"causal": ("prompts", "max_new_tokens"), "masked": ("mlm_probability",)}
+ONLY_FOR = {"prompts": ("causal",), "max_new_tokens": ("causal",), "mlm_probability": ("masked",)}
+"""Options that only some objectives use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +68,7 @@ class LanguageModelingOptions:
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
-        defaults = LanguageModelingOptions()
-        return [
-            f"task.{name}: has no effect with task.objective={self.objective}; remove it"
-            for objective, names in ONLY_FOR.items()
-            for name in names
-            if objective != self.objective and getattr(self, name) != getattr(defaults, name)
-        ]
+        return unused_options(self, "objective", ONLY_FOR)
 
     @property
     def tokenizer_style(self) -> TokenizerStyle:

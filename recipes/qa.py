@@ -24,6 +24,7 @@ from toolkit.api.task import (
     Row,
 )
 from toolkit.config.column import Column
+from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
 from toolkit.metrics.squad import SQUAD, squad_scores
@@ -60,13 +61,11 @@ class QAOptions:
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
+        found = unused_options(self, "version_2_with_negative", {"null_score_diff_threshold": (True,)})
         if self.doc_stride >= self.max_length:
-            return [f"task.doc_stride: received {self.doc_stride}, must be below task.max_length ({self.max_length})"]
-        if self.null_score_diff_threshold and not self.version_2_with_negative:
-            return [
-                "task.null_score_diff_threshold: has no effect without task.version_2_with_negative; set that to true"
-            ]
-        return []
+            limit = f"must be below task.max_length ({self.max_length})"
+            found.append(f"task.doc_stride: received {self.doc_stride}, {limit}")
+        return found
 
 
 class QuestionAnswering:

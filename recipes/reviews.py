@@ -6,7 +6,7 @@ accelerate launch recipes/reviews.py --config recipes/configs/reviews/smoke.yaml
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from pydantic import Field
 from toolkit import modalities
 from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.config.column import Column
+from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
     from toolkit.tasks.heads import Head
 
-MODALITY_SETTINGS = {"max_length": "text", "image": "image", "audio": "audio"}
+MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
+"""Settings that only one modality uses."""
 PROBLEM_SETTINGS = {
     "class_weights": ("single_label_classification",),
     "label_smoothing_factor": ("single_label_classification", "multi_label_classification"),
@@ -84,14 +86,8 @@ class ReviewsOptions:
         if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < least):
             several = "at least two different names" if least == 2 else "different names"
             found.append(f"task.labels: received {self.labels}, expected {several}")
-        default = type(self)()
-        changed = {part.name for part in fields(self) if getattr(self, part.name) != getattr(default, part.name)}
-        for name in sorted(changed):
-            if MODALITY_SETTINGS.get(name, self.modality) != self.modality:
-                found.append(f"task.{name}: has no effect with task.modality {self.modality!r}; remove it")
-            if self.problem_type not in PROBLEM_SETTINGS.get(name, (self.problem_type,)):
-                found.append(f"task.{name}: has no effect with task.problem_type {self.problem_type!r}; remove it")
-        return found
+        found += unused_options(self, "modality", MODALITY_SETTINGS)
+        return found + unused_options(self, "problem_type", PROBLEM_SETTINGS)
 
 
 def _input(name: str, help: str) -> Column:

@@ -19,7 +19,9 @@ from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checks.machine import machine_notes
 from toolkit.checks.run import refuse_wrong_run
+from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
+from toolkit.data.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.main_alone import main_alone
@@ -120,6 +122,7 @@ def prepared_run(
             warn(f"{note}.")
     with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
+        refuse_wrong_steps(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch, claimed.resume)
         on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
@@ -128,18 +131,7 @@ def prepared_run(
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(
-            cfg=cfg,
-            task=task,
-            accelerator=accelerator,
-            model=strategy.prepare(model),
-            processor=inputs.processor,
-            data=inputs.data,
-            output_dir=claimed.output_dir,
-            resume=claimed.resume,
-            identity=inputs.identity,
-            memory=memory,
-            mesh=mesh,
-            strategy=strategy,
-            best=best_metric(cfg, task),
-            observer=observer,
-        )
+            cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
+            data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
+            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
+        )  # fmt: skip

@@ -290,9 +290,9 @@ def test_a_pretrained_model_whose_padding_is_a_token_of_the_text_keeps_learning_
 
 
 def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"task\.mlm_probability: has no effect with task\.objective=causal"):
+    with pytest.raises(ConfigError, match=r"task\.mlm_probability: has no effect with task\.objective 'causal'"):
         train(TASK, tmp_path / "run", "task.mlm_probability=0.2")
-    with pytest.raises(ConfigError, match=r"task\.prompts: has no effect with task\.objective=masked"):
+    with pytest.raises(ConfigError, match=r"task\.prompts: has no effect with task\.objective 'masked'"):
         train("language_modeling/smoke_masked", tmp_path / "run", "task.prompts=[a]")
     with pytest.raises(ConfigError, match=r"no AutoModelForMaskedLM for the type llama"):
         train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=['']", "task.max_new_tokens=64")

@@ -181,7 +181,10 @@ def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
     ("setting", "message"),
     [
         ("eval.metric_for_best_model=eval_acuracy", r"'acuracy', this task has loss, accuracy.*did you mean"),
-        ("model.config_overrides.problem_type=regression", r"problem_type: the task sets this itself"),
+        (
+            "model.config_overrides.problem_type=regression",
+            r"problem_type: received .* set by the task",
+        ),
         ("model.from_config.hidden_size=33", r"model\.from_config: cannot build AutoModelForSequenceClassification"),
     ],
 )

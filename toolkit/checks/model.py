@@ -5,23 +5,30 @@ The copy is on the meta device: it has all layers and the names and shapes of al
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from toolkit import modalities
+from toolkit.api.supports import SupportsConfiguring, SupportsLearning
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.tensor_plans import plan_problems
+from toolkit.modalities import inputs
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
 from toolkit.models.adapters import add_adapters
 from toolkit.models.freezing import freeze
-from toolkit.models.load import attention, head_problems, load_model_config, unused_parameter_problems
+from toolkit.models.load import (
+    attention,
+    head_problems,
+    load_model_config,
+    lost_override_problems,
+    unused_parameter_problems,
+)
 from toolkit.optim.groups import rates
 
 if TYPE_CHECKING:
@@ -59,18 +66,12 @@ def weight_problems(cfg: Config, task: Task) -> list[str]:
 
 def fit_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why the model and the task do not fit."""
-    config = _config(cfg)
-    auto_model = task.auto_model(config)
-    return [
-        *modalities.load(task.modality).check_model(config, task.options),
-        *head_problems(cfg.model, config, auto_model),
-        *prompt_problems(cfg.model, auto_model),
-    ]
+    return inputs.fit_problems(cfg, task, _config(cfg))
 
 
-def process_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why several processes cannot train the model."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or cfg.train.ddp_find_unused_parameters:
+def process_problems(cfg: Config, num_processes: int) -> list[str]:
+    """Returns why this number of processes cannot train the model."""
+    if num_processes == 1 or cfg.train.ddp_find_unused_parameters:
         return []
     return unused_parameter_problems(_config(cfg))
 
@@ -102,6 +103,18 @@ def adapter_fit_problems(cfg: Config, task: Task) -> list[str]:
     return problems_of(lambda: add_adapters(model, cfg.model.peft, auto_model, cfg.seed))
 
 
+def noise_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the Trainer cannot add noise to the model's embeddings."""
+    if cfg.engine != "trainer" or cfg.trainer.args.get("neftune_noise_alpha") is None:
+        return []
+    try:
+        _without_weights(cfg, task).get_input_embeddings()
+    except NotImplementedError:
+        kind = _config(cfg).model_type
+        return [f"trainer.args.neftune_noise_alpha: noise is added to embeddings, which a {kind} lacks; remove it"]
+    return []
+
+
 def activation_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why activations of this model cannot be recomputed."""
     if cfg.train.activation_checkpointing == "none":
@@ -130,6 +143,24 @@ def processor_problems(cfg: Config, task: Task) -> list[str]:
         return []
     modality = modalities.load(task.modality)
     return problems_of(lambda: modality.load_processor(source, cfg.model, task.options))
+
+
+def override_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns which of `model.config_overrides` would be replaced by the processor or the task.
+
+    Fields that a task sets from what it learned from the rows are known only to the run, which refuses them itself.
+    """
+    if not cfg.model.config_overrides or fit_problems(cfg, task) or processor_problems(cfg, task):
+        return []
+    config, modality, source = _config(cfg), modalities.load(task.modality), cfg.model.name_or_path
+    if source is not None:
+        processor = modality.load_processor(source, cfg.model, task.options)
+    else:  # a tokenizer of no text has the same special tokens
+        processor = modality.new_processor(iter(()), config, task.options)
+    modality.configure(config, processor, new=source is None)
+    if isinstance(task, SupportsConfiguring) and not isinstance(task, SupportsLearning):
+        task.configure(config)
+    return lost_override_problems(cfg.model, config)
 
 
 def _require_name(model: ModelConfig) -> None:

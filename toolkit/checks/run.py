@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 
 from toolkit.api.run import best_metric
@@ -35,6 +36,10 @@ def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
     return ["train.snapshot_ensemble: received true, but this task's predictions cannot be averaged"]
 
 
+def _process_problems(cfg: Config, task: Task) -> list[str]:
+    return model.process_problems(cfg, int(os.environ.get("WORLD_SIZE", "1")))
+
+
 def _dataset_problems(cfg: Config, task: Task) -> list[str]:
     import datasets
 
@@ -55,6 +60,7 @@ CHECKS = (
     Check("train.lr_scheduler_kwargs", lambda cfg, task: schedule_problems(cfg.train)),
     Check("tracking.report_to", lambda cfg, task: tracker_problems(cfg.tracking), "machine"),
     Check("trainer.args", lambda cfg, task: trainer.argument_problems(cfg)),
+    Check("the libraries of trainer.args", lambda cfg, task: trainer.library_problems(cfg), "libraries"),
     Check("trainer.callbacks", lambda cfg, task: trainer.callback_problems(cfg), "libraries"),
     Check("checkpoint.push_to_hub", lambda cfg, task: hub_problems(cfg.checkpoint), "machine"),
     Check("the adapters' libraries", lambda cfg, task: adapter_problems(cfg.model), "libraries"),
@@ -67,14 +73,16 @@ CHECKS = (
     Check("the model's configuration", model.config_problems, "model"),
     Check("the model's weights", model.weight_problems, "model"),
     Check("whether the model fits the task", model.fit_problems, "model"),
-    Check("whether several processes can train the model", model.process_problems, "model"),
+    Check("whether several processes can train the model", _process_problems, "model"),
     Check("whether the model can be built", model.build_problems, "model"),
     Check("the patterns of model.freeze", model.freeze_problems, "model"),
     Check("whether model.peft fits the model", model.adapter_fit_problems, "model"),
     Check("parallel.tensor", model.tensor_problems, "model"),
+    Check("trainer.args.neftune_noise_alpha", model.noise_problems, "model"),
     Check("train.activation_checkpointing", model.activation_problems, "model"),
     Check("learning rates of individual parameters", model.rate_problems, "model"),
     Check("the model's processor", model.processor_problems, "inputs"),
+    Check("model.config_overrides", model.override_problems, "inputs"),
     Check("the dataset", _dataset_problems, "inputs"),
     Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "inputs"),
     Check("output_dir", lambda cfg, task: folder_problems(cfg), "folder"),
@@ -134,6 +142,23 @@ def refuse_wrong_run(cfg: Config, task: Task, folder: bool = True) -> None:
     found = ask(_of("settings", "libraries", "machine", "model"), cfg, lambda _: task)
     if found.problems:
         found += ask(_of("inputs", "folder") if folder else _of("inputs"), cfg, lambda _: task)
+    found.refuse()
+
+
+def refuse_wrong_launch(cfg: Config, make_task: Callable[[Config], Task], num_processes: int) -> None:
+    """Refuses a run that other processes will start, with all checks that they perform before they load weights.
+
+    Args:
+        cfg: resolved configuration of the run.
+        make_task: creates the recipe's task from settings.
+        num_processes: number of processes of the run.
+
+    Raises:
+        ConfigError: if there are problems; lists all of them.
+    """
+    found = examine(cfg, make_task, folder=False)
+    if not found.problems:
+        found += Findings(tuple(model.process_problems(cfg, num_processes)))
     found.refuse()
 
 

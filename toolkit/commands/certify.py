@@ -50,10 +50,10 @@ def work(arguments: argparse.Namespace) -> None:
         SystemExit: with exit code 1 if a guarantee does not hold.
     """
     _, loaded = _recipe_config.load(arguments)
-    from toolkit.base.console import say
+    from toolkit.base.console import quiet_libraries, say
     from toolkit.lab.certify import promises, text
     from toolkit.lab.certify.certificate import FAILED
-    from toolkit.lab.certify.trainings import Experiment, run_trainings
+    from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings
 
     experiment = Experiment(
         recipe=str(Path(arguments.recipe).absolute()),
@@ -65,6 +65,9 @@ def work(arguments: argparse.Namespace) -> None:
         kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
     )
     chosen = {name: promise for name, promise in promises().items() if name in (arguments.only or NAMES)}
+    trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
+    with quiet_libraries():
+        refuse_wrong_trainings(trainings, experiment)
     output = Path(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)
     output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -72,7 +75,6 @@ def work(arguments: argparse.Namespace) -> None:
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
     try:
-        trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
         run_trainings(trainings, experiment, runs)
         found = [promise.judge(runs, experiment) for promise in chosen.values()]
     finally:

@@ -70,7 +70,7 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     from toolkit.api.milestones import Milestones
     from toolkit.base.console import quiet_libraries
     from toolkit.checkpoint.claim import Claimed
-    from toolkit.data.batches import training_loader
+    from toolkit.data.batches import training_order
     from toolkit.distributed.launch import build_accelerator
     from toolkit.modalities.inputs import read_inputs
 
@@ -78,5 +78,5 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     accelerator = build_accelerator(cfg)
     with TemporaryDirectory(prefix="lr-plot-") as folder:
         inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None))
-        _, sampler = training_loader(inputs.data.train, task, inputs.processor, cfg, Mesh(replicas=num_processes))
-    return Milestones.of(cfg, sampler.order.windows_per_epoch)
+        order = training_order(inputs.data.train, cfg, Mesh(replicas=num_processes))
+    return Milestones.of(cfg, order.windows_per_epoch)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from toolkit.config.messages import Key, show
+from toolkit.config.messages import Key, join, show
 from toolkit.config.sections import Config
 from toolkit.config.watch import touching, watched
 
@@ -50,6 +50,23 @@ def only_if(key: str, unset: Any, needed: str, condition: Callable[[Any], bool],
         why,
         f"{instead}, or remove {key}",
     )
+
+
+def unused_options(options: Any, key: str, users: Mapping[str, Collection[Any]]) -> list[str]:
+    """Returns a full message for each changed option of a task that has no effect with the value of another one.
+
+    Args:
+        options: the task's options.
+        key: name of the option that others depend on.
+        users: for each dependent option, the values of `key` with which it has an effect.
+    """
+    chosen, default = getattr(options, key), type(options)()
+    return [
+        f"task.{name}: has no effect with task.{key} {show(chosen)}; set task.{key} to {join([*map(show, values)])}, "
+        "or remove it"
+        for name, values in users.items()
+        if chosen not in values and getattr(options, name) != getattr(default, name)
+    ]
 
 
 def conflicts(

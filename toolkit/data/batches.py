@@ -120,6 +120,21 @@ def ended_workers(loader: DataLoader) -> Iterator[None]:
             loader._iterator = None
 
 
+def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh) -> Order:
+    """Returns the order of the training rows; arguments as for `training_loader`."""
+    train = cfg.train
+    return Order(
+        num_rows=len(features),
+        batch_size=train.per_device_train_batch_size,
+        accumulation=train.gradient_accumulation_steps or 1,
+        data_size=mesh.data_size,
+        seed=cfg.seed,
+        strategy=train.train_sampling_strategy,
+        lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
+        classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
+    )
+
+
 def training_loader(
     features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
 ) -> tuple[DataLoader, WindowSampler]:
@@ -133,17 +148,7 @@ def training_loader(
         mesh: arrangement of the processes.
     """
     train = cfg.train
-    order = Order(
-        num_rows=len(features),
-        batch_size=train.per_device_train_batch_size,
-        accumulation=train.gradient_accumulation_steps or 1,
-        data_size=mesh.data_size,
-        seed=cfg.seed,
-        strategy=train.train_sampling_strategy,
-        lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
-        classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
-    )
-    sampler = WindowSampler(order, mesh.data_rank)
+    sampler = WindowSampler(training_order(features, cfg, mesh), mesh.data_rank)
     if train.dataloader_persistent_workers:
         sampler.random.share()
     loader = _loader(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from toolkit.api.task import BadRow, Task
+from toolkit.api.supports import SupportsLearning
+from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.config.paths import aligned_files
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import require_columns
 from toolkit.data.rows import check_raw, columns_of
-from toolkit.data.sources import read_rows
+from toolkit.data.sources import RawRow, read_rows
 
 NUM_ROWS = 100
 """Number of rows of each file that are checked."""
@@ -22,40 +24,57 @@ NUM_LISTED = 5
 def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     """Returns one complete message for each problem with the columns and the first rows of the data files.
 
-    Files that do not exist are reported by `toolkit.config.paths`. Nothing is cached, and the task does not learn its
-    labels, so labels that do not occur in the training rows are not detected.
+    Files that do not exist are reported by `toolkit.config.paths`. Nothing is cached. Labels that do not occur in the
+    training rows are detected if these rows are the complete training file.
 
     Args:
         data: the YAML's `data` section.
-        task: the task, which defines the columns and checks rows.
+        task: the task, which defines the columns and checks rows; it may learn from the training rows.
     """
     problems = []
     for name in ("train_file", "validation_file", "test_file"):
         file = getattr(data, name)
-        if file and (aligned_files(file) or Path(file).expanduser().exists()):
-            problems += [f"data.{name}: {problem}" for problem in _problems_of_file(file, data, task)]
+        if not file or not (aligned_files(file) or Path(file).expanduser().exists()):
+            continue
+        try:
+            rows = list(islice(read_rows(file), NUM_ROWS + 1))
+            good, found = _check(file, rows[:NUM_ROWS], data, task)
+            if name == "train_file" and good and not found and len(rows) <= NUM_ROWS:
+                _learn(task, good)
+        except DataError as error:
+            found = [line.removeprefix("data: ") for line in str(error).splitlines()]
+        problems += [f"data.{name}: {problem}" for problem in found]
     return problems
 
 
-def _problems_of_file(file: str, data: DataConfig, task: Task) -> list[str]:
-    try:
-        rows = list(islice(read_rows(file), NUM_ROWS))
-        if present := columns_of(rows):
-            require_columns(file, present, task, data.columns, labelled=True)
-    except DataError as error:
-        return str(error).splitlines()
+def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
+    """Returns the usable rows, and what is wrong with the others unless they are left out.
+
+    Raises:
+        DataError: if columns are missing.
+    """
+    if present := columns_of(rows):
+        require_columns(file, present, task, data.columns, labelled=True)
     path = Path(file).expanduser()
     folder = (path if path.is_dir() else path.parent).absolute()
-    bad = []
+    good, bad = [], []
     for row in rows:
         try:
-            check_raw(row, task, data.columns, True, folder)
+            good.append(check_raw(row, task, data.columns, True, folder))
         except BadRow as reason:
             bad.append(f"row {row.number}: {reason}")
     if not bad or data.bad_rows == "skip":
-        return []
+        return good, []
     more = [f"{len(bad) - NUM_LISTED} more"] if len(bad) > NUM_LISTED else []
-    return [
+    return good, [
         f"{len(bad)} of the first {len(rows)} rows of {file} cannot be used: {'; '.join(bad[:NUM_LISTED] + more)}. "
         "Correct them, or leave them out with data.bad_rows=skip"
     ]
+
+
+def _learn(task: Task, rows: Sequence[Row]) -> None:
+    if isinstance(task, SupportsLearning):
+        from datasets import Dataset
+
+        schema = task.schema()
+        task.learn(Dataset.from_list([{name: row[name] for name in schema} for row in rows], features=schema))

@@ -22,7 +22,6 @@ from toolkit.data.prepare import tokenise
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
@@ -205,7 +204,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
-    return TrainedRun(cfg, task, accelerator, mesh_of(accelerator), processor, prepared)
+    mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
+    return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)
 
 
 def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalData:

@@ -11,7 +11,7 @@ from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import say, warn
-from toolkit.base.errors import CheckpointError, ConfigError
+from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.manifest import verify
@@ -78,7 +78,6 @@ class Checkpointer:
         """Restores parameters, optimizer, schedule, counters, strategy and callbacks from a checkpoint.
 
         Raises:
-            ConfigError: if the configured run would end before the checkpoint's step.
             CheckpointError: if the checkpoint does not match the model or the optimizer.
             DamagedCheckpoint: on every rank, if any rank found a damaged file.
         """
@@ -86,10 +85,6 @@ class Checkpointer:
         kept = on_every(run.accelerator, self._load, saved)
         content, state = SavedState.from_json(saved.state), context.state
         state.restore(content.train)
-        if state.step > context.milestones.total_steps:
-            there = f"the checkpoint is already at step {state.step}"
-            would = f"this would end at {context.milestones.total_steps}"
-            raise ConfigError([f"train.max_steps, train.num_train_epochs: {there}, and {would}"])
         schedules.seek(context.schedule, state.step - state.skipped_steps)
         if run.accelerator.scaler is not None and content.scaler is not None:
             run.accelerator.scaler.load_state_dict(content.scaler)

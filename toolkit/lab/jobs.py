@@ -118,9 +118,6 @@ def run_processes(
         The exit code: negative for a signal, `EXIT_TIMEOUT` after a timeout.
     """
     command = [sys.executable, "-m", "toolkit.base.processes", *launch_command(processes, launcher), *program]
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in _OF_RANKS and not name.startswith(_LAUNCHERS)
-    }
     with ExitStack() as files:
         output = None if log is None else files.enter_context(log.open("wb"))
         try:
@@ -129,13 +126,20 @@ def run_processes(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=inherited | dict(environ or {}),
+                env=inherited_environment() | dict(environ or {}),
                 cwd=folder,
                 timeout=timeout,
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
             return EXIT_TIMEOUT
+
+
+def inherited_environment() -> dict[str, str]:
+    """Returns the environment variables that started processes inherit: all but those that a launcher has set."""
+    return {
+        name: value for name, value in os.environ.items() if name not in _OF_RANKS and not name.startswith(_LAUNCHERS)
+    }
 
 
 def launch_command(processes: int, launcher: Path | None) -> list[str]:

@@ -15,8 +15,9 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
+from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model
-from toolkit.models.adapter_checks import prompt_problems, room_problems
+from toolkit.models.adapter_checks import prompt_problems
 from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
 
 if TYPE_CHECKING:
@@ -65,13 +66,8 @@ def read_inputs(
         DataError: if files or rows cannot be used.
         CheckpointError: if the run to resume had other settings or rows.
     """
-    config, modality = load_model_config(cfg.model), modalities.load(task.modality)
-    auto_model = task.auto_model(config)
-    problems = [
-        *modality.check_model(config, task.options),
-        *head_problems(cfg.model, config, auto_model),
-        *prompt_problems(cfg.model, auto_model),
-    ]
+    config = load_model_config(cfg.model)
+    problems = fit_problems(cfg, task, config)
     if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
         problems += unused_parameter_problems(config)
     _refuse(problems)
@@ -83,8 +79,20 @@ def read_inputs(
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))
     data = prepare(rows, task, processor, cfg, accelerator)
-    _refuse(room_problems(cfg.model, config, data))
-    return Inputs(config, auto_model, processor, rows, data, identity)
+    return Inputs(config, task.auto_model(config), processor, rows, data, identity)
+
+
+def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]:
+    """Returns why the model, the task and a prefix of virtual tokens do not fit together, as full messages."""
+    auto_model, peft = task.auto_model(config), cfg.model.peft
+    problems = [
+        *modalities.load(task.modality).check_model(config, task.options),
+        *head_problems(cfg.model, config, auto_model),
+        *prompt_problems(cfg.model, auto_model),
+    ]
+    if peft.method == "prompt_tuning" and not problems:
+        return prefix_problems(config, task.options, peft.num_virtual_tokens)
+    return problems
 
 
 def identity_of(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:

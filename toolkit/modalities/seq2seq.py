@@ -13,6 +13,7 @@ from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import text
+from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -65,7 +66,7 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     if not config.is_encoder_decoder:
         wanted = "this task needs an encoder-decoder, for example t5, bart, marian, mbart or m2m_100"
         return [f"model: received a {config.model_type}, {wanted}"]
-    return text.too_long(config, options)
+    return too_long(config, options)
 
 
 @contextmanager

@@ -12,16 +12,12 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
+from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 AUTO_PROCESSOR = "AutoTokenizer"
-ROBERTA_POSITIONS = frozenset({
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet",
-    "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-})  # fmt: skip
-RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -221,18 +217,6 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
     if not hasattr(config, "vocab_size"):
         return [f"model: a {config.model_type} model does not take text"]
     return too_long(config, options)
-
-
-def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
-    """Returns which limits of the options are above the model's number of positions, as full messages."""
-    room = getattr(config, "max_position_embeddings", None)
-    if room is None or config.model_type in RELATIVE_POSITIONS:
-        return []
-    # RoBERTa and similar models count positions from the padding id.
-    room -= (config.pad_token_id or 0) + 1 if config.model_type in ROBERTA_POSITIONS else 0
-    given = {name: getattr(options, name) for name in limits_of(options).values()}
-    takes = f"this {config.model_type} supports at most {room} tokens"
-    return [f"task.{name}: received {value}, but {takes}" for name, value in given.items() if value and value > room]
 
 
 def preprocess(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, options: Any) -> dict[str, list[Any]]:

@@ -1,16 +1,12 @@
-"""Checks whether adapters fit the installed libraries, the machine, the task and the rows."""
+"""Checks whether adapters fit the installed libraries, the machine and the task."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from toolkit.config.sections import ModelConfig
-
-if TYPE_CHECKING:
-    from toolkit.api.task import Prepared
 
 PROMPTABLE = {
     "AutoModelForSequenceClassification": "SEQ_CLS",
@@ -47,17 +43,3 @@ def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
     }
     why = reasons.get(auto_model, "virtual tokens are a prefix of a text, and this model takes no text")
     return [f"model.peft.method: received 'prompt_tuning', but {why}; use lora"]
-
-
-def room_problems(model: ModelConfig, config: Any, data: Prepared) -> list[str]:
-    """Returns a full message if inputs with virtual tokens exceed the model's length, or nothing."""
-    room = getattr(config, "max_position_embeddings", None)
-    if model.peft.method != "prompt_tuning" or room is None:
-        return []
-    longest = max(max(rows["length"]) for rows in (data.train, *(data.features for data in data.evals.values())))
-    if longest + model.peft.num_virtual_tokens <= room:
-        return []
-    return [
-        f"model.peft.num_virtual_tokens: received {model.peft.num_virtual_tokens}, but the longest input has "
-        f"{longest} tokens and the model only {room} positions; use shorter inputs or fewer virtual tokens"
-    ]

@@ -66,6 +66,12 @@ def later_parameters(model: PreTrainedModel, settings: ModelConfig) -> dict[str,
     }
 
 
+def step_of(moment: str, steps_per_epoch: int) -> int:
+    """Returns the step after which the parameters of a moment of `model.unfreeze` are trained."""
+    unit, _, number = moment.partition("_")
+    return int(number) * (steps_per_epoch if unit == "epoch" else 1)
+
+
 def _matching(key: str, patterns: Iterable[str], names: Sequence[str]) -> set[str]:
     found: set[str] = set()
     problems = []

@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 
 LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 """Fields that make a model skip layers at random in training, so that their parameters get no gradient."""
-OUTPUT_FORMS = frozenset({"return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"})
-"""Fields that change a model's outputs, which tasks rely on."""
+FIXED = {
+    **dict.fromkeys(
+        ("num_labels", "id2label", "label2id", "problem_type"), "set by the task from its options and the training rows"
+    ),
+    "architectures": "set from the class of the model",
+    **dict.fromkeys(
+        ("return_dict", "output_attentions", "output_hidden_states", "torchscript", "dtype"),
+        "left at its default, which tasks rely on",
+    ),
+}
+"""Fields of a model's configuration that cannot be configured, and the reasons."""
 
 
 def _known_fields(config: PreTrainedConfig) -> list[str]:
@@ -29,7 +38,9 @@ def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) ->
     known = _known_fields(config)
     problems = []
     for name, value in fields.items():
-        if name not in known:
+        if name in FIXED:
+            problems.append(f"{key}.{name}: received {value!r}, but this is {FIXED[name]}; remove it")
+        elif name not in known:
             hint = did_you_mean(name, known) or f"; known: {', '.join(known)}"
             problems.append(f"{key}.{name}: received {value!r}, but {type(config).__name__} has no such field{hint}")
     if problems:
@@ -74,10 +85,6 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         except Exception as error:  # Hub, JSON and configuration errors are all caused by this setting
             raise pretrained_error("model.name_or_path", name, error) from error
     _check_fields(config, model.config_overrides, "model.config_overrides")
-    if forms := [name for name in model.config_overrides if name in OUTPUT_FORMS]:
-        raise ConfigError(
-            [f"model.config_overrides.{name}: the toolkit relies on its default; remove it" for name in forms]
-        )
     try:
         for name, value in model.config_overrides.items():
             setattr(config, name, value)
@@ -90,7 +97,10 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
 def lost_override_problems(model: ModelConfig, config: PreTrainedConfig) -> list[str]:
     """Returns which overrides were replaced by the task or the processor, as full messages."""
     lost = [name for name, value in model.config_overrides.items() if getattr(config, name) != value]
-    return [f"model.config_overrides.{name}: the task sets this itself; remove it" for name in lost]
+    why = "but this is set by the task or from its processor"
+    return [
+        f"model.config_overrides.{name}: received {model.config_overrides[name]!r}, {why}; remove it" for name in lost
+    ]
 
 
 def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str) -> list[str]:

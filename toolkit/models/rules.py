@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from toolkit.config.rule import Rule, only_if
-from toolkit.config.sections import AdapterConfig
+from toolkit.config.sections import AdapterConfig, Config
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
 _ADAPTER_SETTINGS = {
@@ -15,10 +15,17 @@ _ADAPTER_SETTINGS = {
     "num_virtual_tokens": ("prompt_tuning",),
 }
 """Settings of adapters, and the methods that use them."""
+_TOO_LATE = "the run would end before these parameters are trained"
 
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value.strip() != ""
+
+
+def _last_moment(config: Config, unit: str) -> int:
+    """Returns the largest n of the keys `<unit>_<n>` of `model.unfreeze`, 0 without one."""
+    found = (re.fullmatch(f"{unit}_([1-9][0-9]*)", moment) for moment in config.model.unfreeze)
+    return max((int(match[1]) for match in found if match), default=0)
 
 
 def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
@@ -81,6 +88,18 @@ RULES = (
         ("model.unfreeze",),
         "keys must be epoch_<n> or step_<n>, with n at least 1",
         "set keys such as epoch_1 or step_100",
+    ),
+    Rule(
+        lambda c: 0 < c.train.max_steps <= _last_moment(c, "step"),
+        ("model.unfreeze", "train.max_steps"),
+        _TOO_LATE,
+        "name an earlier step, or set more steps",
+    ),
+    Rule(
+        lambda c: c.train.max_steps <= 0 and c.train.num_train_epochs <= _last_moment(c, "epoch"),
+        ("model.unfreeze", "train.num_train_epochs"),
+        _TOO_LATE,
+        "name an earlier epoch, or set more epochs",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,

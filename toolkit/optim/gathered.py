@@ -37,7 +37,7 @@ def gather_before_step(optimizer: Any) -> None:
         for group, parameters in zip(inner.param_groups, members, strict=True):
             group["params"] = parameters
 
-    inner.step = gathered  # type: ignore[method-assign]
+    inner.step = gathered  # type: ignore[method-assign, assignment]
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

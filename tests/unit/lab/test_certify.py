@@ -14,13 +14,14 @@ from certificate_subjects import CONFIG, RECIPE, experiment
 from runs import ROOT, TINY
 from safetensors.torch import save_file
 
+from toolkit.base.errors import ConfigError
 from toolkit.base.files import write_json
 from toolkit.commands.certify import NAMES
 from toolkit.commands.cli import main
 from toolkit.config.overrides import written
 from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN
-from toolkit.lab.certify.trainings import outcome_file
+from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.certificate import folder_of, state_of
 
@@ -231,6 +232,31 @@ def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
         main(["certify", str(RECIPE), "--config", str(CONFIG), *option])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_named_before_any_training_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("toolkit.lab.jobs.run_processes", None)
+    (tmp_path / "train.csv").write_text("text,label\na,good\nb,bad\n")
+    (tmp_path / "validation.csv").write_text("text,label\nnice,neutral\n")
+    files = [f"data.{name}_file={tmp_path / name}.csv" for name in ("train", "validation")]
+    settings = [*files, "model.freeze=[bart.*]", f"output_dir={tmp_path / 'run'}"]
+    with pytest.raises(SystemExit) as ended:
+        main(["certify", str(RECIPE), "--config", str(CONFIG), "--only", "resume", "--output-dir", f"{tmp_path}/out",
+              *settings])  # fmt: skip
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert message.count("model.freeze: 'bart.*' matches no parameter") == 1
+    assert message.count("row 2: label 'neutral' is not one of bad, good") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_processes_are_checked_by_the_one_that_starts_them(tmp_path):
+    sizes = "d_model: 8, encoder_layers: 1, decoder_layers: 1, encoder_attention_heads: 2, decoder_attention_heads: 2"
+    made = experiment(tmp_path, f"model.from_config={{model_type: bart, encoder_layerdrop: 0.1, {sizes}}}")
+    one, two = Training("one"), Training("two", processes=2)
+    refuse_wrong_trainings([one], made)
+    with pytest.raises(ConfigError, match=r"1 setting is wrong:\n  - train\.ddp_find_unused_parameters: received"):
+        refuse_wrong_trainings([one, two], made)
 
 
 @pytest.mark.slow

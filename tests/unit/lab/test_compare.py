@@ -114,6 +114,14 @@ def test_everything_wrong_is_named_before_anything_runs():
         checked.refuse()
 
 
+def test_rows_are_checked_before_anything_runs(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,good\nb,bad\nc,\n")
+    overrides = (f"data.train_file={tmp_path / 'train.csv'}",)
+    checked = check({}, {"data.bad_rows": "skip"}, overrides=overrides)
+    assert list(checked.configs) == ["1"]
+    assert "row 4: column 'label' is empty" in checked.refused["0"][0]
+
+
 def test_what_is_wrong_with_all_is_said_once():
     with pytest.raises(ConfigError) as error:
         check({"train.optin": "sgd"}, {"train.optin": "adam"}, overrides=("train.learnig_rate=1",)).refuse()

@@ -185,7 +185,7 @@ def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
         ("qa", ("method=prompt_tuning",), "answers are positions in the text"),
         ("language_modeling/smoke_masked", ("method=prompt_tuning",), "masked tokens are predicted at their positions"),
         ("reviews/smoke_image", ("method=prompt_tuning",), "virtual tokens are a prefix of a text"),
-        ("reviews", ("method=prompt_tuning", "num_virtual_tokens=20"), "the longest input has 64 tokens and the model"),
+        ("reviews", ("method=prompt_tuning", "num_virtual_tokens=20"), "task.max_length allows inputs of 64 tokens"),
         ("reviews", ("method=lora", "target_modules=[qery]"), r"ends in 'qery' \(did you mean 'query'\?\)"),
         ("reviews", ("method=qlora",), "qlora needs a GPU for its 4-bit weights|trained from scratch|4 bits"),
     ],

@@ -144,7 +144,11 @@ class Sharded(Strategy):
     def complete(self, tensor: Tensor) -> Tensor:
         """Returns the complete tensor, on the CPU; on other ranks than the main one without its values."""
         whole = full(tensor.detach())
-        return whole.cpu() if self.accelerator.is_main_process else torch.empty_like(whole, device="meta")
+        if not self.accelerator.is_main_process:
+            return torch.empty_like(whole, device="meta")
+        # What was split unevenly is gathered with padding, which safetensors would refuse to leave out.
+        padded = whole.untyped_storage().nbytes() > whole.nbytes
+        return whole.clone().cpu() if padded else whole.cpu()
 
     def full_parameters(self) -> Mapping[str, Tensor]:
         """Gathers parameters and saved buffers, one by one; tied weights are gathered once."""

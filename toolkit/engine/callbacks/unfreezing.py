@@ -9,8 +9,7 @@ import torch
 
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.console import say
-from toolkit.base.errors import ConfigError
-from toolkit.models.freezing import later_parameters
+from toolkit.models.freezing import later_parameters, step_of
 
 
 class Unfreezing(Callback):
@@ -19,9 +18,6 @@ class Unfreezing(Callback):
     On one process, their gradients are disabled, which also saves computing them. Several processes exchange the
     gradients of a fixed set of parameters, so there the gradients are set to zero, which does not affect the norm, and
     removed before the update, so that the optimizer skips these parameters.
-
-    Raises:
-        ConfigError: if the run ends before a moment of `model.unfreeze`.
     """
 
     def __init__(self, context: TrainingContext) -> None:
@@ -30,16 +26,9 @@ class Unfreezing(Callback):
         self.several = run.mesh.data_size > 1
         self.since: dict[str, int] = {}
         self.hooks: dict[str, Any] = {}
-        problems = []
         for moment, names in later_parameters(run.model, run.cfg.model).items():
-            unit, _, number = moment.partition("_")
-            step = int(number) * (context.milestones.steps_per_epoch if unit == "epoch" else 1)
-            if step >= context.milestones.total_steps:
-                what = f"that is after step {step}, and this run ends with step {context.milestones.total_steps}"
-                problems.append(f"model.unfreeze.{moment}: {what}; give an earlier moment, or train longer")
+            step = step_of(moment, context.milestones.steps_per_epoch)
             self.since |= {name: min(step, self.since.get(name, step)) for name in names}
-        if problems:
-            raise ConfigError(problems)
         self._apply()
 
     def before_update(self) -> None:

@@ -6,14 +6,17 @@ import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.errors import RunError
+from toolkit.base.errors import ConfigError, RunError, problems_of
+from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config, TrainConfig
-from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.jobs import Trial, inherited_environment, run_trials
+from toolkit.recipe import load_settings, load_task_type
 
 WINDOW = 8
 """Rows of one optimizer step in every training."""
@@ -57,6 +60,7 @@ NO_UPDATE: dict[str, Any] = {
     "train.lr_scheduler_type": "constant",
     "train.num_train_epochs": 1,
     "checkpoint.save_steps": None,
+    "model.unfreeze": {},
 }
 """Settings of a run that does not change any parameter."""
 
@@ -148,6 +152,33 @@ class Training:
     resumes: str | None = None
 
 
+def refuse_wrong_trainings(trainings: Sequence[Training], experiment: Experiment) -> None:
+    """Refuses trainings that cannot run, before the first one starts.
+
+    Args:
+        trainings: the trainings; those that start from the model of another one are checked when they run.
+        experiment: their shared settings.
+
+    Raises:
+        ConfigError: if there are problems; lists all of them.
+    """
+    task_type = load_task_type(experiment.recipe)
+    environ = {**inherited_environment(), **ON_CPU}
+
+    def check(overrides: Sequence[str], processes: int) -> None:
+        cfg = load_settings(task_type, experiment.config, overrides, environ).config
+        refuse_wrong_launch(cfg, task_type, processes)
+
+    distinct = dict.fromkeys(
+        (tuple(_overrides(training, experiment)), training.processes)
+        for training in trainings
+        if training.model_of is None
+    )
+    problems = [problem for each in distinct for problem in problems_of(partial(check, *each))]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+
+
 def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder: Path) -> None:
     """Runs trainings, as many as possible in one launch; `error_of` returns the errors of those that failed.
 
@@ -166,11 +197,15 @@ def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder:
                 raise RunError(f"certify: {outcome.error}")
 
 
+def _overrides(training: Training, experiment: Experiment) -> list[str]:
+    return [*experiment.settings(), *written(training.settings)]
+
+
 def _trial(training: Training, experiment: Experiment, folder: Path) -> Trial:
     arguments = {
         "recipe": experiment.recipe,
         "config": experiment.config,
-        "overrides": [*experiment.settings(), *written(training.settings)],
+        "overrides": _overrides(training, experiment),
         "folder": str(folder),
         "kill": [experiment.kill_at, experiment.kill_after] if training.killed else None,
         **{name: value for name, value in asdict(training).items() if name not in ("settings", "processes", "killed")},

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.checks.run import refuse_wrong_run
+from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config import flatten
 from toolkit.config.load import LAUNCHER
 from toolkit.config.sections import Config
@@ -133,7 +133,7 @@ def check_variants(
     def load(variant: Variant) -> Config:
         settings = [*overrides, *QUIET, *variant.overrides]
         cfg = load_settings(task_type, file, settings, environ={**environ, **launch.environ}).config
-        refuse_wrong_run(cfg, task_type(cfg), folder=False)
+        refuse_wrong_launch(cfg, task_type, launch.processes)
         return cfg
 
     variants = _with_unique_names(variants)

@@ -1,0 +1,60 @@
+"""The first rows are checked against the labels of a training file that they contain completely."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from runs import ROOT
+
+from toolkit.data.first_rows import NUM_ROWS, first_row_problems
+from toolkit.recipe import load_settings, load_task_type
+
+RECIPE = load_task_type(ROOT / "recipes" / "reviews.py")
+
+
+@pytest.fixture
+def problems(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("validation", ("good", "neutral")), ("test", ("odd", "bad"))):
+        Path(f"{name}.csv").write_text("text,label\n" + "".join(f"nice,{label}\n" for label in labels))
+    cfg = load_settings(RECIPE, ROOT / "recipes/configs/reviews/smoke.yaml", [], check_files=False).config
+    files = {f"{name}_file": f"{name}.csv" for name in ("train", "validation", "test")}
+
+    def found(train: str, num_rows: int = 6, task: dict | None = None, **changes) -> list[str]:
+        Path("train.csv").write_text("text,label\n" + train * (num_rows // train.count("\n")))
+        changed = replace(cfg, data=replace(cfg.data, **files, **changes), task=replace(cfg.task, **(task or {})))
+        return first_row_problems(changed.data, RECIPE(changed))
+
+    return found
+
+
+def test_labels_unknown_to_a_short_training_file_are_named(problems):
+    found = problems("a,good\nb,bad\n", NUM_ROWS)
+    assert [problem.split(" cannot be used: ")[0] for problem in found] == [
+        "data.validation_file: 1 of the first 2 rows of validation.csv",
+        "data.test_file: 1 of the first 2 rows of test.csv",
+    ]
+    assert "row 3: label 'neutral' is not one of bad, good" in found[0]
+    assert "row 2: label 'odd' is not one of bad, good" in found[1]
+    assert problems("a,good\nb,bad\n", bad_rows="skip") == []
+
+
+def test_a_longer_training_file_may_have_further_labels(problems):
+    assert problems("a,good\nb,bad\n", NUM_ROWS + 2) == []
+
+
+def test_what_cannot_be_learned_from_the_training_rows_is_named(problems):
+    assert problems("a,good\n", bad_rows="skip") == [
+        "data.train_file: all training rows have the label 'good'; classification needs at least two labels."
+    ]
+    balanced = {"labels": ["bad", "good", "neutral", "odd"], "class_weights": "balanced"}
+    assert problems("a,good\nb,bad\n", task=balanced) == [
+        "data.train_file: task.class_weights=balanced: no training row has the label neutral, odd."
+    ]
+
+
+def test_the_labels_of_a_task_without_classes_are_not_learned(problems):
+    numbers = problems("a,1.5\nb,2\n", task={"problem_type": "regression"})
+    assert [problem.split(" of the")[0] for problem in numbers] == ["data.validation_file: 2", "data.test_file: 2"]

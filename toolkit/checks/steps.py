@@ -1,0 +1,36 @@
+"""Checks settings against the number of steps, which is known once the rows are read."""
+
+from __future__ import annotations
+
+from toolkit.api.milestones import Milestones
+from toolkit.api.run import Checkpoint
+from toolkit.base.errors import ConfigError
+from toolkit.config.sections import Config
+from toolkit.models.freezing import step_of
+
+
+def refuse_wrong_steps(cfg: Config, steps_per_epoch: int, resume: Checkpoint | None) -> None:
+    """Refuses settings that do not fit the number of steps, before the model is built.
+
+    Args:
+        cfg: resolved configuration.
+        steps_per_epoch: optimizer steps of one epoch.
+        resume: the checkpoint to resume from, or None.
+
+    Raises:
+        ConfigError: if the run would end before its checkpoint or a moment of `model.unfreeze`; lists all problems.
+    """
+    total = Milestones.of(cfg, steps_per_epoch).total_steps
+    problems = [
+        f"model.unfreeze.{moment}: that is after step {step}, and this run ends with step {total}; name an earlier "
+        "moment, or train longer"
+        for moment in cfg.model.unfreeze
+        if (step := step_of(moment, steps_per_epoch)) >= total
+    ]
+    if resume is not None and resume.step > total:
+        problems.append(
+            f"train.max_steps, train.num_train_epochs: the checkpoint is already at step {resume.step}, and this run "
+            f"would end at {total}; train longer, or set checkpoint.resume to none"
+        )
+    if problems:
+        raise ConfigError(problems)

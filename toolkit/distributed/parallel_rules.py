@@ -1,0 +1,99 @@
+"""Settings that cannot be combined with a split model; part of the table in `toolkit.checks.rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.rule import Rule, only_if
+from toolkit.config.sections import Config
+from toolkit.optim.presets import PRESETS
+
+SIZES = ("parallel.fsdp", "parallel.tensor", "parallel.zero_stage")
+"""Settings that split the model."""
+_UNSPLIT = "remove the settings of parallel"
+
+
+def shards(config: Config) -> bool:
+    """Returns whether parameters are sharded."""
+    return config.parallel.fsdp > 1 or config.parallel.zero_stage is not None
+
+
+def splits(config: Config) -> bool:
+    """Returns whether the model is split over processes."""
+    return shards(config) or config.parallel.tensor > 1
+
+
+def _refused(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+    return Rule(lambda c: splits(c) and when(c), (key, "parallel"), why, f"{instead}, or {_UNSPLIT}")
+
+
+def _sharded_only(name: str) -> Rule:
+    return only_if(
+        f"parallel.{name}",
+        getattr(ParallelConfig(), name),
+        "parallel",
+        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage is not None,
+        "only sharded parameters have this setting",
+        "set parallel.fsdp",
+    )
+
+
+RULES = (
+    _sharded_only("reshard_after_forward"),
+    _sharded_only("offload"),
+    Rule(
+        lambda c: c.parallel.zero_stage == 3 and not c.parallel.reshard_after_forward,
+        ("parallel.zero_stage", "parallel.reshard_after_forward"),
+        "stage 3 frees gathered parameters after the forward pass",
+        "set parallel.zero_stage to 2, or remove parallel.reshard_after_forward",
+    ),
+    _refused(
+        lambda c: c.train.strategy == "local_sgd",
+        "train.strategy",
+        "local SGD needs a complete model on each process",
+        "set train.strategy to sync",
+    ),
+    _refused(
+        lambda c: c.train.auto_batch_size,
+        "train.auto_batch_size",
+        "processes that share a model cannot begin a window again on their own",
+        "remove train.auto_batch_size",
+    ),
+    _refused(
+        lambda c: c.train.mixed_precision in ("fp16", "fp8"),
+        "train.mixed_precision",
+        "the loss scale of fp16 and the casts of fp8 are not synchronised over the parts of a model",
+        "set train.mixed_precision to bf16 or no",
+    ),
+    _refused(
+        lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
+        "train.optim",
+        "bitsandbytes cannot update split parameters",
+        "set train.optim to another optimizer",
+    ),
+    _refused(
+        lambda c: c.train.torch_compile,
+        "train.torch_compile",
+        "the model is compiled before it is split",
+        "remove train.torch_compile",
+    ),
+    _refused(
+        lambda c: c.train.snapshot_ensemble,
+        "train.snapshot_ensemble",
+        "snapshots are complete models",
+        "remove train.snapshot_ensemble",
+    ),
+    _refused(
+        lambda c: c.model.peft.method == "qlora",
+        "model.peft.method",
+        "weights of 4 bits cannot be split",
+        "set model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none",
+        ("parallel.tensor", "model.peft.method"),
+        "adapters change the layers that tensor parallelism splits",
+        "set parallel.fsdp instead of parallel.tensor, or remove model.peft",
+    ),
+)
