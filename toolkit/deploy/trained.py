@@ -16,6 +16,7 @@ from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
@@ -133,7 +134,8 @@ def load(
 
 
 def _usable_here(cfg: Config) -> Config:
-    """Removes settings that may need the GPU of the training: its precision and attention kernels."""
+    """Removes settings that need the processes of the training or its GPU: precision and attention kernels."""
+    cfg = replace(cfg, parallel=ParallelConfig())
     precision = cfg.train.mixed_precision
     if precision != "fp8" and torch.cuda.is_available():
         return cfg
