@@ -54,13 +54,17 @@ class Wire:
             distance += float(squares)
         return distance
 
-    def copy_main(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by that of the main process."""
+    def copy_from(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Replaces each tensor by that of the process with a given rank."""
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
-            self._send(dist.broadcast, flat, src=0)
+            self._send(dist.broadcast, flat, src=rank)
             for tensor, value in _parts(piece, flat):
                 tensor.detach().copy_(value)
+
+    def copy_main(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by that of the main process."""
+        self.copy_from(tensors, 0)
 
     def exchanged(self) -> dict[str, float]:
         """Returns the number of collectives and bytes sent so far, for the report."""

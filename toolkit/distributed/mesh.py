@@ -24,7 +24,7 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
     """
     sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
     left = processes // prod(size for size in sizes.values() if size is not None)
-    if parallel.zero_stage is not None and parallel.fsdp == 1:
+    if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
         sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1
     elif parallel.replicas is None:
         sizes["replicas"] = max(1, left)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.base.shards import fill, full, is_split
-from toolkit.optim.state import unwrapped
 
 
-def gather_before_step(optimizer: Any) -> None:
+def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
     """Makes each step of an optimizer gather one parameter after another, update it and keep this process's part.
 
     State of a parameter's shape (momentum) is split like the parameter; other state (row and column statistics) is
@@ -19,25 +18,24 @@ def gather_before_step(optimizer: Any) -> None:
     split.
 
     Args:
-        optimizer: a `torch.optim.Optimizer` that updates each parameter by itself, or accelerate's wrapper of one.
+        optimizer: an optimizer that updates each parameter by itself.
     """
-    inner = unwrapped(optimizer)
-    step = inner.step
+    step = optimizer.step
 
     @torch.no_grad()
     def gathered(closure: Any = None) -> None:
-        members = [group["params"] for group in inner.param_groups]
-        for group in inner.param_groups:
+        members = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
             group["params"] = []
-        for group, parameters in zip(inner.param_groups, members, strict=True):
+        for group, parameters in zip(optimizer.param_groups, members, strict=True):
             for parameter in parameters:
                 if parameter.grad is not None:
-                    _update(inner, step, group, parameter)
+                    _update(optimizer, step, group, parameter)
             group["params"] = []
-        for group, parameters in zip(inner.param_groups, members, strict=True):
+        for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
 
-    inner.step = gathered  # type: ignore[method-assign, assignment]
+    optimizer.step = gathered  # type: ignore[method-assign, assignment]
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

@@ -33,6 +33,7 @@ from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
     from toolkit.api.strategy import LostGradient
@@ -91,11 +92,14 @@ class Sharded(Strategy):
             fully_shard(layer, **options)
         fully_shard(model, **options)
 
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Gathers each parameter for optimizers that need it complete."""
+        if not PRESETS[self.cfg.train.optim].elementwise:
+            gather_before_step(optimizer)
+
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer."""
         self.replica, self.model = replica, replica.bare_model
-        if not PRESETS[self.cfg.train.optim].elementwise:
-            gather_before_step(replica.optimizer)
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Returns the factor of summed losses whose gradients are averaged over data ranks."""
