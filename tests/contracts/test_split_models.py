@@ -58,5 +58,7 @@ def assert_like_one_process(folder: Path, name: str) -> None:
     expected, found = weights(one), weights(split)
     assert expected.keys() == found.keys(), name
     far = {key: float((value - found[key]).abs().max()) for key, value in expected.items()}
+    # The gradient of a key's bias is zero but for rounding, and Adafactor divides it by its own size.
+    far = {key: value for key, value in far.items() if not (key.endswith("key.bias") and "adafactor" in name)}
     assert max(far.values()) <= 1e-9, (name, far)
     assert {key: value.dtype for key, value in found.items()} == dict.fromkeys(expected, torch.float64)

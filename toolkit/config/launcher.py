@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from toolkit.config.keys import _hints
@@ -67,15 +68,14 @@ def ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
 
 def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
     """Translates a launcher file with `distributed_type: FSDP` into the section `parallel`."""
-    parallel = settings.get(("parallel",)) or {}
-    sizes = {name: parallel.get(name) for name in ("replicas", "fsdp", "tensor", "zero_stage")}
+    given = settings.get(("parallel",))
+    parallel = given if isinstance(given, dict) else {}
     key = ("parallel", "fsdp")
-    if sizes["fsdp"] == 1:
+    if parallel.get("fsdp") == 1:
         settings.report(key, f"received 1, but the launcher asks for FSDP ({USE_FSDP}); remove one of the two")
-    elif sizes["fsdp"] is None and sizes["zero_stage"] is None:
-        processes = int(environ.get("WORLD_SIZE", "1"))
-        for name in ("replicas", "tensor"):
-            processes //= sizes[name] if isinstance(sizes[name], int) and sizes[name] > 0 else 1
+    elif parallel.get("fsdp") is None and parallel.get("zero_stage") is None:
+        others = [size for size in map(parallel.get, ("replicas", "tensor")) if isinstance(size, int) and size > 0]
+        processes = int(environ.get("WORLD_SIZE", "1")) // prod(others)
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))
     for field, (variable, default) in FSDP.items():
         asked, own = environ.get(variable, str(default)).lower() in _TRUE, parallel.get(field)

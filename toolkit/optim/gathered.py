@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
     step = optimizer.step
 
     @torch.no_grad()
-    def gathered(closure: Any = None) -> None:
+    def gathered(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
         members = [group["params"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:
             group["params"] = []
@@ -35,7 +36,7 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
 
-    optimizer.step = gathered  # type: ignore[method-assign, assignment]
+    optimizer.step = MethodType(gathered, optimizer)  # type: ignore[method-assign, assignment]
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

@@ -10,6 +10,7 @@ which do not describe all presets (the groups of Muon, bitsandbytes' manager), a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +36,7 @@ class ZeroOne(DataParallel):
         members = [list(group["params"]) for group in groups]
         owners = owners_of([p for parameters in members for p in parameters], self.mesh.data_size)
 
-        def own_step(closure: Any = None) -> None:
+        def own_step(optimizer: Optimizer, closure: Any = None) -> None:
             for group, parameters in zip(groups, members, strict=True):
                 group["params"] = [p for p in parameters if owners[p] == rank]
             for parameter in [p for p in optimizer.state if owners[p] != rank]:
@@ -47,7 +48,7 @@ class ZeroOne(DataParallel):
                 for owner in range(self.mesh.data_size):
                     self.updates.copy_from([p for p in owners if owners[p] == owner], owner)
 
-        optimizer.step = own_step  # type: ignore[method-assign, assignment]
+        optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign, assignment]
 
     def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Collects the optimizer's state on the main process."""
