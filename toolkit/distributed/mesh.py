@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from math import prod
 
 from toolkit.api.mesh import Mesh
@@ -40,6 +39,6 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
     return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)
 
 
-def size_problems(cfg: Config) -> list[str]:
-    """Returns why the sizes in `parallel` do not fit the launched processes."""
-    return problems_of(lambda: mesh_of(cfg.parallel, int(os.environ.get("WORLD_SIZE", "1"))))
+def size_problems(cfg: Config, processes: int) -> list[str]:
+    """Returns why the sizes in `parallel` do not fit a number of processes."""
+    return problems_of(lambda: mesh_of(cfg.parallel, processes))

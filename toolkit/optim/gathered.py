@@ -36,7 +36,7 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
         for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
 
-    optimizer.step = MethodType(gathered, optimizer)  # type: ignore[method-assign, assignment]
+    optimizer.step = MethodType(gathered, optimizer)  # type: ignore[method-assign]
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

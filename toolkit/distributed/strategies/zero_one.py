@@ -48,7 +48,7 @@ class ZeroOne(DataParallel):
                 for owner in range(self.mesh.data_size):
                     self.updates.copy_from([p for p in owners if owners[p] == owner], owner)
 
-        optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign, assignment]
+        optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign]
 
     def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Collects the optimizer's state on the main process."""
