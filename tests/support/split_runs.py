@@ -33,6 +33,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "adafactor": ("reviews", "train.optim=adafactor", "train.learning_rate=0.01"),
     "muon": ("reviews", "train.optim=muon", "train.learning_rate=0.01"),
     "schedule_free": ("reviews", "train.optim=schedule_free_adamw", "train.learning_rate=0.001"),
+    "fused": ("reviews", "train.optim=adamw_torch_fused", "train.learning_rate=0.001"),
     "ema": ("reviews", *ADAMW, "train.ema_decay=0.5"),
     "lora": ("reviews", *SGD, "model.peft.method=lora"),
     "unfreeze": ("reviews", *SGD, "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]"),

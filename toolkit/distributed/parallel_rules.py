@@ -107,6 +107,12 @@ RULES = (
         "set model.peft.method to lora",
     ),
     Rule(
+        lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages,
+        ("parallel.tensor", "train.optim"),
+        "this optimizer counts its steps for all parameters together, and split ones are updated separately",
+        "set parallel.fsdp instead of parallel.tensor, or train.optim to another optimizer",
+    ),
+    Rule(
         lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none",
         ("parallel.tensor", "model.peft.method"),
         "adapters change the layers that tensor parallelism splits",

@@ -1,4 +1,4 @@
-"""Steps of optimizers that need complete matrices, for parameters that are split over processes."""
+"""Steps of optimizers on parameters that are split over processes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,34 @@ def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
             group["params"] = parameters
 
     optimizer.step = MethodType(gathered, optimizer)  # type: ignore[method-assign]
+
+
+def step_by_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Makes each step of an optimizer update parameters with different layouts one after another.
+
+    Kernels that update many parameters at once take either ordinary tensors or tensors of one device mesh.
+
+    Args:
+        optimizer: an optimizer that updates each parameter by itself.
+    """
+    step = optimizer.step
+    groups = optimizer.param_groups
+
+    def by_layout(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        members = [group["params"] for group in groups]
+        layouts = dict.fromkeys(_layout(parameter) for parameters in members for parameter in parameters)
+        for layout in layouts:
+            for group, parameters in zip(groups, members, strict=True):
+                group["params"] = [parameter for parameter in parameters if _layout(parameter) == layout]
+            step()
+        for group, parameters in zip(groups, members, strict=True):
+            group["params"] = parameters
+
+    optimizer.step = MethodType(by_layout, optimizer)  # type: ignore[method-assign]
+
+
+def _layout(parameter: Any) -> Any:
+    return parameter.device_mesh if is_split(parameter) else None
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

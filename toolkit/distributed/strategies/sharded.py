@@ -27,7 +27,7 @@ from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_plans import split_layers
 from toolkit.distributed.window import averaging_scale, micro_batch
-from toolkit.optim.gathered import gather_before_step
+from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 
@@ -93,9 +93,11 @@ class Sharded(Strategy):
         fully_shard(model, **options)
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Gathers each parameter for optimizers that need it complete."""
+        """Gathers each parameter for optimizers that need it complete; separates layouts that kernels cannot mix."""
         if not PRESETS[self.cfg.train.optim].elementwise:
             gather_before_step(optimizer)
+        elif self.mesh.tensor > 1:
+            step_by_layout(optimizer)
 
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer."""
