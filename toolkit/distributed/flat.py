@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from toolkit.base.shards import local
 from toolkit.distributed.collectives import sum_dtype
 
 EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
@@ -80,14 +81,14 @@ def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -
 
     Args:
         wire: exchanges the tensors.
-        parameters: parameters of any shape, the same on every process.
+        parameters: parameters of any shape, the same on every process; of split ones, the same part.
         weight: weight of this process; the weights of all processes add up to 1.
     """
     if not parameters:
         return
     used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
     gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    wire.mean([*gradients, used], weight)
+    wire.mean([*map(local, gradients), used], weight)
     for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
         parameter.grad = gradient if share > 0 else None
 
