@@ -149,6 +149,8 @@ LIBRARY_PLANS = (
     "granite",
 )
 """Architectures whose plan in transformers (`base_model_tp_plan`) is used, since a test shows that it is exact."""
+_LEFT_COMPLETE = "embedding_rowwise"
+"""A style of transformers that is left out: splitting the embedding is a choice, and a tied output head is complete."""
 _HEAD_NORM_FIELDS = ("qk_layernorm", "use_qk_norm")
 """Fields that add norms of queries and keys, of which transformers' plans say nothing."""
 
@@ -157,7 +159,8 @@ def plan_of(config: PreTrainedConfig) -> TensorPlan | None:
     """Returns the plan of a model's architecture, or None if it has none."""
     if config.model_type in PLANS:
         return PLANS[config.model_type]
-    found = getattr(config, "base_model_tp_plan", None)
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    found = {name: style for name, style in plan.items() if style != _LEFT_COMPLETE}
     if config.model_type not in LIBRARY_PLANS or not found or set(found.values()) - STYLES.keys():
         return None
     styles = {re.escape(name).replace(r"\*", r"\d+"): style for name, style in found.items()}
