@@ -62,7 +62,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """Task and configuration of each model; `model_type` may be followed by a dash and a word."""
 # The bias of keys has no gradient but rounding, which AdamW would divide by its size.
-OPTIMIZERS = {"adamw": lambda weights: torch.optim.AdamW(weights, 0.1, eps=1e-6), "sgd": lambda p: torch.optim.SGD(p, 0.5)}
+OPTIMIZERS = {
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.1, eps=1e-6),
+    "sgd": lambda p: torch.optim.SGD(p, 0.5),
+}
 
 
 def build(name: str, **settings: Any) -> nn.Module:

@@ -34,7 +34,8 @@ RUNS = {
     "reviews": ("reviews", ADAMW),
     "language_modeling": ("language_modeling", SGD),
     "translation": ("translation", ADAMW),
-    "gpt2": ("language_modeling", (*SGD, *GPT2)),
+    "gpt2": ("language_modeling", (*ADAMW, "train.optim=adamw_torch_fused", *GPT2)),
+    "adafactor": ("language_modeling", ("train.optim=adafactor", "train.learning_rate=1.0e-2", *GPT2)),
     "image": ("reviews/smoke_image", (*ADAMW, *VIT)),
 }
 SEEDED = (*DROPOUT, "model.from_config.attention_probs_dropout_prob=0.2")

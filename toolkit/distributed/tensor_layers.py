@@ -159,4 +159,7 @@ def _splits(parameter: Tensor, mesh: DeviceMesh) -> bool:
         return False
     of: Any = parameter
     names = of.device_mesh.mesh_dim_names
-    return any(name in mesh.mesh_dim_names and not place.is_replicate() for name, place in zip(names, of.placements, strict=True))
+    return any(
+        name in mesh.mesh_dim_names and not place.is_replicate()
+        for name, place in zip(names, of.placements, strict=True)
+    )

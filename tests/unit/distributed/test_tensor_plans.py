@@ -53,7 +53,10 @@ def test_each_architecture_of_the_table_is_compared_with_one_process():
 @pytest.mark.parametrize("name", DIVIDED)
 def test_heads_that_do_not_divide_are_named(name):
     (problem,) = plan_problems(config_of(name), 3)
-    assert problem == f"parallel.tensor: received 3, which does not divide the model's {DIVIDED[name]}; set a number that does"
+    assert (
+        problem
+        == f"parallel.tensor: received 3, which does not divide the model's {DIVIDED[name]}; set a number that does"
+    )
     assert plan_problems(config_of(name), 2) == []
 
 

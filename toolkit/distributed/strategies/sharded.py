@@ -27,6 +27,7 @@ from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.window import averaging_scale, micro_batch
+from toolkit.optim.by_mesh import step_by_mesh
 from toolkit.optim.gathered import gather_before_step
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
@@ -96,6 +97,8 @@ class Sharded(Strategy):
         self.replica, self.model = replica, replica.bare_model
         if not PRESETS[self.cfg.train.optim].elementwise:
             gather_before_step(replica.optimizer)
+        elif self.mesh.tensor > 1:
+            step_by_mesh(replica.optimizer)
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Returns the factor of summed losses whose gradients are averaged over data ranks."""
