@@ -31,12 +31,15 @@ VOCAB, BIG_NORM, SMALL_NORM = 23, 1e9, 0.1
 TEXT = {"vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4,
         "intermediate_size": 12, "max_position_embeddings": 20, "pad_token_id": 0}  # fmt: skip
 CODER = {"vocab_size": VOCAB, "d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
-         "decoder_attention_heads": 4, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "pad_token_id": 0, "bos_token_id": 1,
-         "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2, "decoder_vocab_size": VOCAB,
-         "max_position_embeddings": 20}  # fmt: skip
+         "decoder_attention_heads": 4, "encoder_ffn_dim": 12, "decoder_ffn_dim": 12, "pad_token_id": 0,
+         "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
+         "decoder_vocab_size": VOCAB, "max_position_embeddings": 20}  # fmt: skip
 SPEECH = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 12, "conv_dim": [8],
           "conv_stride": [5], "conv_kernel": [10], "num_feat_extract_layers": 1, "num_conv_pos_embedding_groups": 2,
           "num_conv_pos_embeddings": 4, "classifier_proj_size": 4, "mask_time_prob": 0.0, "layerdrop": 0.0}  # fmt: skip
+WHISPER = {**CODER, "num_mel_bins": 4, "max_source_positions": 6, "classifier_proj_size": 4}
+T5 = {"vocab_size": VOCAB, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 4,
+      "decoder_start_token_id": 0}  # fmt: skip
 GROUPED = {**TEXT, "num_key_value_heads": 2, "head_dim": 4, "bos_token_id": 1, "eos_token_id": 2}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("MaskedLM", TEXT),
@@ -45,19 +48,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("TokenClassification", {**TEXT, "embedding_size": 6}),
     "distilbert": ("MaskedLM", {"vocab_size": VOCAB, "dim": 8, "n_layers": 1, "n_heads": 4, "hidden_dim": 12}),
     "vit": ("ImageClassification", {**TEXT, "image_size": 8, "patch_size": 4}),
-    "t5": ("Seq2SeqLM", {"vocab_size": VOCAB, "d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 2, "num_heads": 4,
-                         "feed_forward_proj": "gated-gelu", "decoder_start_token_id": 0}),
+    "t5": ("Seq2SeqLM", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-plain": ("Seq2SeqLM", {**T5, "d_kv": 2}),
     "bart": ("Seq2SeqLM", CODER),
     "marian": ("Seq2SeqLM", CODER),
     "mbart": ("Seq2SeqLM", CODER),
-    "whisper": ("AudioClassification", {**CODER, "num_mel_bins": 4, "max_source_positions": 6, "classifier_proj_size": 4}),
-    "whisper-seq2seq": ("SpeechSeq2Seq", {**CODER, "num_mel_bins": 4, "max_source_positions": 6}),
+    "whisper": ("AudioClassification", WHISPER),
+    "whisper-seq2seq": ("SpeechSeq2Seq", WHISPER),
     "gpt2": ("CausalLM", {"vocab_size": VOCAB, "n_embd": 8, "n_layer": 1, "n_head": 4, "n_inner": 12}),
     "wav2vec2": ("AudioClassification", SPEECH),
     "hubert": ("AudioClassification", SPEECH),
-    "t5-plain": ("Seq2SeqLM", {"vocab_size": VOCAB, "d_model": 8, "d_kv": 2, "d_ff": 12, "num_layers": 2, "num_heads": 4,
-                               "decoder_start_token_id": 0}),
-    **{kind: ("CausalLM", GROUPED) for kind in LIBRARY_PLANS},
+    **dict.fromkeys(LIBRARY_PLANS, ("CausalLM", GROUPED)),
     "llama-classification": ("SequenceClassification", GROUPED),
 }  # fmt: skip
 """Task and configuration of each model; `model_type` may be followed by a dash and a word."""
@@ -127,21 +128,22 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, max_norm
 
 
 def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]:
-    """Returns the greatest differences of a split model from its unsplit copy after updates with and without clipping."""
+    """Returns the greatest differences of a split model from its unsplit copy, in updates with and without clipping."""
     model = build(name)
     split = copy.deepcopy(model)
     split_layers(split, mesh)
     makers = [OPTIMIZERS[optimizer](each.parameters()) for each in (model, split)]
-    steps = [
-        [step(each, made, name, norm) for norm in (SMALL_NORM, BIG_NORM, SMALL_NORM)]
-        for each, made in zip((model, split), makers, strict=True)
+    pairs = [
+        pair
+        for norm in (SMALL_NORM, BIG_NORM, SMALL_NORM)
+        for pair in zip(step(model, makers[0], name, norm), step(split, makers[1], name, norm), strict=True)
     ]
     check_equal_gradients(split, mesh)
     complete = {key: full(value) for key, value in split.state_dict().items()}
     whole = model.state_dict()
     return {
         "names": complete.keys() == whole.keys(),
-        "steps": max(abs(a - b) / max(1, abs(a)) for a, b in zip(sum(steps[0], []), sum(steps[1], []), strict=True)),
+        "steps": max(abs(one - other) / max(1, abs(one)) for one, other in pairs),
         "parameters": max(float((complete[key] - value).abs().max()) for key, value in whole.items()),
         "moved": max(float((value - build(name).state_dict()[key]).abs().max()) for key, value in whole.items()),
         "share": sum(map(local_bytes, split.parameters())) / sum(map(local_bytes, model.parameters())),

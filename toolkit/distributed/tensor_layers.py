@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -61,14 +61,15 @@ def _style(module: nn.Module, style: str) -> ParallelStyle:
     if not isinstance(module, nn.Linear | nn.Embedding) and style != plans.HEAD_NORM:
         # GPT-2's layers, which torch's styles do not know.
         return Conv1DRows() if style == plans.ROWS else Conv1DColumns(3 if style == plans.FUSED_COLUMNS else 1)
-    return {
+    makers: dict[str, Callable[[], ParallelStyle]] = {
         plans.COLUMNS: ColwiseParallel,
         plans.ROWS: RowwiseParallel,
         plans.GATHERED_COLUMNS: partial(ColwiseParallel, output_layouts=Replicate()),
         plans.SCATTERED_ROWS: partial(RowwiseParallel, input_layouts=Replicate()),
         # Which dimension holds the heads does not matter: each head is normalised by itself.
         plans.HEAD_NORM: partial(SequenceParallel, use_local_output=True),
-    }[style]()
+    }
+    return makers[style]()
 
 
 class Conv1DColumns(ParallelStyle):
@@ -157,9 +158,6 @@ def _splits(parameter: Tensor, mesh: DeviceMesh) -> bool:
     """Returns whether a parameter is split over the dimension of a mesh."""
     if not is_split(parameter):
         return False
-    of: Any = parameter
-    names = of.device_mesh.mesh_dim_names
-    return any(
-        name in mesh.mesh_dim_names and not place.is_replicate()
-        for name, place in zip(names, of.placements, strict=True)
-    )
+    of, dimensions = cast(Any, parameter), mesh.mesh_dim_names or ()
+    places = zip(of.device_mesh.mesh_dim_names, of.placements, strict=True)
+    return any(name in dimensions and not place.is_replicate() for name, place in places)
