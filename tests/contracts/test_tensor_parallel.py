@@ -41,6 +41,7 @@ def test_a_split_model_is_exact_and_drops_independently(tmp_path):
         assert abs(masks["kept"] - 0.7) < 5 * error
         assert abs(masks["agreeing"] - agreeing) < 5 * error
     assert results["recomputed"]
+    assert results["frozen"]
     assert "different gradients of model.layers.0.self_attn.q_norm.weight" in results["wrong"]
 
 
