@@ -53,7 +53,7 @@ CONFLICTS = {
     "model.peft.method=lora model.freeze=backbone": "remove model.freeze, or set model.peft.method to none",
     "model.unfreeze.epoch_1=[a]": "nothing is frozen; set model.freeze, or remove model.unfreeze",
     "model.freeze=backbone model.unfreeze.later=[a]": "keys must be epoch_<n> or step_<n>",
-    "model.freeze=backbone model.unfreeze.step_9=[a] train.max_steps=9": "name an earlier step, or set more steps",
+    "model.freeze=backbone model.unfreeze.step_9=[a] train.max_steps=9": "set an earlier step in model.unfreeze",
     "model.freeze=backbone model.unfreeze.epoch_3=[a]": "train.num_train_epochs (3.0): the run would end before these",
     "model.from_config.model_type=bert model.peft.method=qlora": "to lora, or set model.name_or_path",
     "model.peft.method=qlora checkpoint.resume=auto": "set checkpoint.resume to none, or model.peft.method to lora",

@@ -27,13 +27,13 @@ from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.window import averaging_scale, micro_batch
-from toolkit.optim.by_mesh import step_by_mesh
-from toolkit.optim.gathered import gather_before_step
+from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
     from toolkit.api.strategy import LostGradient
@@ -92,13 +92,16 @@ class Sharded(Strategy):
             fully_shard(layer, **options)
         fully_shard(model, **options)
 
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Gathers each parameter for optimizers that need it complete; separates layouts that kernels cannot mix."""
+        if not PRESETS[self.cfg.train.optim].elementwise:
+            gather_before_step(optimizer)
+        elif self.mesh.tensor > 1:
+            step_by_layout(optimizer)
+
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer."""
         self.replica, self.model = replica, replica.bare_model
-        if not PRESETS[self.cfg.train.optim].elementwise:
-            gather_before_step(replica.optimizer)
-        elif self.mesh.tensor > 1:
-            step_by_mesh(replica.optimizer)
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Returns the factor of summed losses whose gradients are averaged over data ranks."""
