@@ -1,4 +1,4 @@
-"""Tensor parallelism, alone and with replicas or shards, gives the numbers of one process."""
+"""Layers split by tensor parallelism compute what complete ones do; `test_split_models` trains with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 import tensor_models
 import tensor_runs
 from launching import launch
-from runs import assert_close, assert_same_weights, lines, predictions, weights
+from runs import assert_same_weights, lines, predictions
+
+pytestmark = pytest.mark.distributed
 
 EXACT = 1e-10
 QUICK = ("gpt2", "t5", "qwen3")
@@ -30,7 +32,6 @@ def assert_exact(results: dict, names: list[str]) -> None:
         assert (result["steps"] < EXACT, result["parameters"] < EXACT) == (True, True), (name, result)
 
 
-@pytest.mark.distributed
 def test_a_split_model_is_exact_and_drops_independently(tmp_path):
     results = compared(tmp_path, *QUICK)
     assert_exact(results, [*QUICK])
@@ -46,47 +47,14 @@ def test_a_split_model_is_exact_and_drops_independently(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.distributed
 def test_every_plan_is_exact(tmp_path):
     assert_exact(compared(tmp_path), [*tensor_models.MODELS])
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """Returns the output folders of `tensor_runs` on 1, 2 and 4 processes."""
-    folder = tmp_path_factory.mktemp("tensor")
-    tensor_runs.main(folder, 1)
-    for processes in (2, 4):
-        launch([Path(tensor_runs.__file__), folder], processes, timeout=1200)
-    return folder
-
-
 @pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("mesh", ["tensor", "replicas-tensor", "fsdp-tensor"])
-@pytest.mark.parametrize("name", tensor_runs.RUNS)
-def test_every_mesh_trains_and_predicts_like_one_process(runs, mesh, name):
-    one, other = runs / f"one-{name}", runs / f"{mesh}-{name}"
-    steps = lines(one, "loss")
-    assert steps[-1]["num_items"] < steps[0]["num_items"]
-    assert any(step["grad_norm"] > 0.5 for step in steps)  # clipped
-    assert_close(lines(one), lines(other), EXACT)
-    assert_close(predictions(one), predictions(other), EXACT)
-    left, right = weights(one), weights(other)
-    assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, EXACT)
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", ["reviews", "translation"])
-def test_both_engines_do_the_same_with_split_layers(runs, name):
-    assert_same_weights(runs / f"tensor-{name}", runs / f"trainer-{name}")
-    assert lines(runs / f"tensor-{name}") == lines(runs / f"trainer-{name}")
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_resumed_run_with_split_layers_and_dropout_ends_like_one_that_was_not(runs):
-    assert_same_weights(runs / "through", runs / "resumed")
-    assert lines(runs / "through") == lines(runs / "resumed")
-    assert predictions(runs / "through") == predictions(runs / "resumed")
+def test_a_resumed_run_with_split_layers_and_dropout_ends_like_one_that_was_not(tmp_path):
+    launch([Path(tensor_runs.__file__), tmp_path], 2)
+    through, resumed = tmp_path / "through", tmp_path / "resumed"
+    assert_same_weights(through, resumed)
+    assert lines(through) == lines(resumed)
+    assert predictions(through) == predictions(resumed)
