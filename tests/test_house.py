@@ -134,7 +134,7 @@ def test_toolkit_never_imports_recipes() -> None:
 
 
 def test_settings_import_nothing_but_settings() -> None:
-    files = ("fields", "train_section", "sections")
+    files = ("fields", "train_section", "parallel_section", "sections")
     own = {name for file in files for name in imports(ROOT / f"toolkit/config/{file}.py") if within(name, {"toolkit"})}
     assert [name for name in own if not within(name, {f"toolkit.config.{file}" for file in files})] == []
 

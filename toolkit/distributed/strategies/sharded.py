@@ -65,6 +65,7 @@ class Sharded(Strategy):
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
         self.devices = device_mesh(mesh, accelerator.device)
+        self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.wire, self.wire_to_all = Wire(self.devices["replicas"].get_group()), Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -79,12 +80,11 @@ class Sharded(Strategy):
         return model
 
     def _shard(self, model: nn.Module) -> None:
-        parallel = self.cfg.parallel
         hybrid = self.mesh.replicas > 1
         options: dict[str, Any] = {
             "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
-            "reshard_after_forward": parallel.reshard_after_forward and parallel.zero_stage != 2,
-            "offload_policy": CPUOffloadPolicy() if parallel.offload else OffloadPolicy(),
+            "reshard_after_forward": self._reshards,
+            "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
         }
         for group in sharing_modules(model):
             fully_shard(group, **options)
@@ -114,6 +114,8 @@ class Sharded(Strategy):
         for number, batch in enumerate(window, start=1):
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(number == len(window))
+                if not self._reshards:
+                    self.model.set_reshard_after_backward(number == len(window))
             losses.append(micro_batch(self.accelerator, r.task, self.model, batch, scale).double())
             r.beat()
         if self.mesh.tensor > 1:
