@@ -70,6 +70,9 @@ class Strategy(Protocol):
     lost: LostGradient | None
     """The gradient that only this process had to skip; the run stops at the next point where all processes can."""
 
+    outline: PreTrainedModel | None = None
+    """The complete model without its weights, if this process holds only some of its parameters."""
+
     @property
     def gradient_is_shared(self) -> bool:
         """Whether the gradient of the current step is the same on every rank, so that all see if it is not finite."""
@@ -130,6 +133,10 @@ class Strategy(Protocol):
 
     def complete(self, tensor: Tensor) -> Tensor:
         """Returns the complete tensor of one that may be split, with its values on the main process."""
+
+    def complete_all(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Returns complete tensors by name, and on the main process also those that only other processes hold."""
+        return {name: self.complete(tensor) for name, tensor in tensors.items()}
 
     def complete_model(self) -> PreTrainedModel:
         """Returns the model to save and to use after training, complete on the main process."""

@@ -6,7 +6,7 @@ Any rank may call the writers while the transaction (`toolkit.checkpoint.store.n
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
-def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
+def load_model_into(checkpoint: Checkpoint, model: nn.Module, outline: nn.Module | None = None) -> None:
     """Copies the weights of a checkpoint into the unwrapped model, in place.
+
+    Args:
+        checkpoint: the checkpoint.
+        model: the unwrapped model.
+        outline: the complete model, if other processes hold some of its weights; those are read and left out.
 
     Raises:
         CheckpointError: if names or shapes do not match the model's; lists them and changes nothing.
@@ -72,29 +77,37 @@ def load_model_into(checkpoint: Checkpoint, model: nn.Module) -> None:
     path = CheckpointFolder(checkpoint.path).model
     own = model.state_dict()
     with verified_tensors(checkpoint, path) as saved:
-        if problems := _misfits(own, saved.shapes):
+        names = _own_names(saved.shapes, own, outline)
+        shapes = {own_name: saved.shapes[name] for name, own_name in names.items() if own_name is not None}
+        if problems := _misfits(own, shapes):
             raise CheckpointError(
                 "\n    ".join([f"the weights in {path} do not match this model:", *problems])
                 + "\nResume with the model settings that the run was started with."
             )
         for name, tensor in saved:
-            fill(own[name], tensor)
+            own_name = names[name]
+            if own_name is not None:
+                fill(own[own_name], tensor)
 
 
-def load_optimizer_into(checkpoint: Checkpoint, optimizer: Any, model: nn.Module) -> None:
+def load_optimizer_into(
+    checkpoint: Checkpoint, optimizer: Any, model: nn.Module, outline: nn.Module | None = None
+) -> None:
     """Restores the optimizer's state exactly.
 
     Args:
         checkpoint: the checkpoint.
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
+        outline: the complete model, if other processes train some of its parameters; their state is left out.
 
     Raises:
         CheckpointError: if the state does not match this optimizer; says why and changes nothing.
         DamagedCheckpoint: if the file is damaged; the optimizer must not be used then.
     """
     with verified_tensors(checkpoint, CheckpointFolder(checkpoint.path).optimizer) as saved:
-        load_streamed_state(optimizer, model, saved, saved.shapes, json.loads(saved.metadata[_SCALARS]))
+        scalars = json.loads(saved.metadata[_SCALARS])
+        load_streamed_state(optimizer, model, saved, saved.shapes, scalars, outline)
 
 
 def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
@@ -110,6 +123,16 @@ def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
         return {}
     with verified_tensors(checkpoint, path) as saved:
         return dict(saved)
+
+
+def _own_names(saved: Iterable[str], own: Collection[str], outline: nn.Module | None) -> dict[str, str | None]:
+    """Returns the name in this process's model of each saved tensor; None if other processes hold it.
+
+    Tied weights are saved under one of their names, which may be that of a module that another process holds.
+    """
+    complete = {} if outline is None else outline.state_dict(keep_vars=True)
+    held = {id(complete[name]): name for name in own} if complete else {}
+    return {name: name if name in own or name not in complete else held.get(id(complete[name])) for name in saved}
 
 
 def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[str]:

@@ -66,10 +66,7 @@ class Checkpointer:
         with self._stop.unhurried():
             parameters, optimizer = strategy.full_parameters(), strategy.full_optimizer()
             kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
-            complete = {
-                name: ({key: strategy.complete(tensor) for key, tensor in tensors.items()}, values)
-                for name, (tensors, values) in kept.items()
-            }
+            complete = {name: (strategy.complete_all(tensors), values) for name, (tensors, values) in kept.items()}
             on_main(context.run.accelerator, self._write, complete, parameters, *optimizer)
         self._saved = (context.state.step, context.state.ended)
         self._on_save()
@@ -98,8 +95,9 @@ class Checkpointer:
 
     def _load(self, saved: Checkpoint) -> list[tuple[Any, Kept]]:
         """Loads all tensors and returns those of the strategy and of callbacks."""
-        contents.load_model_into(saved, self._context.bare_model)
-        contents.load_optimizer_into(saved, self._context.optimizer, self._context.bare_model)
+        context, outline = self._context, self._context.run.strategy.outline
+        contents.load_model_into(saved, context.bare_model, outline)
+        contents.load_optimizer_into(saved, context.optimizer, context.bare_model, outline)
         return list(self._kept(saved))
 
     def load_best(self) -> bool:
@@ -118,7 +116,7 @@ class Checkpointer:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
                 last = store.open_checkpoint(self._folder(context.state.step))
-                on_every(accelerator, contents.load_model_into, last, context.bare_model)
+                on_every(accelerator, contents.load_model_into, last, context.bare_model, context.run.strategy.outline)
             return False
         for part, (tensors, values) in kept:
             if part is not context.run.strategy:
@@ -128,7 +126,7 @@ class Checkpointer:
     def _load_best(self, path: Path) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
         """Loads the parameters of the best checkpoint; returns it with the tensors of callbacks."""
         best = store.open_checkpoint(path)
-        contents.load_model_into(best, self._context.bare_model)
+        contents.load_model_into(best, self._context.bare_model, self._context.run.strategy.outline)
         return best, list(self._kept(best))
 
     def _write(

@@ -85,9 +85,10 @@ def predict(
             num_items += float(count_items(task, cpu_batch))
             batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
             outputs = model(**batch["inputs"])
-            loss_sum += float(task.loss_sum(outputs, batch))
-            predictions = task.predict(model, outputs, batch)
-            if (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
+            if outputs is not None:  # else the last stage of a pipeline has them
+                loss_sum += float(task.loss_sum(outputs, batch))
+                predictions = task.predict(model, outputs, batch)
+            if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
                 parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
             bar.update()
             if beat is not None:

@@ -19,7 +19,7 @@ def fit(run: Run) -> FitResult:
     accelerator, strategy, train = run.accelerator, run.strategy, run.cfg.train
     with opened(run) as setup:
         milestones = setup.milestones
-        optimizer = build_optimizer(run.model, train)
+        optimizer = build_optimizer(run.model, train, strategy.outline)
         strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)

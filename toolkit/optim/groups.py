@@ -86,7 +86,9 @@ def rates(model: nn.Module, train: TrainConfig, peak: float) -> dict[str, float]
     return result
 
 
-def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, train: TrainConfig, peak: float, outline: nn.Module | None = None
+) -> list[dict[str, Any]]:
     """Groups trainable parameters by learning rate, by weight decay, and for Muon by whether they are hidden matrices.
 
     The first group, whose rate is logged, is the one with the rate closest to the peak.
@@ -95,13 +97,24 @@ def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[
         model: the unwrapped model.
         train: the YAML's `train` section.
         peak: the peak learning rate.
+        outline: the complete model, if other processes train some of its parameters. The groups are those of the
+            complete model, each with the parameters of `model` only, so a group may be empty.
 
     Raises:
         ConfigError: as `rates`.
     """
+    if outline is not None:
+        own = dict(model.named_parameters())
+        names = {id(parameter): name for name, parameter in outline.named_parameters()}
+        groups = parameter_groups(outline, train, peak)
+        members = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+        return [
+            {**group, "params": [own[name] for name in part if name in own]}
+            for group, part in zip(groups, members, strict=True)
+        ]
     rate, exempt = rates(model, train, peak), without_decay(model)
     apart = _embeddings(model) | {id(model.get_parameter(name)) for name in in_head(model)}
-    groups: dict[tuple[Any, ...], dict[str, Any]] = {}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
@@ -109,5 +122,5 @@ def parameter_groups(model: nn.Module, train: TrainConfig, peak: float) -> list[
         if PRESETS[train.optim].takes_matrices:
             settings["matrices"] = parameter.ndim == 2 and name not in exempt and id(parameter) not in apart
         kind = (abs(rate[name] - peak), name in exempt, *settings.values())
-        groups.setdefault(kind, {"params": [], **settings})["params"].append(parameter)
-    return [groups[kind] for kind in sorted(groups)]
+        found.setdefault(kind, {"params": [], **settings})["params"].append(parameter)
+    return [found[kind] for kind in sorted(found)]

@@ -61,12 +61,13 @@ def argument_problems(train: TrainConfig) -> list[str]:
     ]
 
 
-def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
+def build_optimizer(model: nn.Module, train: TrainConfig, outline: nn.Module | None = None) -> Optimizer:
     """Builds the optimizer named by `train.optim`.
 
     Args:
         model: the unwrapped model.
         train: the YAML's `train` section.
+        outline: the complete model, if other processes train some of its parameters.
 
     Raises:
         ConfigError: if the optimizer is not installed or rejects the value of an argument, or a rate is configured for
@@ -80,7 +81,7 @@ def build_optimizer(model: nn.Module, train: TrainConfig) -> Optimizer:
         settings["eps"] = train.adam_epsilon
     # Checkpoints distinguish tuples from lists, and torch's defaults are tuples.
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in train.optim_args.items()}
-    groups = parameter_groups(model, train, peak_rate(train))
+    groups = parameter_groups(model, train, peak_rate(train), outline)
     build: Callable[..., Optimizer] = constructor(train.optim)
     try:
         optimizer = build(groups, **settings, **own)

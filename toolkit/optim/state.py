@@ -7,7 +7,7 @@ parameter's fully qualified name and restored bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -95,6 +95,7 @@ def load_streamed_state(
     tensors: Iterable[tuple[str, Tensor]],
     shapes: Mapping[str, list[int]],
     scalars: Mapping[str, Any],
+    outline: nn.Module | None = None,
 ) -> None:
     """Restores a state as `load_optimizer_state`, from tensors that are read one at a time.
 
@@ -104,6 +105,7 @@ def load_streamed_state(
         tensors: names and tensors, each needed once.
         shapes: shapes of all tensors, by name.
         scalars: the plain values that `optimizer_state` returned.
+        outline: the complete model, if other processes train some of its parameters; their state is left out.
 
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.
@@ -111,8 +113,13 @@ def load_streamed_state(
     optimizer = unwrapped(optimizer)
     parameters = _parameters(optimizer, model)
     names = {parameter: name for name, parameter in parameters.items()}
+    elsewhere = set() if outline is None else _names(outline) - _names(model)
+    shapes = {key: shape for key, shape in shapes.items() if _parameter(key) not in elsewhere}
+    scalars = _without(scalars, elsewhere) if elsewhere else scalars
     settings = {frozenset(group["params"]): group["settings"] for group in scalars["groups"]}
+    # A group all of whose parameters other processes train has no members here, and its settings have no effect.
     groups = [(group, frozenset(names[p] for p in group["params"])) for group in optimizer.param_groups]
+    groups = [(group, members) for group, members in groups if members]
     _refuse_misfit(optimizer, scalars, {**_shapes(parameters), **shapes}, {members for _, members in groups})
 
     step_devices = {}
@@ -123,16 +130,13 @@ def load_streamed_state(
     optimizer.state.clear()
     for key, value in chain(tensors, scalars["values"].items()):
         name, *path, last = key.split(SEPARATOR)
+        if name in elsewhere:
+            continue
         state = optimizer.state[parameters[name]]
         for part in path:
             state = state.setdefault(part, {})
-        if isinstance(value, Tensor) and last in _PAGED and hasattr(optimizer, "get_state_buffer"):
-            # Paged memory must be allocated by the optimizer.
-            state[last] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype).copy_(value)
-        elif isinstance(value, Tensor):
-            # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
-            is_step = last == "step" and value.dim() == 0
-            state[last] = _placed(value, parameters[name], step_devices[name] if is_step else None)
+        if isinstance(value, Tensor):
+            state[last] = _restored(value, last, optimizer, parameters[name], step_devices[name])
         else:
             state[last] = _decoded(value)
 
@@ -180,6 +184,25 @@ def _flat(prefix: str, state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield joined, value
 
 
+def _without(scalars: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Returns the plain values of a state without those of some parameters, and without groups of only those."""
+    kept = {
+        part: {key: value for key, value in scalars[part].items() if _parameter(key) not in names}
+        for part in ("values", "shapes")
+    }
+    groups = [{**each, "params": [name for name in each["params"] if name not in names]} for each in scalars["groups"]]
+    return {**scalars, **kept, "groups": [group for group in groups if group["params"]]}
+
+
+def _names(model: nn.Module) -> set[str]:
+    return {name for name, _ in model.named_parameters()}
+
+
+def _parameter(key: str) -> str:
+    """Returns the parameter's name in the key of a part of its state."""
+    return key.split(SEPARATOR)[0]
+
+
 def _encoded(name: str, value: Any) -> Any:
     """Returns a plain value in a form that JSON supports, with tuples marked."""
     if isinstance(value, tuple):
@@ -195,6 +218,17 @@ def _encoded(name: str, value: Any) -> Any:
 def _decoded(value: Any) -> Any:
     """Undoes `_encoded`."""
     return tuple(_decoded(item) for item in value["tuple"]) if isinstance(value, dict) else value
+
+
+def _restored(value: Tensor, key: str, optimizer: Any, parameter: Tensor, step_device: torch.device | str) -> Tensor:
+    """Returns a copy of a parameter's saved state where the optimizer expects it."""
+    if key in _PAGED and hasattr(optimizer, "get_state_buffer"):
+        # Paged memory must be allocated by the optimizer.
+        buffer: Tensor = optimizer.get_state_buffer(parameter, dtype=value.dtype)
+        return buffer.copy_(value)
+    # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
+    is_step = key == "step" and value.dim() == 0
+    return _placed(value, parameter, step_device if is_step else None)
 
 
 def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None) -> Tensor:

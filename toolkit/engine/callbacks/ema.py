@@ -34,8 +34,9 @@ class AveragedWeights(Callback):
             (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
             for name, parameter in self._trainable()
         ]
-        averages, parameters = ([local(tensor) for tensor in side] for side in zip(*pairs, strict=True))
-        torch._foreach_lerp_(averages, parameters, self.weight)
+        if pairs:  # a stage of a pipeline may have only frozen parameters
+            averages, parameters = ([local(tensor) for tensor in side] for side in zip(*pairs, strict=True))
+            torch._foreach_lerp_(averages, parameters, self.weight)
 
     @contextmanager
     def as_result(self) -> Iterator[None]:
@@ -76,6 +77,7 @@ class AveragedWeights(Callback):
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the averages of a checkpoint."""
         parameters = dict(self.context.bare_model.named_parameters())
-        self.averages = {name: torch.empty_like(parameters[name].detach()) for name in tensors}
-        for name, value in tensors.items():
+        own = {name: value for name, value in tensors.items() if name in parameters}  # others: of other stages
+        self.averages = {name: torch.empty_like(parameters[name].detach()) for name in own}
+        for name, value in own.items():
             fill(self.averages[name], value)

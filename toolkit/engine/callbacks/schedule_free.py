@@ -42,7 +42,8 @@ class ScheduleFree(Callback):
 
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the best step's optimizer state, from which its average is computed."""
-        contents.load_optimizer_into(best, self.context.optimizer, self.context.bare_model)
+        context = self.context
+        contents.load_optimizer_into(best, context.optimizer, context.bare_model, context.run.strategy.outline)
 
     def finish(self) -> None:
         """Replaces the parameters by the average."""

@@ -23,10 +23,12 @@ class Unfreezing(Callback):
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
         run, self.parameters = context.run, dict(context.bare_model.named_parameters())
+        complete = run.strategy.outline or run.model
+        self.sizes = {name: parameter.numel() for name, parameter in complete.named_parameters()}
         self.several = run.mesh.data_size > 1
         self.since: dict[str, int] = {}
         self.hooks: dict[str, Any] = {}
-        for moment, names in later_parameters(run.model, run.cfg.model).items():
+        for moment, names in later_parameters(complete, run.cfg.model).items():
             step = step_of(moment, context.milestones.steps_per_epoch)
             self.since |= {name: min(step, self.since.get(name, step)) for name in names}
         self._apply()
@@ -40,7 +42,7 @@ class Unfreezing(Callback):
         """Unfreezes the parameters that are due after this step."""
         step = self.context.state.step
         if due := [name for name, since in self.since.items() if since == step]:
-            count = sum(self.parameters[name].numel() for name in due)
+            count = sum(self.sizes[name] for name in due)
             say(f"after step {step}: {count:,} more parameters are trained")
             self._apply()
 
@@ -58,6 +60,8 @@ class Unfreezing(Callback):
 
     def _apply(self, everything: bool = False) -> None:
         for name, since in self.since.items():
+            if name not in self.parameters:  # on another stage of a pipeline
+                continue
             frozen = self.context.state.step < since and not everything
             if not self.several:
                 self.parameters[name].requires_grad_(not frozen)
