@@ -16,6 +16,8 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
+from toolkit.distributed.pipeline.partition import stage_problems
+from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor_plans import plan_problems, split_modules
 from toolkit.modalities import inputs
 from toolkit.models.activations import spare_activations
@@ -131,6 +133,14 @@ def tensor_problems(cfg: Config, task: Task) -> list[str]:
         return problems
     model = _without_weights(cfg, task)
     return problems_of(lambda: split_modules(model, size))
+
+
+def pipeline_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the model cannot be split into `parallel.pipeline` stages."""
+    parallel = cfg.parallel
+    if parallel.pipeline == 1:
+        return []
+    return stage_problems(_config(cfg), parallel.pipeline, CHUNKS.get(parallel.schedule, 1))
 
 
 def rate_problems(cfg: Config, task: Task) -> list[str]:

@@ -84,6 +84,7 @@ CHECKS = (
     Check("the patterns of model.freeze", model.freeze_problems, "model"),
     Check("whether model.peft fits the model", model.adapter_fit_problems, "model"),
     Check("parallel.tensor", model.tensor_problems, "model"),
+    Check("parallel.pipeline", model.pipeline_problems, "model"),
     Check("trainer.args.neftune_noise_alpha", model.noise_problems, "model"),
     Check("train.activation_checkpointing", model.activation_problems, "model"),
     Check("learning rates of individual parameters", model.rate_problems, "model"),

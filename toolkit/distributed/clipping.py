@@ -21,6 +21,7 @@ def clip_split(parameters: Iterable[Tensor], max_norm: float) -> float:
         parameters: parameters of any shape, split over any mesh or not.
         max_norm: maximum 2-norm.
     """
+    parameters = list(parameters)
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     groups: dict[object, list[Tensor]] = {}
     for gradient in gradients:
@@ -28,8 +29,15 @@ def clip_split(parameters: Iterable[Tensor], max_norm: float) -> float:
         groups.setdefault(key, []).append(gradient)
     norms = [full(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
     norm = math.sqrt(sum(float(norm) ** 2 for norm in norms)) if len(norms) != 1 else float(norms[0])
+    scale_gradients(parameters, norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[Tensor], norm: float, max_norm: float) -> None:
+    """Scales the gradient of this norm such that its norm is at most `max_norm`, unless that is 0."""
     # As torch.nn.utils.clip_grad_norm_: the norm stays below the limit despite rounding.
     if max_norm and (factor := max_norm / (norm + 1e-6)) < 1:
-        for gradient in gradients:
-            local(gradient).mul_(factor)
-    return norm
+        for parameter in parameters:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)

@@ -22,6 +22,7 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
         ConfigError: if the product of the sizes is not the number of processes.
     """
     sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
+    sizes["pipeline"] = parallel.pipeline
     left = processes // prod(size for size in sizes.values() if size is not None)
     if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
         sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1

@@ -19,7 +19,7 @@ def shards(config: Config) -> bool:
 
 def splits(config: Config) -> bool:
     """Returns whether the model is split over processes."""
-    return shards(config) or config.parallel.tensor > 1
+    return shards(config) or config.parallel.tensor > 1 or config.parallel.pipeline > 1
 
 
 def _refused(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
@@ -37,7 +37,58 @@ def _sharded_only(name: str) -> Rule:
     )
 
 
+def _accumulation(config: Config) -> int:
+    return config.train.gradient_accumulation_steps or 1
+
+
+PIPELINE_RULES = (
+    only_if(
+        "parallel.schedule",
+        ParallelConfig().schedule,
+        "parallel.pipeline",
+        lambda size: size > 1,
+        "only a pipeline has a schedule",
+        "set parallel.pipeline",
+    ),
+    Rule(
+        lambda c: c.parallel.pipeline > 1 and c.parallel.schedule == "zero_bubble",
+        ("parallel.schedule",),
+        "separate backward passes for inputs and weights have not been shown to give the same gradients here",
+        "set parallel.schedule to 1f1b or interleaved_1f1b",
+    ),
+    Rule(
+        lambda c: _accumulation(c) < c.parallel.pipeline,
+        ("train.gradient_accumulation_steps", "parallel.pipeline"),
+        "the micro-batches of a window pass through the stages one after another, so some stages would always wait",
+        "set train.gradient_accumulation_steps to at least parallel.pipeline, and lower "
+        "train.per_device_train_batch_size to keep the window",
+    ),
+    Rule(
+        lambda c: (
+            c.parallel.pipeline > 1
+            and c.parallel.schedule == "interleaved_1f1b"
+            and bool(_accumulation(c) % c.parallel.pipeline)
+        ),
+        ("train.gradient_accumulation_steps", "parallel.pipeline", "parallel.schedule"),
+        "the interleaved schedule runs as many micro-batches as there are stages through one chunk at a time",
+        "set train.gradient_accumulation_steps to a multiple of parallel.pipeline, or parallel.schedule to 1f1b",
+    ),
+    Rule(
+        lambda c: c.parallel.pipeline > 1 and shards(c),
+        ("parallel",),
+        "each micro-batch would gather the parameters of its stage again",
+        "set parallel.tensor instead of parallel.fsdp, or remove parallel.pipeline",
+    ),
+    Rule(
+        lambda c: c.parallel.pipeline > 1 and c.model.peft.method == "prompt_tuning",
+        ("parallel.pipeline", "model.peft.method"),
+        "virtual tokens are added in front of the stages",
+        "set model.peft.method to lora, or remove parallel.pipeline",
+    ),
+)
+
 RULES = (
+    *PIPELINE_RULES,
     _sharded_only("reshard_after_forward"),
     _sharded_only("offload"),
     Rule(

@@ -21,6 +21,7 @@ STRATEGIES = {
     "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
     "zero_one": "toolkit.distributed.strategies.zero_one.ZeroOne",
     "sharded": "toolkit.distributed.strategies.sharded.Sharded",
+    "pipeline": "toolkit.distributed.strategies.pipeline.Pipeline",
     "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
 }
 """The strategies of `train.strategy`, and the synchronous ones for split models and `train.auto_batch_size`."""
@@ -29,7 +30,10 @@ STRATEGIES = {
 def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[Strategy]:
     """Returns the class of the run's strategy; a single process always trains as with `sync`."""
     processes = int(environ.get("WORLD_SIZE", "1"))
-    if mesh_of(cfg.parallel, processes).is_split:
+    mesh = mesh_of(cfg.parallel, processes)
+    if mesh.pipeline > 1:
+        name = "pipeline"
+    elif mesh.is_split:
         name = "sharded"
     elif cfg.train.auto_batch_size:
         name = "auto_batch_size"

@@ -13,6 +13,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import did_you_mean
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
+from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor_plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
@@ -55,6 +56,8 @@ def strategies_of(cfg: Config) -> list[str]:
     found = ["fsdp=2", "zero_stage=1"]
     if cfg.model.peft.method == "none" and not plan_problems(load_model_config(cfg.model), 2):
         found.append("tensor=2")
+    if cfg.model.peft.method != "prompt_tuning" and not stage_problems(load_model_config(cfg.model), 2, 1):
+        found.append("pipeline=2")
     return found
 
 

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: the layers of one model in stages, and micro-batches that pass through them."""

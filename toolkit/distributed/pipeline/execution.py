@@ -1,0 +1,174 @@
+"""Runs the passes of a window through one process of a pipeline, in the order of its schedule."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+
+from toolkit.api.task import Batch, ModelOutput, Task
+from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.pipeline.links import Links
+from toolkit.distributed.pipeline.schedules import Action, Kind
+from toolkit.distributed.pipeline.stage import Stage
+
+
+@dataclass(frozen=True)
+class Span:
+    """The time of one pass on one process.
+
+    Args:
+        process: pipeline rank.
+        kind: forward or backward pass.
+        chunk: the chunk of the process's layers.
+        micro_batch: position of the micro-batch in its window.
+        begin: when its input had arrived, in seconds of a clock that the processes of one machine share.
+        end: when its output was ready.
+    """
+
+    process: int
+    kind: Kind
+    chunk: int
+    micro_batch: int
+    begin: float
+    end: float
+
+
+@dataclass
+class Executor:
+    """One process of a pipeline.
+
+    Args:
+        stage: its part of the model.
+        links: its connections to the other processes.
+        rank: its pipeline rank.
+        processes: number of processes of the pipeline.
+        device: where it computes.
+        spans: receives the time of each pass, or None; on a GPU, each pass is then waited for.
+    """
+
+    stage: Stage
+    links: Links
+    rank: int
+    processes: int
+    device: torch.device
+    spans: list[Span] | None = None
+    _received_at: float = field(default=0.0, init=False)
+
+    @property
+    def _last(self) -> int:
+        """Number of the model's last stage."""
+        return len(self.stage.ranges) - 1
+
+    def gradient(
+        self,
+        task: Task,
+        actions: Sequence[Action],
+        window: Sequence[Batch],
+        scale: float,
+        seed: Callable[[int, int], None],
+        beat: Callable[[], None],
+    ) -> Tensor:
+        """Adds up the gradient of a window in the parameters of this process.
+
+        Args:
+            task: gives the summed loss.
+            actions: this process's passes, in order.
+            window: the micro-batches, the same on every process of the pipeline.
+            scale: factor of the summed losses.
+            seed: seeds the random numbers of a stage and a micro-batch, so that they do not depend on the schedule.
+            beat: called after each pass.
+
+        Returns:
+            The summed loss, a detached scalar; zero on processes that do not hold the last stage.
+        """
+        total = torch.zeros((), dtype=sum_dtype(self.device), device=self.device)
+        kept: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        for action in actions:
+            begin = time.perf_counter()
+            stage, number = action.chunk * self.processes + self.rank, action.micro_batch
+            if action.kind == "backward":
+                self._backward(stage, number, *kept.pop((stage, number)))
+            else:
+                seed(stage, number)
+                batch = send_to_device(window[number], self.device, non_blocking=True)
+                output, received = self.forward(stage, number, batch["inputs"])
+                if stage == self._last:
+                    loss = task.loss_sum(output, batch)
+                    total += loss.detach()
+                    output = loss * scale
+                kept[stage, number] = output, received
+            self._note(action, begin)
+            beat()
+        self.links.wait()
+        return total
+
+    def forward(self, stage: int, number: int, inputs: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
+        """Runs a stage and sends its output on; returns the output, and what was received."""
+        received: list[Tensor] = []
+
+        def receive(like: Tensor) -> Tensor:
+            source = (stage - 1) % self.processes
+            hidden = self.links.receive(like, "forward", source, stage - 1, number)
+            self._received_at = time.perf_counter()
+            received.append(hidden.requires_grad_(torch.is_grad_enabled()))
+            return hidden
+
+        output = self.stage.forward(stage, inputs, receive)
+        if stage != self._last:
+            self.links.send(output, "forward", (stage + 1) % self.processes, stage, number)
+        return output, received[0] if received else None
+
+    def _backward(self, stage: int, number: int, output: Tensor, received: Tensor | None) -> None:
+        if stage == self._last:
+            output.backward()
+        else:
+            gradient = self.links.receive(output, "backward", (stage + 1) % self.processes, stage + 1, number)
+            self._received_at = time.perf_counter()
+            if output.requires_grad:  # not if everything up to here is frozen
+                output.backward(gradient)
+        if received is not None:
+            gradient = torch.zeros_like(received) if received.grad is None else received.grad
+            self.links.send(gradient, "backward", (stage - 1) % self.processes, stage, number)
+
+    def _note(self, action: Action, begin: float) -> None:
+        if self.spans is None:
+            return
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+        begin, end = max(begin, self._received_at), time.perf_counter()
+        self.spans.append(Span(self.rank, action.kind, action.chunk, action.micro_batch, begin, end))
+
+
+class ForwardOnly(nn.Module):
+    """The model for evaluation: each process runs its stages, and only that of the last one returns outputs.
+
+    Args:
+        executor: this process of the pipeline.
+        model: the model, which changes its mode with this module.
+    """
+
+    IN_FLIGHT = 2
+    """Batches that a process may be ahead of the next one."""
+
+    def __init__(self, executor: Executor, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self._executor, self._number = model, executor, 0
+        self.training = model.training
+
+    def forward(self, **inputs: Any) -> ModelOutput | None:
+        """Runs this process's stages on a batch, which every process of the pipeline must give.
+
+        Returns:
+            The model's output on the process that holds the last stage, None on the others.
+        """
+        executor = self._executor
+        executor.links.wait(self._number - self.IN_FLIGHT)
+        outputs = [executor.forward(stage, self._number, inputs)[0] for stage in executor.stage.own]
+        self._number += 1
+        return outputs[-1] if executor.rank == executor.processes - 1 else None

@@ -1,0 +1,102 @@
+"""The part of a model that one process of a pipeline holds, cut without rewriting the model.
+
+The model's own forward pass runs on every process. A gate at each layer decides: in front of a process's layers it
+replaces the hidden state by the one received from the previous stage, and behind them it ends the pass. Modules keep
+their names. Layers of other processes are replaced by empty modules; the parameters around the stack, whose modules
+other processes may run to make masks, are replaced by a single zero that is only viewed in their shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from toolkit.distributed.pipeline.partition import Parts, parts_of
+
+
+class _Cut(Exception):  # noqa: N818 - ends a forward pass, never shown as an error
+    """Carries the hidden state behind a stage's last layer out of the model's forward pass."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class Stage:
+    """The layers of one process, in one or several chunks, and what surrounds the stack on its first and last stage.
+
+    Args:
+        model: the complete model; what other processes hold is removed from it.
+        ranges: layers of every stage of the model, in order.
+        own: the stages that this process holds.
+    """
+
+    def __init__(self, model: nn.Module, ranges: Sequence[range], own: Collection[int]) -> None:
+        self.model, self.ranges, self.own = model, ranges, own
+        self._layers = ranges[0]
+        self._receive: Callable[[Tensor], Tensor] = _nothing
+        parts = parts_of(model)
+        first, last = 0 in own, len(ranges) - 1 in own
+        self.tied = _shared(parts) if first or last else []
+        """Parameters that the first and the last process both hold (tied embeddings)."""
+        if not first:
+            _empty(parts.before, keep=self.tied if last else ())
+        if not last:
+            _empty(parts.after)
+        held = {layer for stage in own for layer in ranges[stage]}
+        for index, layer in enumerate(parts.stack):
+            kept = layer if index in held else nn.Identity()
+            parts.stack[index] = kept
+            kept.forward = self._gate(index, kept.forward)
+
+    def forward(self, stage: int, inputs: Mapping[str, Any], receive: Callable[[Tensor], Tensor]) -> Any:
+        """Runs one stage.
+
+        Args:
+            stage: its number in the model.
+            inputs: the model's inputs, the same for every stage.
+            receive: returns the output of the stage before, given a tensor of the same shape and type; not called for
+                the first stage.
+
+        Returns:
+            The hidden state behind the stage's layers; the model's output for the last stage.
+        """
+        self._layers, self._receive = self.ranges[stage], receive
+        try:
+            return self.model(**inputs)
+        except _Cut as cut:
+            return cut.hidden
+        finally:
+            self._receive = _nothing
+
+    def _gate(self, index: int, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def gate(hidden_states: Tensor, *arguments: Any, **named: Any) -> Tensor:
+            if index >= self._layers.stop:
+                raise _Cut(hidden_states)
+            if index in self._layers:
+                return forward(hidden_states, *arguments, **named)
+            return self._receive(hidden_states) if index == self._layers.start - 1 else hidden_states
+
+        return gate
+
+
+def _nothing(hidden: Tensor) -> Tensor:
+    raise AssertionError("the model is run outside its pipeline")
+
+
+def _shared(parts: Parts) -> list[nn.Parameter]:
+    """Returns parameters of modules in front of the stack that modules behind it share, each once."""
+    behind = {id(parameter) for module in parts.after for parameter in module.parameters(recurse=False)}
+    front = {id(p): p for module in parts.before for p in module.parameters(recurse=False)}
+    return [parameter for key, parameter in front.items() if key in behind]
+
+
+def _empty(modules: Iterable[nn.Module], keep: Iterable[nn.Parameter] = ()) -> None:
+    """Replaces the modules' own parameters by constants that take no memory."""
+    kept = {id(parameter) for parameter in keep}
+    for module in modules:
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and id(parameter) not in kept:
+                del module._parameters[name]
+                setattr(module, name, parameter.detach().new_zeros(()).expand(parameter.shape))

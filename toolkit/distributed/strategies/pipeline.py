@@ -1,0 +1,207 @@
+"""One model whose layers are split over processes in stages, and replicas of it (Huang et al. 2018, arXiv 1811.06965).
+
+Layers can also be split over processes themselves (tensor parallel).
+The micro-batches of a window pass through the stages one after another. Every process of a pipeline reads the same
+micro-batches, with their masks and labels, so only hidden states and their gradients are sent, in any shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import Replica, Strategy
+from toolkit.api.task import Batch
+from toolkit.base.shards import full, local
+from toolkit.distributed.clipping import clip_split, scale_gradients
+from toolkit.distributed.collect import objects_of_all, tensors_on_main
+from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
+from toolkit.distributed.pipeline.links import Links
+from toolkit.distributed.pipeline.merging import merged_scalars
+from toolkit.distributed.pipeline.partition import partition, parts_of
+from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
+from toolkit.distributed.pipeline.stage import Stage
+from toolkit.distributed.random import seed_all
+from toolkit.distributed.skeleton import Skeleton
+from toolkit.distributed.strategies.sharded import device_mesh
+from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
+from toolkit.distributed.window import averaging_scale
+from toolkit.optim.gathered import gather_before_step, step_by_layout
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.state import optimizer_state
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.optim import Optimizer
+    from transformers import PreTrainedModel
+
+    from toolkit.api.strategy import LostGradient
+    from toolkit.config.sections import Config
+
+
+class Pipeline(Strategy):
+    """Synchronous training of a model whose layers are split over processes.
+
+    Args:
+        accelerator: the run's Accelerator.
+        mesh: the run's processes.
+        cfg: the run's settings.
+    """
+
+    name = "sync"
+    wraps_model = False
+    gradient_is_shared = True
+    lost: LostGradient | None = None
+
+    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
+        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
+        devices = device_mesh(mesh, accelerator.device)
+        self.devices = devices
+        self.column = devices["pipeline"].get_group()
+        self.wire = Wire(devices["replicas"].get_group())
+        self.links = Links(mesh, cfg.train.ddp_timeout)
+
+    def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
+        """Splits layers over `tensor`, keeps those of this process's stages, and frees the others."""
+        self.skeleton = Skeleton(model)
+        self.outline = self.skeleton.model
+        rank, processes = self.mesh.pipeline_rank, self.mesh.pipeline
+        stages = processes * CHUNKS.get(self.cfg.parallel.schedule, 1)
+        ranges = partition(parts_of(model).costs(), stages)
+        model = model.to(self.accelerator.device)
+        if self.mesh.tensor > 1:
+            split_layers(model, self.devices["tensor"])
+        self.stage = Stage(model, ranges, range(rank, stages, processes))
+        self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device)
+        self.own = model
+        return model
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Gathers each split parameter for optimizers that need it complete; separates layouts for the others."""
+        if self.mesh.tensor > 1:
+            change = step_by_layout if PRESETS[self.cfg.train.optim].elementwise else gather_before_step
+            change(optimizer)
+
+    def attach(self, replica: Replica) -> None:
+        """Takes the prepared model and optimizer."""
+        self.replica, self.model = replica, replica.bare_model
+
+    def begin_step(self, own_items: float, items: float) -> float:
+        """Returns the factor of summed losses whose gradients are averaged over replicas."""
+        return averaging_scale(self.mesh, items)
+
+    @cached_property
+    def actions(self) -> list[Action]:
+        """This process's passes of a window, in order."""
+        parallel, mesh = self.cfg.parallel, self.mesh
+        chunks, micro_batches = len(self.stage.own), self.cfg.train.gradient_accumulation_steps or 1
+        return SCHEDULES[parallel.schedule](mesh.pipeline_rank, mesh.pipeline, chunks, micro_batches)
+
+    def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
+        """Computes the gradient of a window; returns the summed loss of this pipeline, a scalar."""
+        r, step = self.replica, self.replica.state.step
+
+        def seed(stage: int, number: int) -> None:
+            seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
+
+        total = self.executor.gradient(r.task, self.actions, window, scale, seed, r.beat)
+        if self.mesh.tensor > 1:
+            complete_gradients(self.model.parameters())
+            if step == 0:
+                check_equal_gradients(self.model, self.devices["tensor"])
+        self._add_shared_gradients()
+        if self.mesh.replicas > 1:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            average_gradients(self.wire, trained, 1 / self.mesh.replicas)
+        dist.all_reduce(total, group=self.column)
+        return total
+
+    def _add_shared_gradients(self) -> None:
+        """Adds the gradients of parameters that the first and the last process both hold (tied embeddings)."""
+        rank, last = self.mesh.pipeline_rank, self.mesh.pipeline - 1
+        if rank not in (0, last):
+            return
+        other = last - rank
+        for number, parameter in enumerate(self.stage.tied):
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            own = local(parameter.grad)
+            self.links.send(own, "backward", other, rank, number)
+            theirs = self.links.receive(own, "backward", other, other, number)
+            self.links.wait()
+            own.add_(theirs)  # a sum of two numbers does not depend on their order: the same bits on both processes
+
+    def clip(self, max_norm: float) -> float:
+        """Clips the gradient to a norm over all stages and returns its norm before clipping."""
+        elsewhere, device = self._held_by_first(), self.accelerator.device
+        own_norm = clip_split((p for p in self.model.parameters() if id(p) not in elsewhere), 0.0)
+        squares = torch.tensor(own_norm**2, dtype=sum_dtype(device), device=device)
+        dist.all_reduce(squares, group=self.column)
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        scale_gradients(self.model.parameters(), norm, max_norm)
+        return norm
+
+    @contextmanager
+    def full_model(self) -> Iterator[nn.Module]:
+        """Yields the pipeline, which returns outputs on the last stage and None on the others."""
+        yield ForwardOnly(self.executor, self.model)
+        self.links.wait()
+
+    def complete(self, tensor: Tensor) -> Tensor:
+        """Returns the complete tensor; without its values where another process provides it for the main process."""
+        whole = full(tensor.detach())
+        provides = self.mesh.data_rank == self.mesh.tensor_rank == 0
+        return whole if provides else torch.empty_like(whole, device="meta")
+
+    def complete_all(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Adds the tensors of the other stages on the main process; of tied ones, the first stage's is taken."""
+        own = {name: self.complete(tensor) for name, tensor in tensors.items()}
+        return tensors_on_main(own, self.accelerator.device)
+
+    def full_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the tensors of all stages on the main process, and nothing on the others."""
+        elsewhere = self._held_by_first()
+        own = self.model.state_dict(keep_vars=True)
+        tensors = self.complete_all({name: each for name, each in own.items() if id(each) not in elsewhere})
+        if not self.accelerator.is_main_process:
+            return tensors
+        complete = self.skeleton.model.state_dict(keep_vars=True)
+        found = {id(complete[name]): tensor.cpu() for name, tensor in tensors.items()}
+        return {name: found[id(tensor)] for name, tensor in complete.items()}
+
+    def _held_by_first(self) -> set[int]:
+        """Returns the `id` of each parameter of this process that the first process holds as well."""
+        return {id(parameter) for parameter in self.stage.tied} if self.mesh.pipeline_rank > 0 else set()
+
+    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the state of all stages' optimizers on the main process."""
+        tensors, scalars = optimizer_state(self.replica.optimizer, self.model, self.complete)
+        return tensors_on_main(tensors, self.accelerator.device), merged_scalars(objects_of_all(scalars))
+
+    def complete_model(self) -> PreTrainedModel:
+        """Returns a complete copy of the model on the main process, and this process's part on the others."""
+        tensors = self.full_parameters()
+        return self.skeleton.filled(tensors) if self.accelerator.is_main_process else self.own
+
+    def exchanged(self) -> dict[str, float]:
+        """Returns nothing: messages between stages are not counted."""
+        return {}
+
+    def log_metrics(self) -> dict[str, float]:
+        """Returns nothing: each step costs the same."""
+        return {}
+
+    def state(self) -> None:
+        """Returns None: there is no state besides the step."""
