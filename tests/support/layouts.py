@@ -25,6 +25,8 @@ RUN = (
 )
 """37 rows in windows of 8: the checkpoint of step 3 is in the middle of the first epoch of five steps."""
 SAVED_STEP = 3
+FORMATS = {layout: "full" if layout in ("one", "fsdp2") else "sharded" for layout in LAYOUTS}
+"""Format in which each layout saves; every layout reads both."""
 
 
 def settings(layout: str) -> tuple[str, ...]:
@@ -54,8 +56,7 @@ def main(action: str, output: Path, *tasks: str) -> None:
     for task in tasks:
         for layout in own:
             if action == "save":
-                form = "full" if layout in ("one", "fsdp2") else "sharded"
-                save(output, task, layout, f"checkpoint.format={form}")
+                save(output, task, layout, f"checkpoint.format={FORMATS[layout]}")
             else:
                 for writer in LAYOUTS:
                     resume(output, task, writer, layout)

@@ -94,7 +94,7 @@ def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str 
     if all((before[key] or 1) == (current[key] or 1) for key in SPLIT):
         return None
     return (
-        f"the checkpoint was saved by {_described(before)}; this run uses {_described(current)}. Rows and updates stay "
+        f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "
         "the same, results differ by rounding, and by the random numbers of dropout"
     )
 
@@ -133,7 +133,8 @@ def _product(identity: Mapping[str, Any]) -> str:
     return f"{' x '.join(map(str, factors))} = {window_rows(identity)}"
 
 
-def _described(identity: Mapping[str, Any]) -> str:
+def described(identity: Mapping[str, Any]) -> str:
+    """Returns how the processes of a run were arranged, in words."""
     mesh = layout_of(identity)
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
     processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes ({sizes})"

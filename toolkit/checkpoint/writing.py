@@ -27,7 +27,7 @@ from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import Box, local, own_box
 from toolkit.checkpoint.manifest import FileEntry
 from toolkit.checkpoint.store import not_written
-from toolkit.checkpoint.tensors import DTYPES, OFFSETS, OFFSETS_KEY, bytes_of
+from toolkit.checkpoint.tensors import DTYPES, OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
 from toolkit.distributed.collectives import on_every
 
 if TYPE_CHECKING:
@@ -92,6 +92,33 @@ def write_groups(
         for entries in _of_all(accelerator, own):
             written |= entries
     return written
+
+
+def copy_tensors(folder: Path, name: str, saved: SavedTensors, sharded: bool) -> dict[str, FileEntry]:
+    """Writes the tensors of one checkpoint into another, in this process alone, one at a time.
+
+    Args:
+        folder: the new checkpoint's folder.
+        name: name under which they were saved.
+        saved: the tensors.
+        sharded: whether to write them as the shard of one process.
+
+    Returns:
+        Size and hash of the file by its path in the folder.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    files = CheckpointFolder(folder)
+    path = files.shard(name, 0, 1) if sharded else files.callback(name)
+    path.parent.mkdir(exist_ok=True)
+    metadata = {key: text for key, text in saved.metadata.items() if key != OFFSETS_KEY}
+    if sharded:
+        metadata[OFFSETS_KEY] = json.dumps({key: {OFFSETS: [0] * each.dim()} for key, each in saved.entries.items()})
+    order = sorted(saved.entries, key=lambda key: (-saved.entries[key].itemsize, key))
+    entries = {key: (saved.entries[key].dtype, saved.entries[key].shape) for key in order}
+    entry = write_file(path, entries, (saved[key] for key in order), metadata)
+    return {path.relative_to(folder).as_posix(): entry}
 
 
 def write_file(
