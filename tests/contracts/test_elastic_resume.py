@@ -20,7 +20,14 @@ from toolkit.checkpoint.manifest import read_manifest, verify
 TASK = "reviews"
 SEVERAL = sorted({processes for processes, _, _ in LAYOUTS.values() if processes > 1})
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+SLOW = (pytest.mark.slow, pytest.mark.distributed)
+
+
+def marked(function):
+    """Marks a test that launches processes of its own."""
+    for mark in SLOW:
+        function = mark(function)
+    return function
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +41,34 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def assert_same_run(one: Path, other: Path) -> None:
+    assert_close(lines(one, "loss"), lines(other, "loss"), FLOAT64)
+    expected, found = weights(one), weights(other)
+    assert_close({k: v.tolist() for k, v in expected.items()}, {k: v.tolist() for k, v in found.items()}, FLOAT64)
+
+
+def test_one_process_continues_from_the_shards_of_two(many_runs: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / f"{TASK}-fsdp2").symlink_to(many_runs / f"{TASK}-fsdp2")
+    layouts.resume(tmp_path, TASK, "fsdp2", "one")
+    resumed = tmp_path / f"{TASK}-fsdp2-then-one"
+    assert_same_run(many_runs / f"{TASK}-fsdp2", resumed)
+    note = (
+        "the checkpoint was saved by 2 processes (fsdp 2) with 2 x 2 rows per data rank; this run uses 1 process with 2"
+    )
+    assert note in capsys.readouterr().out
+
+
+@marked
 @pytest.mark.parametrize("reader", LAYOUTS)
 @pytest.mark.parametrize("writer", LAYOUTS)
 def test_a_run_ends_the_same_under_another_layout(runs: Path, writer: str, reader: str) -> None:
     one, resumed = runs / f"{TASK}-one", runs / f"{TASK}-{writer}-then-{reader}"
-    assert_close(lines(one, "loss"), lines(resumed, "loss"), FLOAT64)
-    expected, found = weights(one), weights(resumed)
-    assert_close({k: v.tolist() for k, v in expected.items()}, {k: v.tolist() for k, v in found.items()}, FLOAT64)
+    assert_same_run(one, resumed)
     if writer == reader:
         assert_same_weights(runs / f"{TASK}-{writer}", resumed)
 
 
+@marked
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_process_writes_a_part_of_a_sharded_checkpoint(runs: Path, layout: str) -> None:
     folder = runs / f"{TASK}-{layout}" / "checkpoints" / f"step-{SAVED_STEP}"
@@ -60,6 +84,7 @@ def test_every_process_writes_a_part_of_a_sharded_checkpoint(runs: Path, layout:
         assert max(shards.values()) < 1.5 * min(shards.values())
 
 
+@marked
 def test_a_killed_process_in_a_sharded_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     log, output = tmp_path / "log", tmp_path / "run"
     settings = (*LONG, "checkpoint.save_steps=1", "checkpoint.format=sharded", "parallel.fsdp=2",
