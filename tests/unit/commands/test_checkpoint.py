@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from stopping import DROPOUT
 
 from toolkit.checkpoint.manifest import read_manifest, verify
+from toolkit.models.adapters import load_adapters
 
 FEW = (*DROPOUT, "train.max_steps=4", "checkpoint.format=sharded")
 
@@ -78,11 +79,10 @@ def test_adapters_become_a_folder_for_peft(tmp_path: Path) -> None:
     train("reviews", tmp_path / "run", *FEW, "model.peft.method=lora")
     shutil.rmtree(tmp_path / "run" / "model")  # as in a run that has not finished
     assert run_command("checkpoint", "convert", tmp_path / "run", "--output-dir", tmp_path / "model") == 0
-    from peft import PeftModel
     from transformers import AutoModelForSequenceClassification
 
     base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model" / "base")
-    adapted = PeftModel.from_pretrained(base, tmp_path / "model").state_dict()
+    adapted = load_adapters(base, tmp_path / "model").state_dict()
     saved = load_file(tmp_path / "run" / "checkpoints" / "step-4" / "model" / "shard-00001-of-00001.safetensors")
     trained = [name for name in saved if "lora_" in name or "modules_to_save" in name]
     assert trained
