@@ -11,10 +11,10 @@ WORKERS := --numprocesses auto --maxprocesses 4
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-distributed test-real quality bench worked-example
+.PHONY: help setup demo smoke test test-slow test-distributed test-real quality bench worked-example
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-distributed test-real worked-example: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-distributed test-real worked-example: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,7 +45,10 @@ smoke: setup ## run every smoke configuration through accelerate launch
 test: setup ## run the tests, without the slow ones and those on real data
 	$(BIN)/python -m pytest $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-distributed: setup ## run the tests on several processes and the slow ones
+test-slow: setup ## run the slow tests: several processes, faults, repetitions of the fast ones
+	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "slow and not real"
+
+test-distributed: setup ## run the tests on several processes, and the slow ones
 	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(distributed or slow) and not real"
 
 test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)

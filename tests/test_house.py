@@ -134,7 +134,7 @@ def test_toolkit_never_imports_recipes() -> None:
 
 
 def test_settings_import_nothing_but_settings() -> None:
-    files = ("fields", "train_section", "sections")
+    files = ("fields", "train_section", "parallel_section", "sections")
     own = {name for file in files for name in imports(ROOT / f"toolkit/config/{file}.py") if within(name, {"toolkit"})}
     assert [name for name in own if not within(name, {f"toolkit.config.{file}" for file in files})] == []
 
@@ -212,7 +212,7 @@ MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(enco
 
 def test_ci_ends_with_the_tests_of_the_readme() -> None:
     commands = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
-    assert set(commands) == {"quality", "smoke", "test"}
+    assert set(commands) == {"quality", "smoke", "test-slow", "test"}
     assert commands[-1] == "test"
     assert re.search(r"^make test( |$)", code_blocks(), re.M)
     assert set(commands) <= MAKE_TARGETS

@@ -31,6 +31,7 @@ from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
 from toolkit.modalities.inputs import read_inputs
+from toolkit.models.float64 import in_float64
 from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
@@ -38,7 +39,12 @@ from toolkit.report.results import summary_figures, write_results
 
 
 def run(
-    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, ends_process: bool = False
+    cfg: Config,
+    task: Task,
+    recipe: Path,
+    observer: Observer | None = None,
+    ends_process: bool = False,
+    float64: bool = False,
 ) -> FitResult:
     """Trains, evaluates and reports.
 
@@ -49,6 +55,7 @@ def run(
         observer: called during training, or None.
         ends_process: whether the process ends after this call. Other processes then leave the process group after
             training and only the main process writes the results; otherwise they wait for it.
+        float64: whether to compute in float64, to compare runs more precisely than float32 allows.
 
     Returns:
         The result; its figures are the same on every process.
@@ -59,7 +66,7 @@ def run(
     damaged: dict[Path, str] = {}
     while True:
         try:
-            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged) as prepared:
+            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64) as prepared:
                 return fit_and_report(prepared, ends_process)
         except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
             if error.checkpoint.path in damaged:
@@ -96,7 +103,12 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
 
 @contextmanager
 def prepared_run(
-    cfg: Config, task: Task, recipe: Path, observer: Observer | None = None, skip: Mapping[Path, str] = NOTHING
+    cfg: Config,
+    task: Task,
+    recipe: Path,
+    observer: Observer | None = None,
+    skip: Mapping[Path, str] = NOTHING,
+    float64: bool = False,
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model.
 
@@ -106,6 +118,7 @@ def prepared_run(
         recipe: the recipe's file.
         observer: called during training, or None.
         skip: folders of damaged checkpoints, and the reasons.
+        float64: whether to compute in float64.
 
     Yields:
         The run; its output folder is locked until the block ends.
@@ -128,6 +141,7 @@ def prepared_run(
         memory = MemoryWatch(accelerator.device)
         with accelerator.local_main_process_first():
             model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
+            model = in_float64(model) if float64 else model
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(

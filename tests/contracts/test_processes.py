@@ -34,9 +34,9 @@ def test_every_split_of_a_window_gives_the_same_training(runs, task):
     splits = sorted(runs.glob(f"c1-{task}-*"))
     assert len(splits) == 5
     reference = runs / f"c1-{task}-1x8x1"
-    # 37 rows (or the windows of 37 questions) do not divide by 8: the last window of an epoch is short.
+    # 37 rows (13 where a row gives several features) do not divide by 8: the last window of an epoch is short.
     steps = lines(reference, "loss")
-    assert len(steps) >= 10
+    assert len(steps) >= 6
     assert steps[-1]["num_items"] < steps[0]["num_items"]
     for split in splits:
         assert_same_run(reference, split, FLOAT64)

@@ -13,6 +13,7 @@ from runs import train
 LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "one": (1, 1, ()),
     "ddp2": (2, 2, ()),
+    "zero1": (2, 2, ("parallel.zero_stage=1",)),
     "fsdp2": (2, 2, ("parallel.fsdp=2",)),
     "tensor2": (2, 1, ("parallel.tensor=2",)),
     "fsdp2-tensor2": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),

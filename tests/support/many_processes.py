@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import layouts
 import local_sgd_runs
 import reference_schedules
+from random_runs import FEWER, RANDOM
 from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
@@ -46,11 +47,12 @@ TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_ima
 def main(output: Path, world: int) -> None:
     """Trains all runs for this number of processes."""
     for task in TASKS:
+        fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (FEWER,) else ()
         for batch, accumulation in C1_SPLITS[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
-            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *split, double=True)
+            train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *fewer, *split, double=True)
         if world == 2:
-            train(task, output / f"trainer-{task}-2", *C1_RUN, *C2_SPLIT, "engine=trainer", double=True)
+            train(task, output / f"trainer-{task}-2", *C1_RUN, *fewer, *C2_SPLIT, "engine=trainer", double=True)
         for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
             # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")

@@ -13,6 +13,7 @@ from toolkit.config.sections import (
     DataConfig,
     EvalConfig,
     ModelConfig,
+    ParallelConfig,
     TrackingConfig,
     TrainConfig,
     TrainerConfig,
@@ -71,7 +72,8 @@ def settings(**train: Any) -> Config:
     """Returns a configuration with the given settings in the section `train`, and otherwise defaults."""
     return Config(
         output_dir="unused", task=None, model=ModelConfig(from_config={"model_type": "unused"}), data=DataConfig(),
-        train=TrainConfig(**train), eval=EvalConfig(), checkpoint=CheckpointConfig(), tracking=TrackingConfig(),
+        train=TrainConfig(**train), parallel=ParallelConfig(),
+        eval=EvalConfig(), checkpoint=CheckpointConfig(), tracking=TrackingConfig(),
         trainer=TrainerConfig(),
     )  # fmt: skip
 

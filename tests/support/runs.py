@@ -64,24 +64,13 @@ def train(
         tiny = [override for override in tiny if not override.startswith("model.from_config.")]
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_settings(task_type, file, settings).config
-    build = toolkit.run.build_model
-    widened = patch("toolkit.run.build_model", lambda *arguments: _double(build(*arguments)))
-    with widened if double else nullcontext(), nullcontext() if predict_memory else _no_prediction():
-        return toolkit.run.run(cfg, task_type(cfg), recipe)
+    with nullcontext() if predict_memory else _no_prediction():
+        return toolkit.run.run(cfg, task_type(cfg), recipe, float64=double)
 
 
 def _no_prediction() -> AbstractContextManager[Any]:
     refused = InputError("memory is not predicted in this test")
     return patch("toolkit.footprint.predict.predicted_footprint", side_effect=refused)
-
-
-def _double(model: torch.nn.Module) -> torch.nn.Module:
-    def widen(module: torch.nn.Module, arguments: tuple, inputs: dict) -> tuple[tuple, dict]:
-        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
-        return arguments, inputs | {k: v.double() for k, v in tensors.items() if v.is_floating_point()}
-
-    model.register_forward_pre_hook(widen, with_kwargs=True)
-    return model.double()
 
 
 def weights(output_dir: Path) -> dict[str, torch.Tensor]:

@@ -57,9 +57,10 @@ class Replica:
 class Strategy(Protocol):
     """How processes share the training; one object per run.
 
-    Every method is called on every rank, in the same order, and may communicate: `prepare`, then `attach`; for each
-    step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`; `settle` before
-    parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`.
+    Every method is called on every rank, in the same order, and may communicate: `prepare`, `prepare_optimizer`,
+    `attach`; for each step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`;
+    `settle` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
+    `complete_model` at the end.
     """
 
     name: str
@@ -75,6 +76,9 @@ class Strategy(Protocol):
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Changes what the optimizer's step does; called before its schedule is built."""
 
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer; called once, before anything is restored."""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -28,12 +28,12 @@ from toolkit.base.shards import Box, local, own_box
 from toolkit.checkpoint.manifest import FileEntry
 from toolkit.checkpoint.store import not_written
 from toolkit.checkpoint.tensors import DTYPES, OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
+from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import on_every
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-T = TypeVar("T")
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 """The header's length in bytes is a multiple of this."""
@@ -89,7 +89,7 @@ def write_groups(
         saved = _planned(accelerator, group, spread=sharded)
         write = _write_shard if sharded else _write_complete
         own = on_every(accelerator, write, accelerator, folder, group, saved)
-        for entries in _of_all(accelerator, own):
+        for entries in objects_of_all(own):
             written |= entries
     return written
 
@@ -168,7 +168,7 @@ def _planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, 
         raise CheckpointError(f"a checkpoint cannot hold tensors of type {', '.join(types)}: {', '.join(unknown)}")
     dtypes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     holders: dict[str, dict[Box, list[int]]] = {}
-    for rank, held in enumerate(_of_all(accelerator, own)):
+    for rank, held in enumerate(objects_of_all(own)):
         for name, (dtype, shape, box) in held.items():
             dtypes[name] = dtype, shape
             holders.setdefault(name, {}).setdefault(box, []).append(rank)
@@ -240,12 +240,3 @@ def _write_shard(
     except OSError as error:
         raise not_written(folder, error) from error
     return {path.relative_to(folder).as_posix(): entry}
-
-
-def _of_all(accelerator: Accelerator, value: T) -> list[T]:
-    """Returns the values of all processes, by rank."""
-    if accelerator.num_processes == 1:
-        return [value]
-    from accelerate.utils import gather_object
-
-    return gather_object([value])

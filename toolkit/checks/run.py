@@ -51,6 +51,12 @@ def _dataset_problems(cfg: Config, task: Task) -> list[str]:
     return problems_of(lambda: find_hub(str(data.dataset_name), data.dataset_config_name, data.revision))
 
 
+def _size_problems(cfg: Config, task: Task) -> list[str]:
+    if "WORLD_SIZE" not in os.environ:
+        raise CannotCheck("no processes were launched")
+    return size_problems(cfg, int(os.environ["WORLD_SIZE"]))
+
+
 CHECKS = (
     Check("eval.metric_for_best_model", lambda cfg, task: problems_of(lambda: best_metric(cfg, task))),
     Check("train.train_sampling_strategy", _sampling_problems),
@@ -65,7 +71,7 @@ CHECKS = (
     Check("checkpoint.push_to_hub", lambda cfg, task: hub_problems(cfg.checkpoint), "machine"),
     Check("the adapters' libraries", lambda cfg, task: adapter_problems(cfg.model), "libraries"),
     Check("train.mixed_precision", lambda cfg, task: machine.precision_problems(cfg), "machine"),
-    Check("parallel", lambda cfg, task: size_problems(cfg), "machine"),
+    Check("the sizes in parallel", _size_problems, "machine"),
     Check("train.tf32", lambda cfg, task: machine.tf32_problems(cfg), "machine"),
     Check("train.activation_offload", lambda cfg, task: machine.offload_problems(cfg), "machine"),
     Check("model.attn_implementation", lambda cfg, task: machine.attention_problems(cfg), "machine"),
@@ -158,7 +164,7 @@ def refuse_wrong_launch(cfg: Config, make_task: Callable[[Config], Task], num_pr
     """
     found = examine(cfg, make_task, folder=False)
     if not found.problems:
-        found += Findings(tuple(model.process_problems(cfg, num_processes)))
+        found += Findings((*size_problems(cfg, num_processes), *model.process_problems(cfg, num_processes)))
     found.refuse()
 
 

@@ -17,7 +17,7 @@ from toolkit.commands import _options, _recipe_config
 from toolkit.commands._options import at_least
 from toolkit.report.certificate import folder_of
 
-NAMES = ("loss-scale", "engines", "resume", "ranks")
+NAMES = ("loss-scale", "engines", "resume", "ranks", "strategy")
 ROWS, LEAST_ROWS = 37, 9
 """Default number of rows: five steps of 8 rows per epoch, the last one incomplete."""
 
@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kill-at", type=at_least(1), metavar="STEP", help="resume: kill at this step (default: a random one)"
     )
+    parser.add_argument(
+        "--strategy",
+        nargs="+",
+        metavar="SPEC",
+        help="strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
+        "(default: those that the model allows on two processes)",
+    )
     _options.add(parser, "--output-dir", default_text="certificates/ and a hash of the configuration")
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
@@ -53,6 +60,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.lab.certify import promises, text
     from toolkit.lab.certify.certificate import FAILED
+    from toolkit.lab.certify.strategy import strategies_of
     from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings
 
     experiment = Experiment(
@@ -63,6 +71,7 @@ def work(arguments: argparse.Namespace) -> None:
         rows=arguments.rows,
         kill_at=arguments.kill_at,
         kill_after=random.uniform(1.2, 1.9),  # in the second epoch, which has another row order
+        strategies=arguments.strategy or strategies_of(loaded.config),
     )
     chosen = {name: promise for name, promise in promises().items() if name in (arguments.only or NAMES)}
     trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]

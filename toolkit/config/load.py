@@ -15,24 +15,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.draft import Draft, Loaded, keys_in, located
-from toolkit.config.keys import _TOP, _hints, field_types, section_types
-from toolkit.config.messages import Key, choices, describe_errors, did_you_mean, join, show
+from toolkit.config.keys import _TOP, field_types, section_types
+from toolkit.config.launcher import ask_launcher
+from toolkit.config.messages import Key, describe_errors, did_you_mean, join, show
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import path_problems
 from toolkit.config.rule import Rule, conflicts
-from toolkit.config.sections import Config, TopLevel, TrainConfig
-from toolkit.config.source import Settings, Source, read_file, read_sections
+from toolkit.config.sections import Config, TopLevel
+from toolkit.config.source import Settings, read_file, read_sections
 from toolkit.config.watch import touching, watched
 
 if TYPE_CHECKING:
     from toolkit.config.column import Column
-
-LAUNCHER: dict[str, tuple[str, str, Any]] = {
-    "mixed_precision": ("ACCELERATE_MIXED_PRECISION", "no", "no"),
-    "gradient_accumulation_steps": ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "auto", 1),
-}
-"""Field of `train`: the launcher's variable, the variable's value if the user did not set it, and our default.
-`accelerate launch` always sets the precision, by default to `no`."""
 
 STAND_IN = "missing"
 """Replaces required text that is missing, so that everything else can be checked."""
@@ -88,7 +82,7 @@ def read_config(
     settings = read_sections(file) if isinstance(file, Mapping) else read_file(Path(file))
     _check_keys(settings, settings.values, fields)
     apply_overrides(settings, overrides, fields)
-    _ask_launcher(settings, environ)
+    ask_launcher(settings, environ)
     _check_columns(settings, columns)
     parts: dict[str, Any] = {
         name: _validate(settings, kind, settings.values.get(name, {}), (name,), fields) for name, kind in types.items()
@@ -130,28 +124,6 @@ def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key,
             if value is not None:
                 settings.report(key, f"received {show(value)}, expected a mapping: its keys, indented below it")
             del values[name]
-
-
-def _ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Fills in values that the file leaves to the launcher; reports values that both set differently."""
-    hints = _hints(TrainConfig)
-    for field, (variable, silent, default) in LAUNCHER.items():
-        key = ("train", field)
-        text, own = environ.get(variable, "").strip().lower(), settings.get(key)
-        asked = int(text) if text.isdecimal() else text
-        allowed = choices(hints[field])
-        if asked in ("", silent):
-            if own is None:
-                settings.set(key, default, settings.default)
-        elif own is None or (allowed and asked not in allowed):
-            settings.set(key, asked, Source("launcher", f"launcher {variable}={text}"))
-        elif asked != own:
-            settings.report(
-                key,
-                f"received {show(own)}, but the launcher says {show(asked)} ({variable}); set "
-                f"train.{field} to null, which means the launcher's value, or start "
-                f"`accelerate launch` with --{field} {own}",
-            )
 
 
 def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> None:

@@ -30,5 +30,6 @@ class ParallelConfig:
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
     offload: bool = False
     """Keeps parameters, gradients and optimizer state in CPU memory while they are not needed on the GPU (`fsdp`)."""
-    zero_stage: Literal[2, 3] | None = None
-    """ZeRO's names for FSDP over all processes: 2 keeps gathered parameters until the backward pass, 3 does not."""
+    zero_stage: Literal[1, 2, 3] | None = None
+    """ZeRO's names. 1: replicas that each keep a part of the optimizer's state. 2 and 3: FSDP over all processes, where
+    2 keeps gathered parameters for a window."""

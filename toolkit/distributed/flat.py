@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from toolkit.base.shards import local
 from toolkit.distributed.collectives import sum_dtype
 
 EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
@@ -54,13 +55,17 @@ class Wire:
             distance += float(squares)
         return distance
 
-    def copy_main(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces each tensor by that of the main process."""
+    def copy_from(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Replaces each tensor by that of the process with a given rank."""
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
-            self._send(dist.broadcast, flat, src=0)
+            self._send(dist.broadcast, flat, src=rank)
             for tensor, value in _parts(piece, flat):
                 tensor.detach().copy_(value)
+
+    def copy_main(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by that of the main process."""
+        self.copy_from(tensors, 0)
 
     def exchanged(self) -> dict[str, float]:
         """Returns the number of collectives and bytes sent so far, for the report."""
@@ -80,14 +85,14 @@ def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -
 
     Args:
         wire: exchanges the tensors.
-        parameters: parameters of any shape, the same on every process.
+        parameters: parameters of any shape, the same on every process; they may be split over other processes.
         weight: weight of this process; the weights of all processes add up to 1.
     """
     if not parameters:
         return
     used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    wire.mean([*gradients, used], weight)
+    gradients = [torch.zeros_like(p.detach()) if p.grad is None else p.grad for p in parameters]
+    wire.mean([*map(local, gradients), used], weight)
     for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
         parameter.grad = gradient if share > 0 else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from math import prod
 
 from toolkit.api.mesh import Mesh
@@ -24,7 +23,7 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
     """
     sizes = {"replicas": parallel.replicas, "fsdp": parallel.fsdp, "tensor": parallel.tensor}
     left = processes // prod(size for size in sizes.values() if size is not None)
-    if parallel.zero_stage is not None and parallel.fsdp == 1:
+    if parallel.zero_stage in (2, 3) and parallel.fsdp == 1:
         sizes["fsdp"], sizes["replicas"] = max(1, left), parallel.replicas or 1
     elif parallel.replicas is None:
         sizes["replicas"] = max(1, left)
@@ -40,6 +39,6 @@ def mesh_of(parallel: ParallelConfig, processes: int, rank: int = 0) -> Mesh:
     return Mesh(mesh.replicas, mesh.fsdp, mesh.tensor, mesh.pipeline, rank)
 
 
-def size_problems(cfg: Config) -> list[str]:
-    """Returns why the sizes in `parallel` do not fit the launched processes."""
-    return problems_of(lambda: mesh_of(cfg.parallel, int(os.environ.get("WORLD_SIZE", "1"))))
+def size_problems(cfg: Config, processes: int) -> list[str]:
+    """Returns why the sizes in `parallel` do not fit a number of processes."""
+    return problems_of(lambda: mesh_of(cfg.parallel, processes))

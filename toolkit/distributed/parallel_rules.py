@@ -9,14 +9,12 @@ from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config
 from toolkit.optim.presets import PRESETS
 
-SIZES = ("parallel.fsdp", "parallel.tensor", "parallel.zero_stage")
-"""Settings that split the model."""
 _UNSPLIT = "remove the settings of parallel"
 
 
 def shards(config: Config) -> bool:
     """Returns whether parameters are sharded."""
-    return config.parallel.fsdp > 1 or config.parallel.zero_stage is not None
+    return config.parallel.fsdp > 1 or config.parallel.zero_stage in (2, 3)
 
 
 def splits(config: Config) -> bool:
@@ -33,7 +31,7 @@ def _sharded_only(name: str) -> Rule:
         f"parallel.{name}",
         getattr(ParallelConfig(), name),
         "parallel",
-        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage is not None,
+        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage in (2, 3),
         "only sharded parameters have this setting",
         "set parallel.fsdp",
     )
@@ -47,6 +45,24 @@ RULES = (
         ("parallel.zero_stage", "parallel.reshard_after_forward"),
         "stage 3 frees gathered parameters after the forward pass",
         "set parallel.zero_stage to 2, or remove parallel.reshard_after_forward",
+    ),
+    Rule(
+        lambda c: c.parallel.zero_stage == 1 and splits(c),
+        ("parallel",),
+        "stage 1 is for replicas; sharded parameters have sharded optimizer state anyway",
+        "remove parallel.zero_stage",
+    ),
+    Rule(
+        lambda c: c.parallel.zero_stage == 1 and (c.train.strategy == "local_sgd" or c.train.auto_batch_size),
+        ("parallel.zero_stage", "train.strategy", "train.auto_batch_size"),
+        "each process updates only a part of the parameters",
+        "set train.strategy to sync and remove train.auto_batch_size, or remove parallel.zero_stage",
+    ),
+    Rule(
+        lambda c: c.parallel.zero_stage == 1 and PRESETS[c.train.optim].averages,
+        ("parallel.zero_stage", "train.optim"),
+        "this optimizer evaluates an average that is part of its state",
+        "set parallel.zero_stage to 3, or train.optim to another optimizer",
     ),
     _refused(
         lambda c: c.train.strategy == "local_sgd",
@@ -89,6 +105,12 @@ RULES = (
         "model.peft.method",
         "weights of 4 bits cannot be split",
         "set model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.parallel.tensor > 1 and PRESETS[c.train.optim].averages,
+        ("parallel.tensor", "train.optim"),
+        "this optimizer counts its steps for all parameters together, and split ones are updated separately",
+        "set parallel.fsdp instead of parallel.tensor, or train.optim to another optimizer",
     ),
     Rule(
         lambda c: c.parallel.tensor > 1 and c.model.peft.method != "none",

@@ -20,6 +20,7 @@ def fit(run: Run) -> FitResult:
     with opened(run) as setup:
         milestones = setup.milestones
         optimizer = build_optimizer(run.model, train)
+        strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
         session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)

@@ -95,6 +95,7 @@ class WindowTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Builds the configured optimizer and its schedule, which needs the optimizer before it is prepared."""
         optimizer = build_optimizer(self.run.model, self.run.cfg.train)
+        self.run.strategy.prepare_optimizer(optimizer)
         self.schedule = build_schedule(optimizer, self.run.cfg.train, self.setup.milestones.total_steps)
         self.optimizer = optimizer
         return optimizer

@@ -93,13 +93,13 @@ RULES = (
         lambda c: 0 < c.train.max_steps <= _last_moment(c, "step"),
         ("model.unfreeze", "train.max_steps"),
         _TOO_LATE,
-        "name an earlier step, or set more steps",
+        "set an earlier step in model.unfreeze, or more steps",
     ),
     Rule(
         lambda c: c.train.max_steps <= 0 and c.train.num_train_epochs <= _last_moment(c, "epoch"),
         ("model.unfreeze", "train.num_train_epochs"),
         _TOO_LATE,
-        "name an earlier epoch, or set more epochs",
+        "set an earlier epoch in model.unfreeze, or more epochs",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,

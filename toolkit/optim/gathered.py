@@ -1,17 +1,17 @@
-"""Steps of optimizers that need complete matrices, for parameters that are split over processes."""
+"""Steps of optimizers on parameters that are split over processes."""
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from toolkit.base.shards import fill, full, is_split
-from toolkit.optim.state import unwrapped
 
 
-def gather_before_step(optimizer: Any) -> None:
+def gather_before_step(optimizer: torch.optim.Optimizer) -> None:
     """Makes each step of an optimizer gather one parameter after another, update it and keep this process's part.
 
     State of a parameter's shape (momentum) is split like the parameter; other state (row and column statistics) is
@@ -19,25 +19,52 @@ def gather_before_step(optimizer: Any) -> None:
     split.
 
     Args:
-        optimizer: a `torch.optim.Optimizer` that updates each parameter by itself, or accelerate's wrapper of one.
+        optimizer: an optimizer that updates each parameter by itself.
     """
-    inner = unwrapped(optimizer)
-    step = inner.step
+    step = optimizer.step
 
     @torch.no_grad()
-    def gathered(closure: Any = None) -> None:
-        members = [group["params"] for group in inner.param_groups]
-        for group in inner.param_groups:
+    def gathered(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        members = [group["params"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
             group["params"] = []
-        for group, parameters in zip(inner.param_groups, members, strict=True):
+        for group, parameters in zip(optimizer.param_groups, members, strict=True):
             for parameter in parameters:
                 if parameter.grad is not None:
-                    _update(inner, step, group, parameter)
+                    _update(optimizer, step, group, parameter)
             group["params"] = []
-        for group, parameters in zip(inner.param_groups, members, strict=True):
+        for group, parameters in zip(optimizer.param_groups, members, strict=True):
             group["params"] = parameters
 
-    inner.step = gathered  # type: ignore[method-assign, assignment]
+    optimizer.step = MethodType(gathered, optimizer)  # type: ignore[method-assign]
+
+
+def step_by_layout(optimizer: torch.optim.Optimizer) -> None:
+    """Makes each step of an optimizer update parameters with different layouts one after another.
+
+    Kernels that update many parameters at once take either ordinary tensors or tensors of one device mesh.
+
+    Args:
+        optimizer: an optimizer that updates each parameter by itself.
+    """
+    step = optimizer.step
+    groups = optimizer.param_groups
+
+    def by_layout(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        members = [group["params"] for group in groups]
+        layouts = dict.fromkeys(_layout(parameter) for parameters in members for parameter in parameters)
+        for layout in layouts:
+            for group, parameters in zip(groups, members, strict=True):
+                group["params"] = [parameter for parameter in parameters if _layout(parameter) == layout]
+            step()
+        for group, parameters in zip(groups, members, strict=True):
+            group["params"] = parameters
+
+    optimizer.step = MethodType(by_layout, optimizer)  # type: ignore[method-assign]
+
+
+def _layout(parameter: Any) -> Any:
+    return parameter.device_mesh if is_split(parameter) else None
 
 
 def _update(optimizer: torch.optim.Optimizer, step: Any, group: dict[str, Any], parameter: Tensor) -> None:

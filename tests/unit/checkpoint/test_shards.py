@@ -150,7 +150,7 @@ def test_both_formats_hold_the_same_bits(tmp_path: Path, optimizer: Any) -> None
 
 
 def test_what_several_processes_hold_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_of_all", lambda accelerator, value: [value, value])
+    monkeypatch.setattr(writing, "objects_of_all", lambda value: [value, value])
     tensors = {f"{number}": torch.zeros(8) for number in range(6)} | {"buffer": torch.zeros(2)}
     group = Group("model", tensors, first_only=["buffer"])
     owners = {name: each.parts[0][1] for name, each in writing._planned(as_rank(0), group, spread=True).items()}

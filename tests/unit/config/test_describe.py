@@ -70,6 +70,7 @@ def test_resolved_file_is_the_same_configuration(folder: Path) -> None:
         "model",
         "data",
         "train",
+        "parallel",
         "eval",
         "checkpoint",
         "tracking",
@@ -152,7 +153,7 @@ def test_schema_describes_the_whole_file() -> None:
     assert whole["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert whole["required"] == ["output_dir", "task"]
     sections = [part for part in whole["properties"].values() if "properties" in part]
-    assert len(sections) == 8
+    assert len(sections) == 9
     for part in (whole, *sections):
         assert (part["additionalProperties"], part["patternProperties"]) == (False, {"^x-": {}})
         assert all(setting["description"] for setting in part["properties"].values())

@@ -61,7 +61,7 @@ Faulty = Original
     ),
     "predictions cut instead of put back by row id": (
         "ranks",
-        "put back by their row ids",
+        "ordered by their row ids",
         """
 import toolkit.engine.evaluation
 

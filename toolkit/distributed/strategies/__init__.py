@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "sync": "toolkit.distributed.strategies.ddp.DataParallel",
     "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
+    "zero_one": "toolkit.distributed.strategies.zero_one.ZeroOne",
     "sharded": "toolkit.distributed.strategies.sharded.Sharded",
     "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
 }
@@ -32,6 +33,8 @@ def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[
         name = "sharded"
     elif cfg.train.auto_batch_size:
         name = "auto_batch_size"
+    elif cfg.parallel.zero_stage == 1 and processes > 1:
+        name = "zero_one"
     else:
         name = cfg.train.strategy if processes > 1 else "sync"
     kind: type[Strategy] = import_object(STRATEGIES[name])

@@ -27,12 +27,13 @@ from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_plans import split_layers
 from toolkit.distributed.window import averaging_scale, micro_batch
-from toolkit.optim.gathered import gather_before_step
+from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
     from toolkit.api.strategy import LostGradient
@@ -64,6 +65,7 @@ class Sharded(Strategy):
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
         self.devices = device_mesh(mesh, accelerator.device)
+        self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
         self.wire, self.wire_to_all = Wire(self.devices["replicas"].get_group()), Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -78,12 +80,11 @@ class Sharded(Strategy):
         return model
 
     def _shard(self, model: nn.Module) -> None:
-        parallel = self.cfg.parallel
         hybrid = self.mesh.replicas > 1
         options: dict[str, Any] = {
             "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
-            "reshard_after_forward": parallel.reshard_after_forward and parallel.zero_stage != 2,
-            "offload_policy": CPUOffloadPolicy() if parallel.offload else OffloadPolicy(),
+            "reshard_after_forward": self._reshards,
+            "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
         }
         for group in sharing_modules(model):
             fully_shard(group, **options)
@@ -91,11 +92,16 @@ class Sharded(Strategy):
             fully_shard(layer, **options)
         fully_shard(model, **options)
 
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Gathers each parameter for optimizers that need it complete; separates layouts that kernels cannot mix."""
+        if not PRESETS[self.cfg.train.optim].elementwise:
+            gather_before_step(optimizer)
+        elif self.mesh.tensor > 1:
+            step_by_layout(optimizer)
+
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer."""
         self.replica, self.model = replica, replica.bare_model
-        if not PRESETS[self.cfg.train.optim].elementwise:
-            gather_before_step(replica.optimizer)
 
     def begin_step(self, own_items: float, items: float) -> float:
         """Returns the factor of summed losses whose gradients are averaged over data ranks."""
@@ -108,6 +114,8 @@ class Sharded(Strategy):
         for number, batch in enumerate(window, start=1):
             if isinstance(self.model, FSDPModule):
                 self.model.set_requires_gradient_sync(number == len(window))
+                if not self._reshards:
+                    self.model.set_reshard_after_backward(number == len(window))
             losses.append(micro_batch(self.accelerator, r.task, self.model, batch, scale).double())
             r.beat()
         if self.mesh.fsdp == 1 and self.mesh.replicas > 1:

@@ -32,11 +32,12 @@ class Promise:
 
 def promises() -> dict[str, Promise]:
     """Returns all kinds of certificates by their names on the command line."""
-    from toolkit.lab.certify import engines, loss_scale, ranks, resume
+    from toolkit.lab.certify import engines, loss_scale, ranks, resume, strategy
 
     return {
         "loss-scale": Promise(loss_scale.trainings, loss_scale.judge),
         "engines": Promise(engines.trainings, engines.judge),
         "resume": Promise(resume.trainings, resume.judge),
         "ranks": Promise(ranks.trainings, ranks.judge),
+        "strategy": Promise(strategy.trainings, strategy.judge),
     }

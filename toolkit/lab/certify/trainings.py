@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from toolkit.base.errors import ConfigError, RunError, problems_of
 from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config.overrides import written
+from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.lab.jobs import Trial, inherited_environment, run_trials
 from toolkit.recipe import load_settings, load_task_type
@@ -77,6 +78,7 @@ class Experiment:
         rows: number of training rows, and maximum number of validation rows.
         kill_at: the step at whose end a run is killed, or None.
         kill_after: if `kill_at` is None, the number of epochs after which a run is killed.
+        strategies: strategies to compare with one process, as on the command line (`fsdp=2`).
     """
 
     recipe: str
@@ -86,6 +88,7 @@ class Experiment:
     rows: int
     kill_at: int | None
     kill_after: float
+    strategies: Sequence[str] = ()
 
     @property
     def evaluated(self) -> bool:
@@ -97,6 +100,7 @@ class Experiment:
         """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""
         train, data = self.cfg.train, self.cfg.data
         settings: dict[str, Any] = {
+            **{f"parallel.{field.name}": field.default for field in fields(ParallelConfig)},
             "data.max_train_samples": self.rows,
             "train.num_train_epochs": 2,
             "train.max_steps": -1,
@@ -139,6 +143,9 @@ class Training:
         killed: whether the process kills itself with SIGKILL, at the time that the experiment gives.
         model_of: name of the training whose model it starts from.
         resumes: name of the training in whose folder it resumes.
+        float64: whether it computes in float64.
+        max_layers: number of layers that a larger model is cut to, or None.
+        checkpoint_of: name and step of the checkpoint of another training from which it starts, in its own folder.
     """
 
     name: str
@@ -150,6 +157,9 @@ class Training:
     killed: bool = False
     model_of: str | None = None
     resumes: str | None = None
+    float64: bool = False
+    max_layers: int | None = None
+    checkpoint_of: tuple[str, int] | None = None
 
 
 def refuse_wrong_trainings(trainings: Sequence[Training], experiment: Experiment) -> None:
@@ -187,14 +197,20 @@ def run_trainings(trainings: Sequence[Training], experiment: Experiment, folder:
     """
     unique = list({training.name: training for training in trainings}.values())
     # Killed trainings run first, since others resume them, and each in its own process.
-    order = sorted(unique, key=lambda each: (not each.killed, each.processes, each.model_of is not None))
-    for (killed, processes), group in groupby(order, key=lambda each: (each.killed, each.processes)):
+    order = sorted(unique, key=_launch_of)
+    for (alive, resuming, processes), group in groupby(order, key=lambda each: _launch_of(each)[:3]):
         launch = list(group)
-        name = launch[0].name if len(launch) == 1 else f"{processes}-process{'es' if processes > 1 else ''}"
+        several = f"{processes}-process{'es' if processes > 1 else ''}{'-resumed' if resuming else ''}"
+        name = launch[0].name if len(launch) == 1 else several
         trials = [_trial(training, experiment, folder) for training in launch]
         for outcome in run_trials(trials, folder / f"{name}.log", processes, environ=ON_CPU):
-            if outcome.died is not None and not (killed and outcome.died == -signal.SIGKILL):
+            if outcome.died is not None and (alive or outcome.died != -signal.SIGKILL):
                 raise RunError(f"certify: {outcome.error}")
+
+
+def _launch_of(training: Training) -> tuple[bool, bool, int, bool]:
+    """Returns the sort key of a training; those with the same key, except for the last part, share a launch."""
+    return not training.killed, training.checkpoint_of is not None, training.processes, training.model_of is not None
 
 
 def _overrides(training: Training, experiment: Experiment) -> list[str]:

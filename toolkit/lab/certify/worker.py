@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ from toolkit.recipe import load_settings, load_task_type
 
 DROPOUT_FIELDS = ("dropout", "drop_path", "drop_rate", "_pdrop", "layerdrop", "_drop")
 """Parts of the names of fields of model configurations that are dropout probabilities."""
+LAYER_FIELDS = frozenset({
+    "num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers", "n_layer", "n_layers",
+})  # fmt: skip
+"""Fields of model configurations that are numbers of layers."""
 MASKING_FIELDS = ("mask_time_prob", "mask_feature_prob")
 """Fields of model configurations that are probabilities of masking inputs."""
 
@@ -37,9 +41,11 @@ def train(job: Mapping[str, Any]) -> None:
     def load(*more: str) -> Config:
         return load_settings(task_type, job["config"], [*overrides, *more]).config
 
-    cfg = load()
-    if job["no_dropout"]:
-        cfg = load(*written({f"model.config_overrides.{name}": 0.0 for name in _random_fields(cfg)}))
+    if job["checkpoint_of"]:
+        name, step = job["checkpoint_of"]
+        overrides += written({"checkpoint.resume": str(RunFolder(folder / name).checkpoint(step).path)})
+    changes = _changes(load(), job["no_dropout"], job["max_layers"])
+    cfg = load(*written({f"model.config_overrides.{name}": value for name, value in changes.items()}))
     (folder / job["name"]).mkdir(exist_ok=True)
     # Traces have a separate folder: the output folder of a run must be empty.
     with Trace(folder / "traces" / job["name"], job["gradients"], job["kill"]) as trace:
@@ -49,14 +55,26 @@ def train(job: Mapping[str, Any]) -> None:
             with prepared_run(cfg, task_type(cfg), recipe) as prepared:
                 one_update(prepared, trace)
         else:
-            run(cfg, task_type(cfg), recipe, observer=trace)
+            run(cfg, task_type(cfg), recipe, observer=trace, float64=job["float64"])
 
 
-def _random_fields(cfg: Config) -> Iterator[str]:
-    """Yields the names of the fields of a model's configuration that make it draw random numbers."""
+def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str, float]:
+    """Returns the fields of the model's configuration to change, with their new values.
+
+    Args:
+        cfg: the settings.
+        no_dropout: whether fields that make the model draw random numbers become zero.
+        max_layers: maximum number of layers, or None.
+    """
     from toolkit.models.load import load_model_config
 
+    found: dict[str, float] = {}
     for name, value in load_model_config(cfg.model).to_dict().items():
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
         random = any(part in name for part in DROPOUT_FIELDS) or name in MASKING_FIELDS
-        if random and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1:
-            yield name
+        if no_dropout and random and 0 < value < 1:
+            found[name] = 0.0
+        if max_layers is not None and name in LAYER_FIELDS and value > max_layers:
+            found[name] = max_layers
+    return found

@@ -13,7 +13,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config import flatten
-from toolkit.config.load import LAUNCHER
+from toolkit.config.launcher import LAUNCHER
 from toolkit.config.sections import Config
 from toolkit.config.source import read_file
 from toolkit.lab.compare.variants import Variant

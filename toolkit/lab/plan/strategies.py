@@ -59,21 +59,23 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
     # Tensor parallelism does not shard the tensors that pass from layer to layer.
     unsharded = min(across, f.activations)
     in_flight = min(window, n)
+    # Gradients are exchanged once per window; until then, sharded models accumulate complete ones.
+    shared = away if window == 1 else 0.0
     found += [
         Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, True, "low",
                  "it fits one device: the usual choice"),
         Strategy(f"local SGD (every {train.local_sgd_steps})", _held(f) + outer,
                  round(ring * averaged / train.local_sgd_steps), n, True, "low; another algorithm",
                  "the network is slow"),
-        Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, False, "medium",
+        Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, True, "medium",
                  "the optimizer's state is what does not fit"),
-        Strategy("ZeRO-2", _held(f, optimizer=away, gradients=away), round(away * f.gradients * (window + 1)), n, False,
-                 "medium", "gradients do not fit either"),
-        Strategy("FSDP / ZeRO-3", _held(f, away, away, away) + min(f.parameters, 2 * f.layer_parameters),
-                 round(away * window * (2 * f.parameters + f.gradients)), n, False, "medium",
+        Strategy("ZeRO-2", _held(f, optimizer=away, gradients=shared), round(away * (f.parameters + f.gradients)), n,
+                 True, "medium", "gradients do not fit either"),
+        Strategy("FSDP / ZeRO-3", _held(f, away, shared, away) + min(f.parameters, 2 * f.layer_parameters),
+                 round(away * (2 * window * f.parameters + f.gradients)), n, True, "medium",
                  "the weights do not fit; needs a fast network"),
         Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - unsharded) * away)),
-                 round(ring * (6 if f.recomputed else 4) * across * window), n, False, "high; per architecture",
+                 round(ring * (6 if f.recomputed else 4) * across * window), n, True, "high; per architecture",
                  "one layer does not fit; devices are closely linked"),
         Strategy("pipeline parallel", _held(f, away, away, away, round(f.activations * (1 - in_flight / n))),
                  2 * f.boundary * window, n * window / (window + n - 1), False, "high; needs accumulation",

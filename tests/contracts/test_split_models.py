@@ -1,0 +1,75 @@
+"""A model that is split over processes trains like one that is not: every strategy, in float64, through the recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import split_runs
+import torch
+from launching import launch
+from runs import assert_close, lines, predictions, weights
+from split_runs import RUNS
+
+pytestmark = pytest.mark.distributed
+
+FAST = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews", "zero1:reviews")
+TENSOR = (
+    "reviews",
+    "qa",
+    "translation",
+    "language_modeling",
+    "masked",
+    "trainer-reviews",
+    "recompute",
+    "ema",
+    "fused",
+    "few",
+)
+"""Runs whose architecture has a plan for tensor parallelism."""
+ALL = {
+    2: [
+        *(f"fsdp:{run}" for run in RUNS),
+        *(f"zero2:{run}" for run in ("reviews", "translation")),
+        *(f"zero1:{run}" for run in RUNS if run != "schedule_free"),
+        *(f"tensor:{run}" for run in TENSOR),
+    ],
+    4: [f"{strategy}:{run}" for strategy in ("hsdp", "fsdp-tensor", "replicas-tensor") for run in TENSOR],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("split")
+    launch([Path(split_runs.__file__), folder, *FAST], 2)
+    split_runs.main(folder, *{name.split(":")[1] for name in FAST})
+    return folder
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_split_model_trains_like_one_process(output, name):
+    assert_like_one_process(output, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ALL)
+def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):
+    launch([Path(split_runs.__file__), tmp_path, *ALL[processes]], processes, timeout=1500)
+    split_runs.main(tmp_path, *dict.fromkeys(name.split(":")[1] for name in ALL[processes]))
+    for name in ALL[processes]:
+        assert_like_one_process(tmp_path, name)
+
+
+def assert_like_one_process(folder: Path, name: str) -> None:
+    """Asserts that a run has the losses, norms, metrics, predictions and parameters of the same run on one process."""
+    one, split = folder / name.split(":")[1], folder / name.replace(":", "-of-")
+    assert_close(lines(one, "loss"), lines(split, "loss"), 1e-10, name)
+    assert_close(lines(one, "eval_loss"), lines(split, "eval_loss"), 1e-10, name)
+    assert_close(predictions(one), predictions(split), 1e-9, name)
+    expected, found = weights(one), weights(split)
+    assert expected.keys() == found.keys(), name
+    far = {key: float((value - found[key]).abs().max()) for key, value in expected.items()}
+    # The gradient of a key's bias is zero but for rounding, and Adafactor divides it by its own size.
+    far = {key: value for key, value in far.items() if not (key.endswith("key.bias") and "adafactor" in name)}
+    assert max(far.values()) <= 1e-9, (name, far)
+    assert {key: value.dtype for key, value in found.items()} == dict.fromkeys(expected, torch.float64)
