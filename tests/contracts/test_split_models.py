@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,11 @@ TENSOR = (
     "translation",
     "language_modeling",
     "masked",
+    "vit",
+    "gpt2",
     "trainer-reviews",
+    "trainer-translation",
+    "adafactor",
     "recompute",
     "ema",
     "fused",
@@ -51,6 +56,16 @@ def test_a_split_model_trains_like_one_process(output, name):
     assert_like_one_process(output, name)
 
 
+@pytest.mark.parametrize("name", FAST)
+def test_each_process_holds_its_share(output, name):
+    one, split = (json.loads((output / run / "run.json").read_text())["memory"] for run in folders(name))
+    strategy = name.split(":")[0]
+    if strategy == "fsdp":
+        assert split["parameters"] < 0.55 * one["parameters"]
+    if strategy in ("fsdp", "zero1") and not name.endswith("adafactor"):
+        assert split["optimizer_state"] <= 0.55 * one["optimizer_state"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ALL)
 def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):
@@ -60,9 +75,14 @@ def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes)
         assert_like_one_process(tmp_path, name)
 
 
+def folders(name: str) -> tuple[str, str]:
+    """Returns the folders of a run on one process, and of the same run with a strategy."""
+    return name.split(":")[1], name.replace(":", "-of-")
+
+
 def assert_like_one_process(folder: Path, name: str) -> None:
     """Asserts that a run has the losses, norms, metrics, predictions and parameters of the same run on one process."""
-    one, split = folder / name.split(":")[1], folder / name.replace(":", "-of-")
+    one, split = (folder / run for run in folders(name))
     assert_close(lines(one, "loss"), lines(split, "loss"), 1e-10, name)
     assert_close(lines(one, "eval_loss"), lines(split, "eval_loss"), 1e-10, name)
     assert_close(predictions(one), predictions(split), 1e-9, name)

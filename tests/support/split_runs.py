@@ -8,7 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from runs import SGD, train
+from runs import SGD, SMALL, train
 
 RUN = (
     *("data.max_train_samples=37", "data.max_eval_samples=5", "train.num_train_epochs=1"),
@@ -20,6 +20,11 @@ ROWS = 12
 ACCUMULATION = 3
 ADAMW = ("train.optim=adamw_torch", "train.learning_rate=0.001")
 
+GPT2 = ("model.from_config={model_type: gpt2, vocab_size: 400, n_embd: 32, n_layer: 2, n_head: 2, n_positions: 64, "
+        "embd_pdrop: 0.0, attn_pdrop: 0.0, resid_pdrop: 0.0}",)  # fmt: skip
+VIT = ("model.from_config={model_type: vit, image_size: 32, patch_size: 8, hidden_size: 32, num_hidden_layers: 2, "
+       "num_attention_heads: 2, intermediate_size: 48}",)  # fmt: skip
+
 RUNS: dict[str, tuple[str, ...]] = {
     "reviews": ("reviews", *ADAMW),
     "qa": ("qa", *SGD),
@@ -27,6 +32,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "language_modeling": ("language_modeling", *SGD),
     "masked": ("language_modeling/smoke_masked", *SGD),
     "image": ("reviews/smoke_image", *SGD),
+    "vit": ("reviews/smoke_image", *SGD, *VIT),
+    "gpt2": ("language_modeling", *SGD, *GPT2),
     "audio": ("reviews/smoke_audio", *SGD),
     "trainer-reviews": ("reviews", *ADAMW, "engine=trainer"),
     "trainer-translation": ("translation", *SGD, "engine=trainer"),
@@ -62,7 +69,9 @@ def main(output: Path, *names: str) -> None:
         rows = f"train.per_device_train_batch_size={ROWS // ACCUMULATION // data_size}"
         split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}")
         recipe, *settings = RUNS[run]
-        train(recipe, output / name.replace(":", "-of-"), *RUN, *split, *settings, *parallel, double=True)
+        sizes = SMALL if {*GPT2, *VIT} & {*settings} else None
+        folder = output / name.replace(":", "-of-")
+        train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
-from toolkit.distributed.tensor_plans import plan_problems
+from toolkit.distributed.tensor_plans import plan_problems, split_modules
 from toolkit.modalities import inputs
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
@@ -125,7 +125,12 @@ def activation_problems(cfg: Config, task: Task) -> list[str]:
 
 def tensor_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why the model's layers cannot be split over `parallel.tensor` processes."""
-    return plan_problems(_config(cfg), cfg.parallel.tensor) if cfg.parallel.tensor > 1 else []
+    size = cfg.parallel.tensor
+    problems = plan_problems(_config(cfg), size) if size > 1 else []
+    if size == 1 or problems:
+        return problems
+    model = _without_weights(cfg, task)
+    return problems_of(lambda: split_modules(model, size))
 
 
 def rate_problems(cfg: Config, task: Task) -> list[str]:

@@ -25,7 +25,8 @@ class ParallelConfig:
     is needed (FSDP2). Each reads other rows. With `replicas` above 1: hybrid sharding (HSDP)."""
     tensor: Positive = 1
     """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
-    same rows."""
+    same rows. Embeddings, norms and output heads stay complete on each; so do the logits. An architecture needs a plan,
+    and the number must divide its heads."""
     reshard_after_forward: bool = True
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
     offload: bool = False

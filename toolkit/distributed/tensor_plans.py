@@ -1,17 +1,37 @@
-"""Which layers of an architecture are split by tensor parallelism, and how."""
+"""Which layers of an architecture are split by tensor parallelism, and how.
+
+In attention and in MLPs the first layers are split by their outputs, so that each process computes some of the heads or
+of the hidden units, and the last layer is split by its inputs, so that one sum over processes completes its outputs.
+Everything between two such pairs is complete on every process: embeddings, norms, residuals and output heads.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch import Tensor, nn
+
+from toolkit.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+COLUMNS, ROWS = "colwise", "rowwise"
+GATHERED_COLUMNS, SCATTERED_ROWS = "colwise_gather_output", "rowwise_split_input"
+HEAD_NORM = "replicated_with_grad_allreduce"
+FUSED_COLUMNS = "colwise_of_3"
+STYLES = {
+    COLUMNS: "splits outputs; each process continues with its part",
+    ROWS: "splits inputs, of which each process has its part; the outputs are summed",
+    GATHERED_COLUMNS: "splits outputs and gathers them",
+    SCATTERED_ROWS: "splits complete inputs; the outputs are summed",
+    HEAD_NORM: "a norm of each head by itself; the gradients of all heads are summed",
+    FUSED_COLUMNS: "splits each of three matrices that are stored side by side, as GPT-2's queries, keys and values",
+}
+"""What a plan can do with a layer: names of transformers' styles, and one of the toolkit's."""
 
 
 @dataclass(frozen=True)
@@ -19,85 +39,199 @@ class TensorPlan:
     """How the layers of an architecture are split over processes.
 
     Args:
-        columns: regular expression of names of linear layers whose outputs are split: queries, keys, values, and the
-            first layer of the MLP.
-        rows: regular expression of names of linear layers whose inputs are split; their outputs are summed.
+        styles: the style of each layer that is split, by regular expression of its name in the base model.
+        sizes: fields of the configuration that the number of processes must divide.
         divided: attributes of modules to divide by the number of processes, by regular expression of the names.
     """
 
-    columns: str
-    rows: str
-    divided: Mapping[str, tuple[str, ...]] | None = None
+    styles: Mapping[str, str]
+    sizes: tuple[str, ...]
+    divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+_HEADS = ("num_attention_heads", "intermediate_size")
+_CODER_HEADS = ("encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim")
+_CODER = r"(encoder|decoder)\.layers\.\d+"
 _BERT = TensorPlan(
-    columns=r".*\.(attention\.self\.(query|key|value)|intermediate\.dense)",
-    rows=r".*\.(attention\.output\.dense|layer\.\d+\.output\.dense)",
+    {
+        r"encoder\.layer\.\d+\.(attention\.self\.(query|key|value)|intermediate\.dense)": COLUMNS,
+        r"encoder\.layer\.\d+\.attention\.output\.dense": ROWS,
+        r"encoder\.layer\.\d+\.output\.dense": ROWS,
+    },
+    _HEADS,
+)
+_BART = TensorPlan(
+    {
+        rf"{_CODER}\.(self_attn|encoder_attn)\.[qkv]_proj": COLUMNS,
+        rf"{_CODER}\.(self_attn|encoder_attn)\.out_proj": ROWS,
+        rf"{_CODER}\.fc1": COLUMNS,
+        rf"{_CODER}\.fc2": ROWS,
+    },
+    _CODER_HEADS,
+)
+_WAV2VEC2 = TensorPlan(
+    {
+        r"encoder\.layers\.\d+\.attention\.[qkv]_proj": COLUMNS,
+        r"encoder\.layers\.\d+\.attention\.out_proj": ROWS,
+        r"encoder\.layers\.\d+\.feed_forward\.intermediate_dense": COLUMNS,
+        r"encoder\.layers\.\d+\.feed_forward\.output_dense": ROWS,
+    },
+    _HEADS,
 )
 PLANS: dict[str, TensorPlan] = {
     "bert": _BERT,
     "roberta": _BERT,
+    "xlm-roberta": _BERT,
     "electra": _BERT,
-    "t5": TensorPlan(
-        columns=r".*\.((SelfAttention|EncDecAttention)\.([qkv]|relative_attention_bias)|DenseReluDense\.wi(_\d)?)",
-        rows=r".*\.((SelfAttention|EncDecAttention)\.o|DenseReluDense\.wo)",
-        divided={r".*\.(SelfAttention|EncDecAttention)": ("n_heads", "inner_dim")},
+    "distilbert": TensorPlan(
+        {
+            r"transformer\.layer\.\d+\.attention\.[qkv]_lin": COLUMNS,
+            r"transformer\.layer\.\d+\.attention\.out_lin": ROWS,
+            r"transformer\.layer\.\d+\.ffn\.lin1": COLUMNS,
+            r"transformer\.layer\.\d+\.ffn\.lin2": ROWS,
+        },
+        ("n_heads", "hidden_dim"),
     ),
-}
-"""Plans of architectures for which transformers has none, by `model_type`."""
-STYLES = {"colwise": "columns", "rowwise": "rows"}
-"""Styles of transformers' own plans (`base_model_tp_plan` of a configuration) that are used."""
+    "vit": TensorPlan(
+        {
+            r"layers\.\d+\.attention\.[qkv]_proj": COLUMNS,
+            r"layers\.\d+\.attention\.o_proj": ROWS,
+            r"layers\.\d+\.mlp\.fc1": COLUMNS,
+            r"layers\.\d+\.mlp\.fc2": ROWS,
+        },
+        _HEADS,
+    ),
+    "t5": TensorPlan(
+        {
+            # The columns of the table of relative positions are heads.
+            r".*\.(SelfAttention|EncDecAttention)\.([qkv]|relative_attention_bias)": COLUMNS,
+            r".*\.(SelfAttention|EncDecAttention)\.o": ROWS,
+            r".*\.DenseReluDense\.wi(_\d)?": COLUMNS,
+            r".*\.DenseReluDense\.wo": ROWS,
+        },
+        ("num_heads", "d_ff"),
+        {r".*\.(SelfAttention|EncDecAttention)": ("n_heads", "inner_dim")},
+    ),
+    "bart": _BART,
+    "marian": _BART,
+    "mbart": _BART,
+    "whisper": TensorPlan(
+        _BART.styles, _CODER_HEADS, {rf"{_CODER}\.(self_attn|encoder_attn)": ("num_heads",)}
+    ),
+    "gpt2": TensorPlan(
+        {
+            r"h\.\d+\.attn\.c_attn": FUSED_COLUMNS,
+            r"h\.\d+\.attn\.c_proj": ROWS,
+            r"h\.\d+\.mlp\.c_fc": COLUMNS,
+            r"h\.\d+\.mlp\.c_proj": ROWS,
+        },
+        ("n_head", "n_inner"),
+        {r"h\.\d+\.attn": ("split_size",)},
+    ),
+    "wav2vec2": _WAV2VEC2,
+    "hubert": _WAV2VEC2,
+}  # fmt: skip
+"""The toolkit's own plans, by `model_type`, for architectures for which transformers has none."""
+LIBRARY_PLANS = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "gpt_neox",
+    "olmo2",
+    "starcoder2",
+    "smollm3",
+    "granite",
+)
+"""Architectures whose plan in transformers (`base_model_tp_plan`) is used, since a test shows that it is exact."""
+_LEFT_COMPLETE = "embedding_rowwise"
+"""A style of transformers that is left out: splitting the embedding is a choice, and a tied output head is complete."""
+_HEAD_NORM_FIELDS = ("qk_layernorm", "use_qk_norm")
+"""Fields that add norms of queries and keys, of which transformers' plans say nothing."""
 
 
 def plan_of(config: PreTrainedConfig) -> TensorPlan | None:
     """Returns the plan of a model's architecture, or None if it has none."""
     if config.model_type in PLANS:
         return PLANS[config.model_type]
-    found = getattr(config, "base_model_tp_plan", None)
-    if not found or set(found.values()) - set(STYLES):
+    plan = getattr(config, "base_model_tp_plan", None) or {}
+    found = {name: style for name, style in plan.items() if style != _LEFT_COMPLETE}
+    if config.model_type not in LIBRARY_PLANS or not found or set(found.values()) - STYLES.keys():
         return None
-    parts: dict[str, list[str]] = {"columns": [], "rows": []}
-    for name, style in found.items():
-        parts[STYLES[style]].append(re.escape(name).replace(r"\*", r"\d+"))
-    return TensorPlan(**{kind: rf"(.*\.)?({'|'.join(names)})" for kind, names in parts.items()})  # type: ignore[arg-type]
+    styles = {re.escape(name).replace(r"\*", r"\d+"): style for name, style in found.items()}
+    # Where outputs are gathered, heads are not split.
+    heads = () if GATHERED_COLUMNS in found.values() else ("num_attention_heads", "num_key_value_heads")
+    return TensorPlan(styles, (*heads, "intermediate_size"))
 
 
 def plan_problems(config: PreTrainedConfig, size: int) -> list[str]:
-    """Returns why a model cannot be split over `size` processes, before its weights are loaded."""
+    """Returns why an architecture cannot be split over `size` processes."""
     key = f"parallel.tensor: received {size}"
-    if plan_of(config) is None:
-        known = ", ".join(PLANS)
+    plan = plan_of(config)
+    if plan is None:
+        known = ", ".join(sorted([*PLANS, *LIBRARY_PLANS]))
         return [
-            f"{key}, but there is no plan for splitting the layers of {config.model_type}; the toolkit has plans for "
-            f"{known}, and uses those of transformers (base_model_tp_plan); set parallel.fsdp instead"
+            f"{key}, but there is no plan for splitting the layers of {config.model_type}, only for those of {known}; "
+            "set parallel.fsdp instead"
         ]
-    text = config.get_text_config()
-    names = ("num_attention_heads", "num_key_value_heads", "num_heads", "intermediate_size", "d_ff")
-    sizes = {name: getattr(text, name, None) for name in names}
+    problems = [
+        f"{key}, but {name} adds norms that the plan for {config.model_type} does not split; set parallel.fsdp instead"
+        for name in _HEAD_NORM_FIELDS
+        if getattr(config, name, False)
+    ]
+    sizes = {name: getattr(config, name, None) for name in plan.sizes}
     wrong = [f"{name} ({value})" for name, value in sizes.items() if isinstance(value, int) and value % size]
-    return [f"{key}, which does not divide the model's {' and '.join(wrong)}"] if wrong else []
+    if wrong:
+        problems.append(f"{key}, which does not divide the model's {' and '.join(wrong)}; set a number that does")
+    return problems
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Splits the layers of a model's plan over the processes of a mesh, in place.
+def split_modules(model: PreTrainedModel, size: int) -> dict[str, tuple[nn.Module, str]]:
+    """Returns the modules that a plan splits, and their styles, by name in the base model.
+
+    Args:
+        model: a model with a plan, on any device.
+        size: the number of processes.
 
     Raises:
-        ValueError: if no layer matches the plan.
+        ConfigError: if an entry of the plan matches no module of its kind, or a layer cannot be divided.
     """
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     plan = plan_of(model.config)
-    assert plan is not None, "checked before the weights are loaded"
-    styles: dict[str, Any] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding) and re.fullmatch(plan.columns, name):
-            styles[name] = ColwiseParallel()
-        elif isinstance(module, nn.Linear) and re.fullmatch(plan.rows, name):
-            styles[name] = RowwiseParallel()
-        for pattern, attributes in (plan.divided or {}).items():
-            if re.fullmatch(pattern, name):
-                for attribute in attributes:
-                    setattr(module, attribute, getattr(module, attribute) // mesh.size())
-    if not styles:
-        raise ValueError(f"no layer of {type(model).__name__} matches the plan for {model.config.model_type}")
-    parallelize_module(model, mesh, styles)
+    assert plan is not None, "checked by plan_problems"
+    modules = dict(model.base_model.named_modules())
+    found: dict[str, tuple[nn.Module, str]] = {}
+    problems = []
+    for pattern, style in plan.styles.items():
+        matched = {name: (module, style) for name, module in modules.items() if re.fullmatch(pattern, name)}
+        if not matched:
+            problems.append(
+                f"the plan for {model.config.model_type} splits layers named {pattern!r}, and {type(model).__name__} "
+                "has none; its transformers version may differ from those that the toolkit supports"
+            )
+        found |= matched
+    for name, (module, style) in found.items():
+        if width := _undivided_width(module, style, size):
+            problems.append(f"{name} has a width of {width}, which it does not divide; set a number that does")
+    if problems:
+        raise ConfigError([f"parallel.tensor: received {size}, but {problem}" for problem in problems])
+    return found
+
+
+def _undivided_width(module: nn.Module, style: str, size: int) -> int:
+    """Returns the width of the outputs or inputs that a style splits if `size` does not divide it, else 0."""
+    if style == HEAD_NORM:
+        return 0
+    inputs, outputs = widths(module)
+    width = inputs if style in (ROWS, SCATTERED_ROWS) else outputs // 3 if style == FUSED_COLUMNS else outputs
+    return width if width % size else 0
+
+
+def widths(module: nn.Module) -> tuple[int, int]:
+    """Returns the numbers of inputs and outputs of a linear layer or an embedding."""
+    weight = cast(Tensor, module.weight)
+    return (weight.shape[1], weight.shape[0]) if isinstance(module, nn.Linear) else (weight.shape[0], weight.shape[1])

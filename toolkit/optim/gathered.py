@@ -48,9 +48,9 @@ def step_by_layout(optimizer: torch.optim.Optimizer) -> None:
         optimizer: an optimizer that updates each parameter by itself.
     """
     step = optimizer.step
-    groups = optimizer.param_groups
 
     def by_layout(optimizer: torch.optim.Optimizer, closure: Any = None) -> None:
+        groups = optimizer.param_groups  # as of now: accelerate and a resumed run replace the list
         members = [group["params"] for group in groups]
         layouts = dict.fromkeys(_layout(parameter) for parameters in members for parameter in parameters)
         for layout in layouts:

@@ -25,7 +25,7 @@ from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
-from toolkit.distributed.tensor_plans import split_layers
+from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.window import averaging_scale, micro_batch
 from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
@@ -118,6 +118,10 @@ class Sharded(Strategy):
                     self.model.set_reshard_after_backward(number == len(window))
             losses.append(micro_batch(self.accelerator, r.task, self.model, batch, scale).double())
             r.beat()
+        if self.mesh.tensor > 1:
+            complete_gradients(self.model.parameters())
+            if r.state.step == 0:
+                check_equal_gradients(self.model, self.devices["tensor"])
         if self.mesh.fsdp == 1 and self.mesh.replicas > 1:
             trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
             average_gradients(self.wire, trained, 1 / self.mesh.replicas)

@@ -32,11 +32,12 @@ class ZeroOne(DataParallel):
         """Makes each step update this process's parameters only, and receive the others from their owners."""
         self.updates = Wire()
         step, rank = optimizer.step, self.mesh.data_rank
-        owners = owners_of([p for group in optimizer.param_groups for p in group["params"]], self.mesh.data_size)
+        parameters_of_all = [p for group in optimizer.param_groups for p in group["params"]]
+        owners = owners_of(parameters_of_all, self.mesh.data_size)
 
         def own_step(optimizer: Optimizer, closure: Any = None) -> None:
-            groups = optimizer.param_groups  # not those from before: accelerate has replaced the dictionaries
-            members = [list(group["params"]) for group in groups]
+            groups = optimizer.param_groups  # accelerate and a resumed run replace the list
+            members = [group["params"] for group in groups]
             for group, parameters in zip(groups, members, strict=True):
                 group["params"] = [p for p in parameters if owners[p] == rank]
             for parameter in [p for p in optimizer.state if owners[p] != rank]:
