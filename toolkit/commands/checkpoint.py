@@ -11,16 +11,16 @@ from toolkit.commands import _options
 if TYPE_CHECKING:
     from toolkit.api.run import Checkpoint
 
-ACTIONS = ("show", "verify", "convert")
+OPERATIONS = ("show", "verify", "convert")
 ONLY_FOR = {"tensors": "show", "output_dir": "convert", "format": "convert", "recipe": "convert",
             "trust_remote_code": "convert"}  # fmt: skip
-"""The action that has each option."""
+"""The operation that has each option."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the action, the checkpoint, and the options of the actions."""
+    """Adds the operation, the checkpoint, and the options of the operations."""
     parser.add_argument(
-        "action", choices=ACTIONS, help="show what it holds, verify every byte, or convert it into a model"
+        "operation", choices=OPERATIONS, help="show what it holds, verify every byte, or convert it into a model"
     )
     parser.add_argument(
         "checkpoint",
@@ -40,17 +40,17 @@ def work(arguments: argparse.Namespace) -> None:
     """Does what was asked.
 
     Raises:
-        InputError: if an option belongs to another action, or the checkpoint cannot be used.
+        InputError: if an option belongs to another operation, or the checkpoint cannot be used.
         RunError: if a checkpoint is damaged, or the result cannot be written.
     """
     from toolkit.base.errors import InputError
 
-    for name, action in ONLY_FOR.items():
-        if getattr(arguments, name) and action != arguments.action:
+    for name, operation in ONLY_FOR.items():
+        if getattr(arguments, name) and operation != arguments.operation:
             option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option}: only `toolkit checkpoint {action}` has this option; remove it")
+            raise InputError(f"{option}: only `toolkit checkpoint {operation}` has this option; remove it")
     path = Path(arguments.checkpoint).expanduser()
-    {"show": _show, "verify": _verify, "convert": _convert}[arguments.action](path, arguments)
+    {"show": _show, "verify": _verify, "convert": _convert}[arguments.operation](path, arguments)
 
 
 def _newest(path: Path) -> Checkpoint:
