@@ -105,7 +105,7 @@ def damage(file: Path) -> None:
 def test_changed_settings_are_refused_by_name_and_free_ones_are_not(tmp_path):
     few = (*DROPOUT, "train.max_steps=4")
     train("reviews", tmp_path / "run", *few)
-    changes = ("seed=7", "train.gradient_accumulation_steps=2", "train.per_device_train_batch_size=3",
+    changes = ("seed=7", "train.gradient_accumulation_steps=2", "train.per_device_train_batch_size=4",
                "model.config_overrides.hidden_dropout_prob=0.2", "data.max_train_samples=36")  # fmt: skip
     with pytest.raises(CheckpointError) as refused:
         train("reviews", tmp_path / "run", *few, *changes, "checkpoint.resume=auto")

@@ -114,7 +114,9 @@ def check_trained_run_command(arguments: list[str]) -> None:
     parser.parse_args(arguments[1:])
 
 
-@pytest.mark.parametrize("command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce|data)"))
+@pytest.mark.parametrize(
+    "command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce|checkpoint|data)")
+)
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
 
@@ -142,7 +144,7 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 
 def test_every_kind_of_command_was_found() -> None:
-    about_runs = ("predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce")
+    about_runs = ("predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce", "checkpoint")
     kinds = ("validate", "explain", "schema", *about_runs, "data")
     for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
         assert commands(program), program

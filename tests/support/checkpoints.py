@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from toolkit.api.run import Checkpoint
-from toolkit.checkpoint.contents import write_model, write_optimizer, write_state
+from toolkit.checkpoint.contents import model_group, optimizer_group, write_state
+from toolkit.checkpoint.manifest import FileEntry
 from toolkit.checkpoint.store import latest, new_checkpoint
+from toolkit.checkpoint.writing import Group, write_groups
 from toolkit.optim.state import optimizer_state
+
+ALONE: Any = SimpleNamespace(num_processes=1, process_index=0, is_main_process=True, device=torch.device("cpu"))
+"""Stands for the Accelerator of a single process."""
 
 
 class Tied(nn.Module):
@@ -49,12 +55,15 @@ def save(
     optimizer: Any,
     state: Mapping[str, Any],
     extra: Callable[[Path], None] = lambda _: None,
+    groups: Iterable[Group] = (),
+    sharded: bool = False,
 ) -> Path:
-    """Writes the checkpoint of a step, with what `extra` adds to it; returns its folder."""
-    with new_checkpoint(root, step) as folder:
+    """Writes the checkpoint of a step, with further tensors and what `extra` adds to it; returns its folder."""
+    own = [model_group(model.state_dict(keep_vars=True)), optimizer_group(*optimizer_state(optimizer, model))]
+    written: dict[str, FileEntry] = {}
+    with new_checkpoint(root, step, written) as folder:
         write_state(folder, state)
-        write_model(folder, model.state_dict())
-        write_optimizer(folder, *optimizer_state(optimizer, model))
+        written |= write_groups(ALONE, folder, [*own, *groups], sharded)
         extra(folder)
     return root / f"step-{step}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import layouts
 import local_sgd_runs
 import reference_schedules
 from random_runs import FEWER, RANDOM
@@ -68,6 +69,7 @@ def main(output: Path, world: int) -> None:
         train("reviews", output / "weights-2", *C1_RUN, *balanced, double=True)
         masked = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=2")
         train("language_modeling/smoke_masked", output / "masked-2", *C1_RUN, *masked, double=True)
+        layouts.save(output, "reviews", "fsdp2", "checkpoint.format=sharded")
         local_sgd_runs.main(output)
         transfer(output)
         small_memory_on_the_second_process(output)

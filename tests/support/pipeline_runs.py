@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -94,10 +93,9 @@ def without_last_step(output: Path, name: str, begun: int, ended: int) -> None:
 
 
 def resume(output: Path, name: str, world: int) -> None:
-    """Resumes the copies of a run of other numbers of processes, which users are not allowed to do yet."""
+    """Resumes the copies of a run of other numbers of processes."""
     for folder in sorted(output.glob(f"{name}-from*-{world}")):
-        with patch("toolkit.modalities.inputs.refuse_changes"):
-            start(folder, FAST[name], world, "checkpoint.resume=auto")
+        start(folder, FAST[name], world, "checkpoint.resume=auto")
 
 
 if __name__ == "__main__":

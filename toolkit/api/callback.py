@@ -76,6 +76,9 @@ class Callback(Protocol):
 
     def __init__(self, context: TrainingContext) -> None: ...
 
+    def after_gradient(self) -> None:
+        """Called after the gradient of a window has been computed and exchanged, before it is clipped."""
+
     def before_update(self) -> None:
         """Called before each update; the gradient is exchanged, clipped and finite."""
 

@@ -59,8 +59,8 @@ class Strategy(Protocol):
 
     Every method is called on every rank, in the same order, and may communicate: `prepare`, `prepare_optimizer`,
     `attach`; for each step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`;
-    `settle` before parameters are evaluated or saved, then `full_model` or `full_parameters`; `complete_model` at the
-    end.
+    `settle` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
+    `complete_model` at the end.
     """
 
     name: str
@@ -131,21 +131,14 @@ class Strategy(Protocol):
     def full_model(self) -> AbstractContextManager[nn.Module]:
         """Yields the model with all its parameters, for evaluation, generation and saving."""
 
-    def complete(self, tensor: Tensor) -> Tensor:
-        """Returns the complete tensor of one that may be split, with its values on the main process."""
-
-    def complete_all(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Returns complete tensors by name, and on the main process also those that only other processes hold."""
-        return {name: self.complete(tensor) for name, tensor in tensors.items()}
-
     def complete_model(self) -> PreTrainedModel:
         """Returns the model to save and to use after training, complete on the main process."""
 
-    def full_parameters(self) -> Mapping[str, Tensor]:
-        """Returns all parameters and saved buffers by name, complete on the main process, for a checkpoint."""
+    def own_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the parameters and saved buffers that this process has, by name; they may be split."""
 
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of the optimizer as `optimizer_state` does, complete on the main process."""
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the optimizer's state that this process has, as `optimizer_state` does; tensors may be split."""
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process has sent during the run: `exchange_collectives` and `exchange_bytes`."""

@@ -127,6 +127,8 @@ class RunFolder:
 class CheckpointFolder:
     """Paths of a checkpoint's files, which need not exist.
 
+    With `checkpoint.format: sharded`, tensors are in folders instead (`shard`).
+
     Args:
         path: the checkpoint's folder.
     """
@@ -156,6 +158,10 @@ class CheckpointFolder:
     def callback(self, name: str) -> Path:
         """Returns the file of a callback's tensors."""
         return self.path / f"{name}.safetensors"
+
+    def shard(self, name: str, rank: int, size: int) -> Path:
+        """Returns the file of a process's part of the tensors `name`: `model`, `optimizer` or those of a callback."""
+        return self.path / name / f"shard-{rank + 1:05d}-of-{size:05d}.safetensors"
 
     @property
     def manifest(self) -> Path:

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangular part of a tensor.
+
+    Args:
+        start: first index in each dimension.
+        shape: length in each dimension.
+    """
+
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(shape: Sequence[int]) -> Box:
+        """Returns the box of a complete tensor of this shape."""
+        return Box((0,) * len(shape), tuple(shape))
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def shared_with(self, other: Box) -> Box:
+        """Returns the part that two boxes share, possibly with a length of 0."""
+        start = tuple(max(pair) for pair in zip(self.start, other.start, strict=True))
+        end = [min(a + n, b + m) for a, n, b, m in zip(self.start, self.shape, other.start, other.shape, strict=True)]
+        return Box(start, tuple(max(0, last - first) for first, last in zip(start, end, strict=True)))
+
+    def slices(self, inside: Box) -> tuple[slice, ...]:
+        """Returns the slices that take this box out of a tensor that holds the box `inside`."""
+        first = [start - offset for start, offset in zip(self.start, inside.start, strict=True)]
+        return tuple(slice(start, start + length) for start, length in zip(first, self.shape, strict=True))
 
 
 def is_split(tensor: Any) -> bool:
@@ -42,6 +79,47 @@ def fill(target: Tensor, value: Tensor) -> None:
     mesh = split.device_mesh
     part = distribute_tensor(value.to(mesh.device_type), mesh, split.placements, src_data_rank=None)
     local(target).copy_(part.to_local())
+
+
+def own_box(tensor: Tensor) -> Box:
+    """Returns the part of a tensor that this process holds; nothing is sent.
+
+    Raises:
+        ValueError: if it is not rectangular, because two dimensions of a mesh split the tensor unevenly.
+    """
+    if not is_split(tensor):
+        return Box.of(tensor.shape)
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    split = cast(Any, tensor)
+    start, lengths = [0] * split.dim(), list(split.shape)
+    for dim, size in enumerate(split.shape):
+        placements = [p if getattr(p, "dim", None) == dim else Replicate() for p in split.placements]
+        if all(placement.is_replicate() for placement in placements):
+            continue
+        # Indices are split as the tensor is, so that no rule of torch is repeated here.
+        indices = torch.arange(size).reshape([-1 if other == dim else 1 for other in range(split.dim())])
+        mesh = split.device_mesh
+        own = distribute_tensor(indices.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
+        held = own.flatten().tolist()
+        start[dim], lengths[dim] = (held[0] if held else 0), len(held)
+        if held != list(range(start[dim], start[dim] + len(held))):
+            raise ValueError(f"a tensor of shape {list(split.shape)} is split unevenly along dimension {dim}")
+    return Box(tuple(start), tuple(lengths))
+
+
+@torch.no_grad()
+def fill_part(target: Tensor, held: Box, value: Tensor, box: Box) -> None:
+    """Copies what a process needs of a part of a tensor.
+
+    Args:
+        target: tensor that may be split.
+        held: its `own_box`.
+        value: the part of the complete tensor at `box`, on any device.
+        box: where that part lies.
+    """
+    shared = held.shared_with(box)
+    local(target)[shared.slices(held)].copy_(value[shared.slices(box)])
 
 
 def local_bytes(tensor: Tensor) -> int:

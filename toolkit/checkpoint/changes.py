@@ -1,4 +1,8 @@
-"""Checks which settings changed between a run and its resume."""
+"""Checks which settings changed between a run and its resume.
+
+A run may be resumed on another number of processes and with the model split in another way, as long as each update is
+computed from the same rows: `per_device_train_batch_size` x `gradient_accumulation_steps` x data ranks must be equal.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError
 
 FREE = (
@@ -21,6 +26,8 @@ FREE = (
     "eval.*",
     "checkpoint.*",
     "tracking.*",
+    "parallel.*",
+    "num_processes",
     # Paths may change as long as the content is the same, which the training fingerprint verifies.
     "data.train_file",
     "data.validation_file",
@@ -33,25 +40,63 @@ FREE = (
 )
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
+BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
+DIMENSIONS = tuple(Mesh().sizes)
+SPLIT = (BATCH, ACCUMULATION, *(f"mesh.{name}" for name in DIMENSIONS))
+"""What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
+except with local SGD, where each process trains a model of its own on its part."""
+
+
+def layout(mesh: Mesh) -> dict[str, int]:
+    """Returns the entries of a run's identity that say how its processes were arranged."""
+    return {"num_processes": mesh.size} | {f"mesh.{name}": size for name, size in mesh.sizes.items()}
+
+
+def layout_of(saved: Mapping[str, Any]) -> Mesh:
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    if "mesh.replicas" not in saved:
+        return Mesh(replicas=saved["num_processes"])
+    return Mesh(**{name: saved[f"mesh.{name}"] for name in DIMENSIONS})
+
+
+def window_rows(identity: Mapping[str, Any]) -> int:
+    """Returns the rows of a complete window, over all processes."""
+    return int(identity[BATCH]) * (identity[ACCUMULATION] or 1) * layout_of(identity).data_size
+
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """Compares the settings of a run with those of its resume.
 
     Args:
-        saved: values by dotted key, as read from JSON: the resolved configuration, `num_processes`,
+        saved: values by dotted key, as read from JSON: the resolved configuration, `layout`,
             `data.fingerprint.<split>`, `versions.<package>`.
         current: the same for this run.
 
     Returns:
-        One message for each setting that differs and is not in `FREE`, sorted by key.
+        One message for each setting that differs and may not, sorted by key.
     """
     now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
-    return [
-        f"{key}: the run was started {_with(saved, key)}, now {_shown(now, key)}"
-        for key in sorted({*saved, *now})
-        if not any(fnmatchcase(key, pattern) for pattern in FREE)
-        and (key in saved, saved.get(key)) != (key in now, now.get(key))
+    before = dict(saved) | layout(layout_of(saved))
+    elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
+    free = (*FREE, *SPLIT) if elastic else FREE
+    changes = [
+        f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"
+        for key in sorted({*before, *now})
+        if not any(fnmatchcase(key, pattern) for pattern in free)
+        and (key in before, before.get(key)) != (key in now, now.get(key))
     ]
+    return changes + (_window_problems(before, now) if elastic else [])
+
+
+def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """Returns a note if rows or the model are split over the processes in another way than before."""
+    before = dict(saved) | layout(layout_of(saved))
+    if all((before[key] or 1) == (current[key] or 1) for key in SPLIT):
+        return None
+    return (
+        f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "
+        "the same, results differ by rounding, and by the random numbers of dropout"
+    )
 
 
 def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
@@ -65,6 +110,42 @@ def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         title = "cannot resume with different settings:"
         advice = "Restore the previous values, or start a new run in another output_dir."
         raise CheckpointError("\n".join([title, *(f"  - {change}" for change in changes), advice]))
+
+
+def _window_problems(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Returns a message if an update would be computed from another number of rows."""
+    rows, data_size = window_rows(saved), layout_of(current).data_size
+    if window_rows(current) == rows:
+        return []
+    batch = current[BATCH]
+    if rows % (batch * data_size) == 0:
+        advice = f"set {ACCUMULATION}={rows // (batch * data_size)}"
+    elif rows % data_size == 0:
+        advice = f"set {BATCH}={rows // data_size} and {ACCUMULATION}=1, or other values with this product"
+    else:
+        advice = f"use a number of data ranks that divides {rows}"
+    keys = " x ".join((BATCH, ACCUMULATION, "data ranks"))
+    return [f"{keys}: the run was started with {_product(saved)} rows, now {_product(current)}; {advice}"]
+
+
+def _product(identity: Mapping[str, Any]) -> str:
+    factors = (identity[BATCH], identity[ACCUMULATION] or 1, layout_of(identity).data_size)
+    return f"{' x '.join(map(str, factors))} = {window_rows(identity)}"
+
+
+def described(identity: Mapping[str, Any]) -> str:
+    """Returns how the processes of a run were arranged, in words."""
+    mesh = layout_of(identity)
+    sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
+    processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes ({sizes})"
+    return f"{processes} with {identity[BATCH]} x {identity[ACCUMULATION] or 1} rows per data rank"
+
+
+def _advice(saved: Mapping[str, Any], key: str) -> str:
+    """Returns how to restore a setting; facts about data and processes are no settings."""
+    if key not in saved or key.startswith(("data.fingerprint.", "data.num_train_rows", "mesh.")):
+        return ""
+    return f"; set {key}={_shown(saved, key)}"
 
 
 def _with(settings: Mapping[str, Any], key: str) -> str:

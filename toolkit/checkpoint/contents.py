@@ -1,7 +1,4 @@
-"""Writes and loads the contents of a checkpoint: model, optimizer, state, tensors of callbacks.
-
-Any rank may call the writers while the transaction (`toolkit.checkpoint.store.new_checkpoint`) is open.
-"""
+"""The contents of a checkpoint: model, optimizer, state, tensors of callbacks."""
 
 from __future__ import annotations
 
@@ -10,46 +7,47 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import save_torch_state_dict
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.base.shards import fill, local
-from toolkit.checkpoint.tensors import verified_tensors
+from toolkit.base.shards import fill_part, local, own_box
+from toolkit.checkpoint.tensors import ONE_PROCESS, has_tensors, verified_tensors
+from toolkit.checkpoint.writing import Group
 from toolkit.optim.state import load_streamed_state
 
 _SCALARS = "state"
 """Key of the optimizer's non-tensor values in the header of its file."""
-_UNLIMITED = 2**63 - 1
-"""Size of a file, in bytes."""
+MODEL, OPTIMIZER = "model", "optimizer"
+"""Names of their tensors in a checkpoint."""
 
 
-def write_model(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes parameters and buffers.
-
-    Args:
-        folder: the checkpoint's folder.
-        tensors: complete tensors by name; those that share memory (tied weights) are written once.
-    """
-    file = CheckpointFolder(folder).model
-    save_torch_state_dict(
-        dict(tensors), file.parent, filename_pattern=file.stem + "{suffix}.safetensors", max_shard_size=_UNLIMITED
-    )
-
-
-def write_optimizer(folder: Path, tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
-    """Writes an optimizer's state, as returned by `toolkit.optim.state.optimizer_state`.
+def model_group(tensors: Mapping[str, Tensor]) -> Group:
+    """Returns the parameters and buffers to save; of those that share memory (tied weights), one.
 
     Args:
-        folder: the checkpoint's folder.
-        tensors: complete tensors by name.
-        scalars: the other values.
+        tensors: the model's `state_dict(keep_vars=True)`.
     """
-    save_file(dict(tensors), CheckpointFolder(folder).optimizer, metadata={_SCALARS: json.dumps(scalars)})
+    kept: dict[str, Tensor] = {}
+    memory = _Memory()
+    for name, tensor in tensors.items():
+        if not memory.holds(tensor):
+            memory.add(tensor)
+            kept[name] = tensor
+    buffers = [name for name, tensor in kept.items() if not isinstance(tensor, nn.Parameter)]
+    return Group(MODEL, kept, {"format": "pt"}, first_only=buffers)
+
+
+def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Group:
+    """Returns an optimizer's state to save.
+
+    Args:
+        tensors: the tensors that `toolkit.optim.state.optimizer_state` returned.
+        scalars: the other values that it returned.
+    """
+    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars)})
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -57,41 +55,41 @@ def write_state(folder: Path, state: Mapping[str, Any]) -> None:
     CheckpointFolder(folder).state.write_text(json.dumps(state), encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes named tensors of any shape, for example those of a callback."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-
-
-def load_model_into(checkpoint: Checkpoint, model: nn.Module, outline: nn.Module | None = None) -> None:
+def load_model_into(
+    checkpoint: Checkpoint, model: nn.Module, mesh: Mesh = ONE_PROCESS, outline: nn.Module | None = None
+) -> None:
     """Copies the weights of a checkpoint into the unwrapped model, in place.
 
     Args:
         checkpoint: the checkpoint.
-        model: the unwrapped model.
-        outline: the complete model, if other processes hold some of its weights; those are read and left out.
+        model: the model, which may be split over processes.
+        mesh: the processes that load at the same time.
+        outline: the complete model, if other processes hold some of its weights; those are left out.
 
     Raises:
         CheckpointError: if names or shapes do not match the model's; lists them and changes nothing.
-        DamagedCheckpoint: if the file is damaged; the model must not be used then.
+        DamagedCheckpoint: if a file is damaged; the model must not be used then.
     """
-    path = CheckpointFolder(checkpoint.path).model
-    own = model.state_dict()
-    with verified_tensors(checkpoint, path) as saved:
-        names = _own_names(saved.shapes, own, outline)
-        shapes = {own_name: saved.shapes[name] for name, own_name in names.items() if own_name is not None}
-        if problems := _misfits(own, shapes):
+    own = model.state_dict(keep_vars=True)
+    with verified_tensors(checkpoint, MODEL, mesh) as saved:
+        names = _own_names(saved.entries, own, outline)
+        here = {own_name: saved.entries[name] for name, own_name in names.items() if own_name is not None}
+        if problems := _misfits(own, here):
             raise CheckpointError(
-                "\n    ".join([f"the weights in {path} do not match this model:", *problems])
+                "\n    ".join([f"the weights in {checkpoint.path} do not match this model:", *problems])
                 + "\nResume with the model settings that the run was started with."
             )
-        for name, tensor in saved:
-            own_name = names[name]
-            if own_name is not None:
-                fill(own[own_name], tensor)
+        held = {name: own_box(own[own_name]) for name, own_name in names.items() if own_name is not None}
+        for name, box, part in saved.read(held):
+            fill_part(own[str(names[name])], held[name], part, box)
 
 
 def load_optimizer_into(
-    checkpoint: Checkpoint, optimizer: Any, model: nn.Module, outline: nn.Module | None = None
+    checkpoint: Checkpoint,
+    optimizer: Any,
+    model: nn.Module,
+    mesh: Mesh = ONE_PROCESS,
+    outline: nn.Module | None = None,
 ) -> None:
     """Restores the optimizer's state exactly.
 
@@ -99,30 +97,36 @@ def load_optimizer_into(
         checkpoint: the checkpoint.
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
+        mesh: the processes that load at the same time.
         outline: the complete model, if other processes train some of its parameters; their state is left out.
 
     Raises:
         CheckpointError: if the state does not match this optimizer; says why and changes nothing.
-        DamagedCheckpoint: if the file is damaged; the optimizer must not be used then.
+        DamagedCheckpoint: if a file is damaged; the optimizer must not be used then.
     """
-    with verified_tensors(checkpoint, CheckpointFolder(checkpoint.path).optimizer) as saved:
+    with verified_tensors(checkpoint, OPTIMIZER, mesh) as saved:
         scalars = json.loads(saved.metadata[_SCALARS])
-        load_streamed_state(optimizer, model, saved, saved.shapes, scalars, outline)
+        load_streamed_state(optimizer, model, saved.entries, saved.read, scalars, outline)
 
 
-def load_tensors(checkpoint: Checkpoint, path: Path) -> dict[str, Tensor]:
-    """Reads a file that `write_tensors` wrote into a checkpoint.
+def load_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) -> Mapping[str, Tensor]:
+    """Verifies the tensors of a callback.
+
+    Args:
+        checkpoint: the checkpoint.
+        name: name of the callback.
+        mesh: the processes that load at the same time.
 
     Returns:
-        Tensors by name, on the CPU; empty if the file does not exist.
+        Complete tensors by name, on the CPU, each read when it is accessed; empty if the checkpoint has none.
 
     Raises:
-        DamagedCheckpoint: if the file is damaged.
+        DamagedCheckpoint: if a file is damaged.
     """
-    if not path.exists():
+    if not has_tensors(checkpoint, name):
         return {}
-    with verified_tensors(checkpoint, path) as saved:
-        return dict(saved)
+    with verified_tensors(checkpoint, name, mesh) as saved:
+        return saved
 
 
 def _own_names(saved: Iterable[str], own: Collection[str], outline: nn.Module | None) -> dict[str, str | None]:
@@ -135,34 +139,54 @@ def _own_names(saved: Iterable[str], own: Collection[str], outline: nn.Module | 
     return {name: name if name in own or name not in complete else held.get(id(complete[name])) for name in saved}
 
 
-def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, list[int]]) -> list[str]:
+def _misfits(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> list[str]:
     """Returns messages about missing and unexpected tensors and different shapes.
 
     Only one of several weights that share memory is saved.
     """
+    memory, shared = _Memory(), []
     fitting = [name for name in saved if name in own]
-    spans = {_span(own[name]): name for name in reversed(fitting)}
-    shared = [name for name in fitting if local(own[name]).nbytes and spans[_span(own[name])] != name]
+    for name in fitting:
+        if memory.has(own[name]):
+            shared.append(name)
+        memory.add(own[name])
     unexpected = [*(name for name in saved if name not in own), *shared]
-    missing = [name for name in own if name not in saved and not _inside(own[name], spans)]
     return [
-        *(f"missing: {name}" for name in missing),
+        *(f"missing: {name}" for name in own if name not in saved and not memory.holds(own[name])),
         *(f"unexpected: {name}" for name in unexpected),
         *(
-            f"size mismatch for {name}: was saved with shape {saved[name]}, now it is {list(own[name].shape)}"
+            f"size mismatch for {name}: was saved with shape {[*saved[name].shape]}, now it is {[*own[name].shape]}"
             for name in fitting
-            if saved[name] != list(own[name].shape)
+            if saved[name].shape != own[name].shape
         ),
     ]
 
 
-def _span(tensor: Tensor) -> tuple[torch.device, int, int]:
-    """Returns the device of a tensor and its first and last address."""
-    own = local(tensor)
-    return own.device, own.data_ptr(), own.data_ptr() + own.nbytes
+class _Memory:
+    """The memory of tensors, or of the parts of them that this process holds."""
 
+    def __init__(self) -> None:
+        self._spans: dict[Any, list[tuple[int, int]]] = {}
 
-def _inside(tensor: Tensor, spans: Iterable[tuple[torch.device, int, int]]) -> bool:
-    """Returns whether a tensor's memory lies inside one of the spans."""
-    device, begin, end = _span(tensor)
-    return begin < end and any(device == other and first <= begin and end <= last for other, first, last in spans)
+    def add(self, tensor: Tensor) -> None:
+        """Adds a tensor."""
+        storage, span = self._place(tensor)
+        self._spans.setdefault(storage, []).append(span)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Returns whether a tensor with the same memory was added."""
+        storage, span = self._place(tensor)
+        return span in self._spans.get(storage, ())
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Returns whether the memory of a tensor lies inside that of one that was added."""
+        storage, (begin, end) = self._place(tensor)
+        return any(first <= begin and end <= last for first, last in self._spans.get(storage, ()))
+
+    @staticmethod
+    def _place(tensor: Tensor) -> tuple[Any, tuple[int, int]]:
+        """Returns a tensor's storage, and its first and last address; without memory, it only shares with itself."""
+        own = local(tensor)
+        if not own.nbytes:
+            return f"object {id(tensor)}", (0, 0)
+        return own.untyped_storage().data_ptr(), (own.data_ptr(), own.data_ptr() + own.nbytes)

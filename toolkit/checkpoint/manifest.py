@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 from toolkit.base.files import sync
 from toolkit.base.run_folder import CheckpointFolder
 
-FORMAT = 1
+FORMATS = {"full": 1, "sharded": 2}
+"""Numbers of the formats in `checkpoint.format`."""
 HASHED_BYTES = 8 * 2**20
 """Size in bytes above which tensor files are hashed while they are loaded (see `toolkit.checkpoint.tensors`)."""
+_SHARD = re.compile(r"(?P<name>\w+)/shard-\d{5}-of-(?P<size>\d{5})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -27,28 +30,39 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a checkpoint: its optimizer step, and its files by their path in the folder."""
+    """Contents of a checkpoint: its optimizer step, its files by their path in the folder, and its format."""
 
     step: int
     files: Mapping[str, FileEntry]
+    format: str
 
 
-def write_manifest(folder: Path, step: int) -> None:
+def write_manifest(folder: Path, step: int, written: Mapping[str, FileEntry]) -> None:
     """Flushes all files of a folder to disk, then writes its manifest.
 
+    Args:
+        folder: the checkpoint's folder.
+        step: number of completed optimizer steps.
+        written: sizes and hashes of the files that were hashed while they were written, by path in the folder.
+
     Raises:
-        OSError: if a file cannot be flushed or written.
+        OSError: if a file cannot be flushed or written, or is not as it was written.
     """
     files = {}
-    for name, path in _files(folder).items():
+    paths = _files(folder) | {name: folder / name for name in written}
+    for name, path in paths.items():
         sync(path)
-        files[name] = asdict(FileEntry(path.stat().st_size, _sha256(path)))
-    content: dict[str, Any] = {"format": FORMAT, "step": step, "files": files}
+        size = path.stat().st_size
+        files[name] = asdict(written.get(name) or FileEntry(size, sha256_of(path)))
+        if size != files[name]["size"]:
+            raise OSError(f"{name} has {size} bytes, but {files[name]['size']} were written")
+    number = FORMATS["sharded" if any(map(_SHARD.fullmatch, files)) else "full"]
+    content: dict[str, Any] = {"format": number, "step": step, "files": files}
     content["sha256"] = _own_sha256(content)
-    path = CheckpointFolder(folder).manifest
-    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    for written in [path, *(inside for inside in folder.rglob("*") if inside.is_dir()), folder]:
-        sync(written)
+    manifest = CheckpointFolder(folder).manifest
+    manifest.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    for each in [manifest, *(inside for inside in folder.rglob("*") if inside.is_dir()), folder]:
+        sync(each)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -66,9 +80,23 @@ def read_manifest(folder: Path) -> Manifest:
         intact = False
     if not intact:
         raise ValueError("damaged")
-    if found["format"] != FORMAT:
-        raise ValueError(f"has format {found['format']}, this version of the toolkit reads {FORMAT}")
-    return Manifest(found["step"], {name: FileEntry(**entry) for name, entry in found["files"].items()})
+    names = {number: name for name, number in FORMATS.items()}
+    if found["format"] not in names:
+        known = " and ".join(map(str, names))
+        raise ValueError(f"has format {found['format']}, this version of the toolkit reads {known}")
+    files = {name: FileEntry(**entry) for name, entry in found["files"].items()}
+    return Manifest(found["step"], files, names[found["format"]])
+
+
+def files_of(files: Iterable[str], name: str) -> list[str]:
+    """Returns which of a checkpoint's files hold the tensors of this name: one file, or one shard per process."""
+    return sorted(file for file in files if file == f"{name}.safetensors" or _shard_name(file) == name)
+
+
+def tensor_names(files: Iterable[str]) -> list[str]:
+    """Returns the names under which a checkpoint holds tensors: `model`, `optimizer` and those of callbacks."""
+    found = {_shard_name(file) or file.removesuffix(".safetensors") for file in files if _is_of_tensors(file)}
+    return sorted(found, key=lambda name: (name != "model", name != "optimizer", name))
 
 
 def verify(folder: Path) -> list[str]:
@@ -92,17 +120,18 @@ def verify_small_files(folder: Path) -> list[str]:
 def _problems(folder: Path, large_files: bool) -> list[str]:
     own = CheckpointFolder(folder)
     try:
-        files = read_manifest(folder).files
+        manifest = read_manifest(folder)
     except (OSError, ValueError) as error:
         return [f"{own.manifest.name}: {reason(error)}"]
-    required = [path.name for path in (own.model, own.optimizer, own.state)]
+    files = manifest.files
+    required = _required(own, manifest)
     problems = [f"{name}: not in the manifest" for name in required if name not in files]
     for name, expected in files.items():
         try:
             size = (folder / name).stat().st_size
             if size != expected.size:
                 problems.append(f"{name}: size differs ({size} bytes instead of {expected.size})")
-            elif (large_files or not _verified_later(name, size)) and _sha256(folder / name) != expected.sha256:
+            elif (large_files or not _verified_later(name, size)) and sha256_of(folder / name) != expected.sha256:
                 problems.append(f"{name}: sha256 differs")
         except OSError as error:
             problems.append(f"{name}: {reason(error)}")
@@ -117,8 +146,28 @@ def reason(error: OSError | ValueError) -> str:
     return str(error)
 
 
+def _required(folder: CheckpointFolder, manifest: Manifest) -> list[str]:
+    """Returns the names of the files that a checkpoint of this format must have."""
+    if manifest.format == "full":
+        return [path.name for path in (folder.model, folder.optimizer, folder.state)]
+    shards = [found for file in manifest.files if (found := _SHARD.fullmatch(file))]
+    size = max(int(found["size"]) for found in shards)
+    names = {"model", "optimizer", *(found["name"] for found in shards)}
+    paths = [folder.shard(name, rank, size) for name in sorted(names) for rank in range(size)]
+    return [path.relative_to(folder.path).as_posix() for path in (*paths, folder.state)]
+
+
+def _shard_name(file: str) -> str | None:
+    found = _SHARD.fullmatch(file)
+    return found["name"] if found else None
+
+
+def _is_of_tensors(file: str) -> bool:
+    return _SHARD.fullmatch(file) is not None or (file.endswith(".safetensors") and "/" not in file)
+
+
 def _verified_later(name: str, size: int) -> bool:
-    return size > HASHED_BYTES and name.endswith(".safetensors") and "/" not in name
+    return size > HASHED_BYTES and _is_of_tensors(name)
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -130,6 +179,7 @@ def _own_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Returns the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -28,7 +28,7 @@ def decide_resume(
         The checkpoint to resume from, or None to start from the beginning, and messages for the user.
 
     Raises:
-        CheckpointError: if the folder holds another run, or the requested checkpoint cannot be used.
+        CheckpointError: if the folder holds another run, or there are checkpoints but none can be used.
     """
     if resume not in ("none", "auto"):
         return _from_path(output_dir, Path(resume), skip)
@@ -42,28 +42,51 @@ def decide_resume(
             "overwritten. Set another output_dir, or delete the folder"
         )
     checkpoint, messages = latest(files.checkpoints, skip)
+    if checkpoint is None and messages:
+        raise CheckpointError(
+            "\n".join(
+                [
+                    f"checkpoint.resume=auto: {files.checkpoints.absolute()} has checkpoints, but none can be used:",
+                    *(f"  - {message}" for message in messages),
+                    "Nothing was changed. Restore one of them, use the version of the toolkit that wrote it, or set "
+                    "another output_dir to start from the beginning",
+                ]
+            )
+        )
     if checkpoint is None and (names := _contents(output_dir)):
         messages.append(
-            f"checkpoint.resume=auto: {output_dir.absolute()} holds {_listed(names)}, but no valid checkpoint; "
+            f"checkpoint.resume=auto: {output_dir.absolute()} holds {_listed(names)}, but no checkpoint; "
             "starting from the beginning"
         )
     return checkpoint, messages
 
 
-def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint, list[str]]:
-    """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder."""
-    messages: list[str] = []
+def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, list[str]]:
+    """Opens the checkpoint at `path`, or the newest valid one if `path` is a run or its checkpoints folder.
+
+    Args:
+        path: the folder.
+        skip: as for `decide_resume`.
+
+    Returns:
+        The checkpoint, and messages for the user.
+
+    Raises:
+        CheckpointError: if there is none that can be used.
+    """
     inside = RunFolder(path).checkpoints
     root = inside if inside.is_dir() else path
-    if steps(root):
-        checkpoint, messages = latest(root, skip)
-        if checkpoint is None:
-            raise CheckpointError(
-                "\n".join([f"checkpoint.resume: no usable checkpoint in {root.absolute()}:", *messages])
-            )
-        messages.append(f"checkpoint.resume: using the newest valid checkpoint in {path}, {checkpoint.path.name}")
-    else:
-        checkpoint = open_checkpoint(path, skip)
+    if not steps(root):
+        return open_checkpoint(path, skip), []
+    checkpoint, messages = latest(root, skip)
+    if checkpoint is None:
+        raise CheckpointError("\n".join([f"no usable checkpoint in {root.absolute()}:", *messages]))
+    return checkpoint, [*messages, f"using the newest valid checkpoint in {path}, {checkpoint.path.name}"]
+
+
+def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint, list[str]]:
+    """Opens the checkpoint that `checkpoint.resume` names."""
+    checkpoint, messages = newest(path, skip)
     own = RunFolder(output_dir).checkpoints.resolve()
     if checkpoint.path.resolve().parent != own:
         if not skip:  # otherwise the folder's content is from this run, before it found the damage

@@ -4,6 +4,8 @@
         model.safetensors  optimizer.safetensors  state.json  (and what callbacks and processors add)
         manifest.json      size and sha256 of every file, and of itself; written last
 
+With `checkpoint.format: sharded`, each `<name>.safetensors` is a folder `<name>/` with one file of each process.
+
 The main process runs a transaction (`new_checkpoint`) in the run's locked folder. Nothing is unpickled.
 """
 
@@ -11,26 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from safetensors import SafetensorError
-
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import sync
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.checkpoint.manifest import read_manifest, verify_small_files, write_manifest
+from toolkit.checkpoint.manifest import FileEntry, read_manifest, verify_small_files, write_manifest
 
 _PREFIX, _TEMPORARY, _ASIDE = "step-", ".tmp-", ".old-"
 NOTHING: Mapping[Path, str] = MappingProxyType({})
+_NO_HASHES: Mapping[str, FileEntry] = MappingProxyType({})
 
 
 @contextlib.contextmanager
-def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
+def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO_HASHES) -> Iterator[Path]:
     """Creates the checkpoint `root/step-<step>` from the files written into a temporary folder inside the block.
 
     When the block ends, every file is flushed to disk and listed in the manifest, and the folder is renamed. The
@@ -43,6 +43,7 @@ def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
     Args:
         root: the run's `checkpoints` folder; created if it does not exist.
         step: number of completed optimizer steps.
+        written: sizes and hashes of the files that are hashed while they are written; filled inside the block.
 
     Yields:
         The folder to write into.
@@ -51,7 +52,7 @@ def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
         RunError: if the checkpoint cannot be written (no space, no permission).
     """
     folder = root / f"{_PREFIX}{step}"
-    temporary = root / f"{_TEMPORARY}{folder.name}-{os.getpid()}"
+    temporary = root / f"{_TEMPORARY}{folder.name}"
     try:
         _restore_aside(root)
         for leftover in [*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_ASIDE}*")]:
@@ -59,17 +60,23 @@ def new_checkpoint(root: Path, step: int) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         _make_readable(temporary)
-        write_manifest(temporary, step)
+        write_manifest(temporary, step, written)
         _commit(temporary, folder)
         for later in [path for number, path in steps(root) if number > step]:
             _remove(later)
-    except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"cannot write the checkpoint {folder.absolute()}: {error}. Earlier checkpoints are intact: free some "
-            "space or fix the folder's permissions, then resume with checkpoint.resume=auto"
-        ) from error
+    except OSError as error:
+        raise not_written(folder, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def not_written(folder: Path, error: Exception) -> RunError:
+    """Returns the error for a checkpoint that cannot be written, given its folder or its temporary one."""
+    final = folder.with_name(folder.name.removeprefix(_TEMPORARY)).absolute()
+    return RunError(
+        f"cannot write the checkpoint {final}: {error}. Earlier checkpoints are intact: free some "
+        "space or fix the folder's permissions, then resume with checkpoint.resume=auto"
+    )
 
 
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:

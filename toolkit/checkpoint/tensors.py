@@ -1,23 +1,29 @@
-"""Reads and verifies the tensors of a checkpoint in one pass, without holding a file in memory twice."""
+"""Reads and verifies the tensors of a checkpoint, each process the parts that it needs.
+
+The format is safetensors: `<name>.safetensors`, or one file per process that wrote, `<name>/shard-*.safetensors`, whose
+headers say where their tensors lie in the complete ones.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.checkpoint.manifest import read_manifest, reason
+from toolkit.base.shards import Box
+from toolkit.checkpoint.manifest import FileEntry, files_of, read_manifest, reason, sha256_of
 
 DTYPES = {
     "F64": torch.float64,
@@ -34,7 +40,9 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 """Data types by their names in safetensors files."""
-_CHUNK = 2**20
+OFFSETS_KEY, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+"""Where torch's HuggingFaceStorageWriter writes the first index of each tensor, so that torch reads our shards."""
+ONE_PROCESS = Mesh()
 
 
 class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the checkpoint
@@ -53,99 +61,212 @@ class DamagedCheckpoint(CheckpointError):  # noqa: N818 - the name describes the
         return DamagedCheckpoint, (self.checkpoint, self.problem)  # errors are pickled to send them between ranks
 
 
-class TensorReader:
-    """Iterates once over the names and tensors of an open safetensors file, in file order.
+class TensorFile:
+    """A safetensors file whose header has been read.
+
+    Args:
+        path: the file.
+        hashed: whether `read` computes its sha256.
 
     Attributes:
-        shapes: shape of each tensor, by name.
-        metadata: additional strings in the file's header, by key.
+        boxes: where each tensor lies in the complete tensor of its name, in file order.
+        dtypes: its data type.
+        metadata: additional strings in the header, by key.
+        sha256: sha256 of the file, once it was read completely.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if the header does not match the file.
     """
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._digest = hashlib.sha256()
-        self.shapes: dict[str, list[int]] = {}
-        self.metadata: dict[str, str] = {}
-        self._dtypes: dict[str, torch.dtype] = {}
-
-    def read_header(self) -> None:
-        """Reads the header: names, types and shapes of the tensors.
-
-        Raises:
-            ValueError: if the header does not match the file.
-        """
-        size = os.fstat(self._file.fileno()).st_size
-        length = int.from_bytes(self._read(8).numpy().tobytes(), "little")
-        if length > size - 8:
-            raise ValueError("the header is longer than the file")
-        header = json.loads(self._read(length).numpy().tobytes())
-        self.metadata = header.pop("__metadata__", {})
-        end = 0
+    def __init__(self, path: Path, hashed: bool) -> None:
+        self.path, self.hashed, self.sha256 = path, hashed, ""
+        self.boxes: dict[str, Box] = {}
+        self.dtypes: dict[str, torch.dtype] = {}
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = path.stat().st_size
+            if length > size - 8:
+                raise ValueError("the header is longer than the file")
+            header: dict[str, Any] = json.loads(file.read(length))
+        self.metadata: dict[str, str] = header.pop("__metadata__", {})
+        offsets = json.loads(self.metadata.get(OFFSETS_KEY, "{}"))
+        self._data, end = 8 + length, 0
+        self._begin: dict[str, int] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             dtype, shape, (begin, after) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             if begin != end or after - begin != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{name} does not match its size")
-            self._dtypes[name], self.shapes[name], end = dtype, shape, after
-        if 8 + length + end != size:
+            start = offsets[name][OFFSETS] if name in offsets else [0] * len(shape)
+            self.boxes[name] = Box(tuple(start), tuple(shape))
+            self.dtypes[name], self._begin[name], end = dtype, begin, after
+        if self._data + end != size:
             raise ValueError("the tensors do not cover the file")
 
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        for name, shape in self.shapes.items():
-            dtype = self._dtypes[name]
-            yield name, self._read(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    def read(self, wanted: Mapping[str, Box]) -> Iterator[tuple[str, Box, Tensor]]:
+        """Yields the names, boxes and values of what this file has of the wanted boxes, in file order.
 
-    def finish(self) -> str:
-        """Reads the rest and returns the sha256 of the complete file."""
-        while chunk := self._file.read(_CHUNK):
-            self._digest.update(chunk)
-        return self._digest.hexdigest()
+        A file that is hashed is read completely, any other only where it has something wanted.
+        """
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            if self.hashed:
+                digest.update(file.read(self._data))
+            for name, own in self.boxes.items():
+                box = own.shared_with(wanted[name]) if name in wanted else None
+                if self.hashed:
+                    content = self._values(file, name, own)
+                    digest.update(bytes_of(content))
+                    if box is not None and box.size:
+                        yield name, box, content[box.slices(own)]
+                elif box is not None and box.size:
+                    yield name, box, self._values(file, name, box)
+        if self.hashed:
+            self.sha256 = digest.hexdigest()
 
-    def _read(self, size: int) -> Tensor:
-        """Returns the next bytes as a new uint8 tensor `[size]`."""
-        buffer = torch.empty(size, dtype=torch.uint8)
-        view = buffer.numpy().data
-        count = self._file.readinto(view) if size else 0  # type: ignore[attr-defined] # a binary file has it
-        self._digest.update(view[:count])
-        if count != size:
-            raise ValueError("the file is too short")
-        return buffer
+    def _values(self, file: IO[bytes], name: str, box: Box) -> Tensor:
+        """Reads a part of a tensor and nothing else."""
+        own, dtype = self.boxes[name], self.dtypes[name]
+        values = torch.empty(box.shape, dtype=dtype)
+        content, done = bytes_of(values), 0
+        for start, count in _runs(box.slices(own), own.shape):
+            file.seek(self._data + self._begin[name] + start * dtype.itemsize)
+            length = count * dtype.itemsize
+            if file.readinto(content[done : done + length]) != length:  # type: ignore[attr-defined] # binary files have it
+                raise ValueError("the file is too short")
+            done += length
+        return values
+
+
+class SavedTensors(Mapping[str, Tensor]):
+    """The tensors that were saved under one name; each access reads a complete tensor from the disk.
+
+    Attributes:
+        entries: shapes and types of the complete tensors, on the meta device.
+        metadata: additional strings, by key.
+    """
+
+    def __init__(self, files: list[TensorFile]) -> None:
+        self.files = files
+        self.metadata = {key: text for file in files for key, text in file.metadata.items()}
+        boxes: dict[str, list[Box]] = {}
+        dtypes = {name: dtype for file in files for name, dtype in file.dtypes.items()}
+        for file in files:
+            for name, box in file.boxes.items():
+                boxes.setdefault(name, []).append(box)
+        self.entries: dict[str, Tensor] = {}
+        for name, parts in boxes.items():
+            ends = [[a + n for a, n in zip(box.start, box.shape, strict=True)] for box in parts]
+            shape = [max(each) for each in zip(*ends, strict=True)]
+            if sum(box.size for box in parts) != math.prod(shape):
+                raise ValueError(f"{name} is incomplete")
+            self.entries[name] = torch.empty(shape, dtype=dtypes[name], device="meta")
+
+    def read(self, wanted: Mapping[str, Box]) -> Iterator[tuple[str, Box, Tensor]]:
+        """Yields names, boxes and values, which together are the wanted boxes."""
+        for file in self.files:
+            yield from file.read(wanted)
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self.entries[name]
+        complete = torch.empty(entry.shape, dtype=entry.dtype)
+        for file in self.files:
+            if name in file.boxes:
+                with file.path.open("rb") as opened:
+                    box = file.boxes[name]
+                    complete[box.slices(Box.of(entry.shape))] = file._values(opened, name, box)
+        return complete
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
 
 
 @contextmanager
-def verified_tensors(checkpoint: Checkpoint, path: Path) -> Iterator[TensorReader]:
-    """Opens a tensor file of a checkpoint and verifies its sha256 when the block ends.
+def verified_tensors(checkpoint: Checkpoint, name: str, mesh: Mesh = ONE_PROCESS) -> Iterator[SavedTensors]:
+    """Opens the tensors that were saved under a name and verifies their files when the block ends.
 
-    An error inside the block may be caused by damaged bytes; it is raised only if the file is intact.
+    The processes share the work: each file is hashed by one of them. So an error of any process must be raised on all.
+    An error inside the block may be caused by damaged bytes; it is raised only if all files are intact.
 
     Args:
         checkpoint: the checkpoint.
-        path: the tensor file.
+        name: `model`, `optimizer` or the name of a callback.
+        mesh: the processes that read at the same time.
 
     Yields:
-        The file's tensors, read one by one.
+        The tensors.
 
     Raises:
-        DamagedCheckpoint: if the file does not match the manifest or cannot be read.
+        DamagedCheckpoint: if a file does not match the manifest or cannot be read.
     """
-    name = path.relative_to(checkpoint.path).as_posix()
+    expected = _manifest_files(checkpoint)
+    own = files_of(expected, name)
+    if not own:
+        raise DamagedCheckpoint(
+            checkpoint, f"{CheckpointFolder(checkpoint.path).callback(name).name}: not in the manifest"
+        )
+    hashed = {file for number, file in enumerate(sorted(expected)) if number % mesh.size == mesh.rank}
+    files: list[TensorFile] = []
+    failure: Exception | None = None
     try:
-        expected = read_manifest(checkpoint.path).files
+        files = [TensorFile(checkpoint.path / file, file in hashed) for file in own]
+        yield SavedTensors(files)
+    except Exception as error:
+        failure = error
+    known = {file.path: file.sha256 for file in files}
+    for file in own:
+        if file not in hashed and failure is None:
+            continue
+        path = checkpoint.path / file
+        try:
+            found = known.get(path) or sha256_of(path)
+        except OSError as error:
+            raise DamagedCheckpoint(checkpoint, f"{file}: {reason(error)}") from error
+        if found != expected[file].sha256:
+            raise DamagedCheckpoint(checkpoint, f"{file}: sha256 differs") from failure
+    if isinstance(failure, OSError):
+        raise DamagedCheckpoint(checkpoint, f"{name}: {reason(failure)}") from failure
+    if failure is not None:
+        raise failure
+
+
+def has_tensors(checkpoint: Checkpoint, name: str) -> bool:
+    """Returns whether a checkpoint has tensors of this name.
+
+    Raises:
+        DamagedCheckpoint: if its manifest cannot be read.
+    """
+    return bool(files_of(_manifest_files(checkpoint), name))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the memory of a contiguous tensor on the CPU."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _manifest_files(checkpoint: Checkpoint) -> Mapping[str, FileEntry]:
+    try:
+        return read_manifest(checkpoint.path).files
     except (OSError, ValueError) as error:
         manifest = CheckpointFolder(checkpoint.path).manifest.name
         raise DamagedCheckpoint(checkpoint, f"{manifest}: {reason(error)}") from error
-    if name not in expected:
-        raise DamagedCheckpoint(checkpoint, f"{name}: not in the manifest")
-    try:
-        with path.open("rb") as file:
-            reader, failure = TensorReader(file), None
-            try:
-                reader.read_header()
-                yield reader
-            except Exception as error:
-                failure = error
-            if reader.finish() != expected[name].sha256:
-                raise DamagedCheckpoint(checkpoint, f"{name}: sha256 differs") from failure
-    except OSError as error:
-        raise DamagedCheckpoint(checkpoint, f"{name}: {reason(error)}") from error
-    if failure is not None:
-        raise failure
+
+
+def _runs(box: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yields first element and number of elements of each contiguous run of a box in a tensor of this shape."""
+    dim = len(shape)
+    while dim and box[dim - 1].stop - box[dim - 1].start == shape[dim - 1]:
+        dim -= 1  # what is complete in the last dimensions belongs to one run
+    if dim == 0:
+        yield 0, math.prod(shape)
+        return
+    outer, last = box[: dim - 1], box[dim - 1]
+    inner = math.prod(shape[dim:])
+    for index in product(*(range(part.start, part.stop) for part in outer)):
+        row = 0
+        for position, size in zip((*index, last.start), shape[:dim], strict=True):
+            row = row * size + position
+        yield row * inner, (last.stop - last.start) * inner

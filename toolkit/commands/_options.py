@@ -92,3 +92,19 @@ def output_file(path: str | Path) -> Path:
     if file.is_dir() or not os.access(file.parent, os.W_OK):
         raise InputError(f"--output: cannot write {file.absolute()}; use another file")
     return file
+
+
+def output_folder(path: str | Path) -> Path:
+    """Returns the folder of `--output-dir`, which is created if it does not exist.
+
+    Raises:
+        InputError: if it is not an empty folder, or cannot be created.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise InputError(f"--output-dir: {folder.absolute()} is not an empty folder; use another one, or delete it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output-dir: cannot make the folder {folder.absolute()}: {error.strerror}") from error
+    return folder

@@ -34,6 +34,7 @@ COMMANDS = {
         "repeat a run and check that the results are bit-identical",
     ),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
+    "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
     "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
 }
 """Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries."""

@@ -36,7 +36,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
-    output = _output_folder(Path(arguments.output_dir) if arguments.output_dir else RunFolder(folder).merged)
+    output = _options.output_folder(arguments.output_dir or RunFolder(folder).merged)
     _refuse_unmergeable(cfg)
     file = _rows_file(cfg, arguments.data)
     cfg = replace(
@@ -58,15 +58,3 @@ def work(arguments: argparse.Namespace) -> None:
     if not difference <= TOLERANCE:
         raise RunError(f"the merged model in {output} differs in its outputs from the adapters; do not use it")
     say(f"merged into {output}; transformers loads it without peft")
-
-
-def _output_folder(output: Path) -> Path:
-    from toolkit.base.errors import InputError
-
-    if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise InputError(f"--output-dir: {output.absolute()} is not an empty folder; use another one, or delete it")
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--output-dir: cannot make the folder {output.absolute()}: {error.strerror}") from error
-    return output

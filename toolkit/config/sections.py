@@ -137,6 +137,10 @@ class CheckpointConfig:
     save_total_limit: Positive | None = None
     """Maximum number of checkpoints to keep, newest first; the best one is kept in addition if it is needed. Null keeps
     all."""
+    format: Literal["full", "sharded"] = "full"
+    """`full` writes complete tensors into one file each for model and optimizer, through the main process; `sharded`
+    lets every process write its part, for which all of them must see the output folder. Both resume on any number of
+    processes."""
     resume: str = "none"
     """`none` starts a new run in an empty output folder; `auto` resumes from the newest valid checkpoint, if there is
     one; a path resumes from that checkpoint."""

@@ -146,20 +146,23 @@ def _usable_here(cfg: Config) -> Config:
     )
 
 
-def read_settings(folder: Path, recipe: str | Path | type[Task] | None) -> tuple[Config, Task]:
+def read_settings(folder: Path, recipe: str | Path | type[Task] | None, finished: bool = True) -> tuple[Config, Task]:
     """Reads a run's resolved settings and rebuilds its task.
 
     Args:
         folder: the run's output folder.
         recipe: the recipe file if it was moved after the run, or its task.
+        finished: whether the run must have a model.
 
     Raises:
         InputError: if the folder is not a finished run or its recipe is not found.
     """
     files = RunFolder(folder)
-    missing = [path.name for path in (files.config, files.facts, files.model) if not path.exists()]
+    needed = (files.config, files.facts, *([files.model] if finished else []))
+    missing = [path.name for path in needed if not path.exists()]
     if missing:
-        raise InputError(f"{folder}: not a finished run, missing {', '.join(missing)} (tried {folder.absolute()})")
+        kind = "a finished run" if finished else "a run"
+        raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
         facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
         path, state = recipe or facts["recipe"], facts["task_state"]

@@ -1,13 +1,24 @@
-"""Collects tensors and values that only some processes have on the main process."""
+"""Collects values and tensors of all processes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+T = TypeVar("T")
+
+
+def objects_of_all(own: T) -> list[T]:
+    """Returns the picklable objects of all processes, by rank, on every process."""
+    if not dist.is_initialized():
+        return [own]
+    found: list[T] = [own] * dist.get_world_size()
+    dist.all_gather_object(found, own)
+    return found
 
 
 def tensors_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -35,11 +46,4 @@ def tensors_on_main(own: Mapping[str, Tensor], device: torch.device) -> dict[str
             received = torch.empty(shape, dtype=dtype, device=device)
             dist.recv(received, source)
             found[name] = received.cpu()
-    return found
-
-
-def objects_of_all(own: Any) -> list[Any]:
-    """Returns the picklable objects of all processes, by rank, on every process."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, own)
     return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,10 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint import contents, store
-from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.manifest import FileEntry, verify
 from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.writing import Group, write_groups
+from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
@@ -23,7 +27,7 @@ from toolkit.optim import schedules
 if TYPE_CHECKING:
     from torch import Tensor
 
-Kept = tuple[dict[str, "Tensor"], dict[str, Any]]
+Kept = tuple[Mapping[str, "Tensor"], dict[str, Any]]
 """State of the strategy or of a callback in a checkpoint: tensors, and JSON-able values."""
 
 
@@ -60,14 +64,23 @@ class Checkpointer:
         Raises:
             RunError: on every rank, if the checkpoint cannot be written.
         """
-        context = self._context
-        strategy = context.run.strategy
-        strategy.settle(for_checkpoint=True)
-        with self._stop.unhurried():
-            parameters, optimizer = strategy.full_parameters(), strategy.full_optimizer()
-            kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
-            complete = {name: (strategy.complete_all(tensors), values) for name, (tensors, values) in kept.items()}
-            on_main(context.run.accelerator, self._write, complete, parameters, *optimizer)
+        context, run = self._context, self._context.run
+        root = RunFolder(run.output_dir).checkpoints
+        run.strategy.settle(for_checkpoint=True)
+        kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
+        # A stage of a pipeline may have no tensors of a callback that others have.
+        saved = set(chain(*objects_of_all([name for name, (tensors, _) in kept.items() if tensors])))
+        groups = [
+            contents.model_group(run.strategy.own_parameters()),
+            contents.optimizer_group(*run.strategy.own_optimizer()),
+            *(Group(name, tensors) for name, (tensors, _) in kept.items() if name in saved),
+        ]
+        sharded, written = run.cfg.checkpoint.format == "sharded", dict[str, FileEntry]()
+        with self._stop.unhurried(), ExitStack() as transaction:
+            new = store.new_checkpoint(root, context.state.step, written)
+            folder = on_main(run.accelerator, transaction.enter_context, new)
+            written |= write_groups(run.accelerator, folder, groups, sharded)
+            on_main(run.accelerator, self._finish, folder, kept, transaction)
         self._saved = (context.state.step, context.state.ended)
         self._on_save()
 
@@ -95,10 +108,14 @@ class Checkpointer:
 
     def _load(self, saved: Checkpoint) -> list[tuple[Any, Kept]]:
         """Loads all tensors and returns those of the strategy and of callbacks."""
-        context, outline = self._context, self._context.run.strategy.outline
-        contents.load_model_into(saved, context.bare_model, outline)
-        contents.load_optimizer_into(saved, context.optimizer, context.bare_model, outline)
+        context, run = self._context, self._context.run
+        self._load_model(saved)
+        contents.load_optimizer_into(saved, context.optimizer, context.bare_model, run.mesh, run.strategy.outline)
         return list(self._kept(saved))
+
+    def _load_model(self, saved: Checkpoint) -> None:
+        run = self._context.run
+        contents.load_model_into(saved, self._context.bare_model, run.mesh, run.strategy.outline)
 
     def load_best(self) -> bool:
         """Replaces the last step's parameters by the best step's.
@@ -116,7 +133,7 @@ class Checkpointer:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
                 last = store.open_checkpoint(self._folder(context.state.step))
-                on_every(accelerator, contents.load_model_into, last, context.bare_model, context.run.strategy.outline)
+                on_every(accelerator, self._load_model, last)
             return False
         for part, (tensors, values) in kept:
             if part is not context.run.strategy:
@@ -126,18 +143,12 @@ class Checkpointer:
     def _load_best(self, path: Path) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
         """Loads the parameters of the best checkpoint; returns it with the tensors of callbacks."""
         best = store.open_checkpoint(path)
-        contents.load_model_into(best, self._context.bare_model, self._context.run.strategy.outline)
+        self._load_model(best)
         return best, list(self._kept(best))
 
-    def _write(
-        self,
-        kept: Mapping[str, Kept],
-        parameters: Mapping[str, Tensor],
-        moments: Mapping[str, Tensor],
-        settings: Mapping[str, Any],
-    ) -> None:
+    def _finish(self, folder: Path, kept: Mapping[str, Kept], transaction: ExitStack) -> None:
+        """Writes what the main process alone knows, ends the transaction, and removes surplus checkpoints."""
         context, run = self._context, self._context.run
-        root = RunFolder(run.output_dir).checkpoints
         scaler = run.accelerator.scaler
         state = SavedState(
             train=asdict(context.state),
@@ -146,16 +157,11 @@ class Checkpointer:
             scaler=None if scaler is None else scaler.state_dict(),
             **self._engine_state(),
         )
-        with store.new_checkpoint(root, context.state.step) as path:
-            contents.write_state(path, state.to_json())
-            contents.write_model(path, parameters)
-            contents.write_optimizer(path, moments, settings)
-            folder = CheckpointFolder(path)
-            run.processor.save_pretrained(str(folder.processor))
-            for name, (tensors, _) in kept.items():
-                if tensors:
-                    contents.write_tensors(folder.callback(name), tensors)
+        with transaction:
+            contents.write_state(folder, state.to_json())
+            run.processor.save_pretrained(str(CheckpointFolder(folder).processor))
         best = context.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
+        root = RunFolder(run.output_dir).checkpoints
         store.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
 
     def _folder(self, step: int | None) -> Path:
@@ -171,8 +177,7 @@ class Checkpointer:
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:
-                file = CheckpointFolder(saved.path).callback(name)
-                yield part, (contents.load_tensors(saved, file), dict(values[name]))
+                yield part, (contents.load_tensors(saved, name, self._context.run.mesh), dict(values[name]))
 
 
 def _refuse_damaged(path: Path) -> None:

@@ -32,7 +32,7 @@ def fit(run: Run) -> FitResult:
                 for window in windows(setup.loader, train.gradient_accumulation_steps or 1):
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
-                    loss_sum = strategy.window_gradient(window, scale)
+                    loss_sum = session.window_gradient(window, scale)
                     grad_norm = strategy.clip(train.max_grad_norm)
                     session.check_update(grad_norm, window)
                     optimizer.step()

@@ -110,6 +110,21 @@ class Session:
         self.window, self._window_items = batches, items
         return self.strategy.begin_step(own_items, items)
 
+    def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
+        """Computes the gradient of a window.
+
+        Args:
+            batches: this rank's micro-batches of the window.
+            scale: the factor that `begin_window` returned.
+
+        Returns:
+            This rank's summed loss, a detached scalar.
+        """
+        loss_sum = self.strategy.window_gradient(batches, scale)
+        for callback in self.callbacks:
+            callback.after_gradient()
+        return loss_sum
+
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
         """Refuses a non-finite update, at once if the gradient is shared, otherwise when all ranks can stop.
 

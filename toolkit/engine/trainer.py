@@ -129,7 +129,7 @@ class WindowTrainer(Trainer):
         """Computes the gradient of the window at its last micro-batch and returns its loss, zero before."""
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.accelerator.device)
-        self.loss_sum = self.run.strategy.window_gradient(self.window, self.scale)
+        self.loss_sum = self.session.window_gradient(self.window, self.scale)
         return self.loss_sum * self.scale
 
     def _clip_grad_norm(self, model: nn.Module) -> float:

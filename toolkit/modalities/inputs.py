@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
+from toolkit.api.mesh import Mesh
 from toolkit.api.task import Prepared, Processor, Task
+from toolkit.base.console import say
 from toolkit.base.errors import ConfigError
-from toolkit.checkpoint.changes import refuse_changes
+from toolkit.checkpoint.changes import changed_layout, layout, refuse_changes
 from toolkit.checkpoint.claim import Claimed
 from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.prepare import CheckedRows, load_rows, prepare
+from toolkit.distributed.mesh import mesh_of
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.models.adapter_checks import prompt_problems
@@ -72,9 +75,12 @@ def read_inputs(
         problems += unused_parameter_problems(config)
     _refuse(problems)
     rows = load_rows(cfg, task, accelerator, None if sample else claimed.output_dir, sample)
-    identity = identity_of(cfg, rows, accelerator.num_processes)
+    identity = identity_of(cfg, rows, mesh_of(cfg.parallel, accelerator.num_processes))
     if claimed.resume is not None:
-        refuse_changes(SavedState.from_json(claimed.resume.state).identity, identity)
+        saved = SavedState.from_json(claimed.resume.state).identity
+        refuse_changes(saved, identity)
+        if note := changed_layout(saved, identity):
+            say(note)
     processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))
@@ -95,11 +101,11 @@ def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]
     return problems
 
 
-def identity_of(cfg: Config, rows: CheckedRows, num_processes: int) -> dict[str, Any]:
+def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
     """Returns the settings and fingerprints that must not change on resume, by dotted key."""
     return {
         **flatten(cfg),
-        "num_processes": num_processes,
+        **layout(mesh),
         "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
         **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
     }

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from toolkit.api.run import Run
+from toolkit.api.task import Processor
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import save_adapters
 
 
 def save_model(run: Run) -> None:
     """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it."""
-    files, settings = RunFolder(run.output_dir), run.cfg.model
-    folder = files.model
+    files = RunFolder(run.output_dir)
+    write_model(run.model, run.processor, run.cfg.model, files.model, files.base)
+
+
+def write_model(model: Any, processor: Processor, settings: ModelConfig, folder: Path, base: Path) -> None:
+    """Writes a folder that transformers (or peft) can load.
+
+    Args:
+        model: the model, with its adapters if it has any.
+        processor: tokenizer, image processor or feature extractor.
+        settings: the section `model`.
+        folder: folder to write to.
+        base: folder of a new base model, which becomes part of the folder.
+    """
     if settings.peft.method == "none":
-        run.model.save_pretrained(folder)
+        model.save_pretrained(folder)
     else:
-        save_adapters(run.model, folder, files.base, settings.name_or_path)
-    run.processor.save_pretrained(folder)
+        save_adapters(model, folder, base, settings.name_or_path)
+    processor.save_pretrained(folder)
     mode = (folder / "config.json" if settings.peft.method == "none" else folder / "adapter_config.json").stat().st_mode
     for weights in folder.rglob("*.safetensors"):  # safetensors creates files that only the owner can read
         weights.chmod(mode)

@@ -8,37 +8,35 @@ parameter's fully qualified name and restored bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from toolkit.base.errors import CheckpointError
-from toolkit.base.shards import fill, full, local_bytes
+from toolkit.base.shards import Box, fill_part, local_bytes, own_box
 
 SEPARATOR = "::"
 """Separates a parameter's name from the keys of its state, which may be nested: `encoder.weight::exp_avg`."""
 
 _NOT_SETTINGS = ("params", "param_names")
 _NUM_SHOWN = 10
+Reader = Callable[[Mapping[str, Box]], Iterable[tuple[str, Box, Tensor]]]
+"""Reads parts of saved tensors: for the box of each name, the name, a box, and the values that it has of this box."""
 _PAGED = ("state1", "state2")
 """The states that bitsandbytes pages."""
 
 
-def optimizer_state(
-    optimizer: Any, model: nn.Module, complete: Callable[[Tensor], Tensor] = full
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def optimizer_state(optimizer: Any, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Splits an optimizer's state into tensors and plain values.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
-        complete: returns the complete tensor of one that may be split over processes.
 
     Returns:
-        Tensors by `<parameter>::<state>`, contiguous, with their device, dtype and shape. They share the optimizer's
-        memory, so write them before the next step.
+        Tensors by `<parameter>::<state>`, which may be split over processes. They share the optimizer's memory, so
+        write them before the next step.
         Everything else as a JSON-serializable dict: the optimizer's class, the groups' settings, plain values of the
         state, and the shapes of all tensors.
 
@@ -49,16 +47,12 @@ def optimizer_state(
     names = {parameter: name for name, parameter in _parameters(optimizer, model).items()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
-    storages: set[int] = set()
     for parameter, state in optimizer.state.items():
         for key, value in _flat(names[parameter], state):
-            if not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                tensors[key] = value.detach()
+            else:
                 values[key] = _encoded(key, value)
-                continue
-            tensor = complete(value.detach()).contiguous()
-            # In 8-bit optimizers all parameters share one code book; safetensors rejects tensors that share memory.
-            tensors[key] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
-            storages.add(tensor.untyped_storage().data_ptr())
     groups = [
         {
             "params": [names[parameter] for parameter in group["params"]],
@@ -86,24 +80,26 @@ def load_optimizer_state(
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.
     """
-    load_streamed_state(optimizer, model, tensors.items(), _shapes(tensors), scalars)
+    complete = [(name, Box.of(tensor.shape), tensor) for name, tensor in tensors.items()]
+    empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    load_streamed_state(optimizer, model, empty, lambda boxes: complete, scalars)
 
 
 def load_streamed_state(
     optimizer: Any,
     model: nn.Module,
-    tensors: Iterable[tuple[str, Tensor]],
-    shapes: Mapping[str, list[int]],
+    saved: Mapping[str, Tensor],
+    read: Reader,
     scalars: Mapping[str, Any],
     outline: nn.Module | None = None,
 ) -> None:
-    """Restores a state as `load_optimizer_state`, from tensors that are read one at a time.
+    """Restores a state as `load_optimizer_state`, from parts of tensors that are read one at a time.
 
     Args:
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one, built with the settings of the saved one.
         model: the unwrapped model, which names the optimizer's parameters.
-        tensors: names and tensors, each needed once.
-        shapes: shapes of all tensors, by name.
+        saved: shapes and types of the saved tensors, on the meta device.
+        read: reads the parts of them that this process holds.
         scalars: the plain values that `optimizer_state` returned.
         outline: the complete model, if other processes train some of its parameters; their state is left out.
 
@@ -114,13 +110,13 @@ def load_streamed_state(
     parameters = _parameters(optimizer, model)
     names = {parameter: name for name, parameter in parameters.items()}
     elsewhere = set() if outline is None else _names(outline) - _names(model)
-    shapes = {key: shape for key, shape in shapes.items() if _parameter(key) not in elsewhere}
+    saved = {key: value for key, value in saved.items() if _parameter(key) not in elsewhere}
     scalars = _without(scalars, elsewhere) if elsewhere else scalars
     settings = {frozenset(group["params"]): group["settings"] for group in scalars["groups"]}
     # A group all of whose parameters other processes train has no members here, and its settings have no effect.
     groups = [(group, frozenset(names[p] for p in group["params"])) for group in optimizer.param_groups]
     groups = [(group, members) for group, members in groups if members]
-    _refuse_misfit(optimizer, scalars, {**_shapes(parameters), **shapes}, {members for _, members in groups})
+    _refuse_misfit(optimizer, scalars, _shapes(parameters) | _shapes(saved), {members for _, members in groups})
 
     step_devices = {}
     for group, members in groups:
@@ -128,17 +124,34 @@ def load_streamed_state(
         on_device = group.get("fused") or group.get("capturable")
         step_devices.update({name: parameters[name].device if on_device else "cpu" for name in members})
     optimizer.state.clear()
-    for key, value in chain(tensors, scalars["values"].items()):
-        name, *path, last = key.split(SEPARATOR)
-        if name in elsewhere:
-            continue
-        state = optimizer.state[parameters[name]]
-        for part in path:
-            state = state.setdefault(part, {})
-        if isinstance(value, Tensor):
-            state[last] = _restored(value, last, optimizer, parameters[name], step_devices[name])
+    for key, value in scalars["values"].items():
+        state, last, _ = _place(optimizer, parameters, key)
+        state[last] = _decoded(value)
+    targets = {}
+    for key, value in saved.items():
+        state, last, name = _place(optimizer, parameters, key)
+        # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
+        device = step_devices[name] if last == "step" and value.dim() == 0 else None
+        if last in _PAGED and hasattr(optimizer, "get_state_buffer"):
+            # Paged memory must be allocated by the optimizer.
+            targets[key] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype)
         else:
-            state[last] = _decoded(value)
+            targets[key] = _empty(value, parameters[name], device)
+        state[last] = targets[key]
+    held = {key: own_box(target) for key, target in targets.items()}
+    for key, box, part in read(held):
+        fill_part(targets[key], held[key], part, box)
+
+
+def _place(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor], key: str
+) -> tuple[dict[str, Any], str, str]:
+    """Returns the dictionary that holds a state, the state's key in it, and the parameter's name."""
+    name, *path, last = key.split(SEPARATOR)
+    state = optimizer.state[parameters[name]]
+    for part in path:
+        state = state.setdefault(part, {})
+    return state, last, name
 
 
 def state_bytes(optimizer: Any) -> int:
@@ -220,25 +233,12 @@ def _decoded(value: Any) -> Any:
     return tuple(_decoded(item) for item in value["tuple"]) if isinstance(value, dict) else value
 
 
-def _restored(value: Tensor, key: str, optimizer: Any, parameter: Tensor, step_device: torch.device | str) -> Tensor:
-    """Returns a copy of a parameter's saved state where the optimizer expects it."""
-    if key in _PAGED and hasattr(optimizer, "get_state_buffer"):
-        # Paged memory must be allocated by the optimizer.
-        buffer: Tensor = optimizer.get_state_buffer(parameter, dtype=value.dtype)
-        return buffer.copy_(value)
-    # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
-    is_step = key == "step" and value.dim() == 0
-    return _placed(value, parameter, step_device if is_step else None)
-
-
-def _placed(value: Tensor, parameter: Tensor, device: torch.device | str | None) -> Tensor:
-    """Returns a copy with its own memory, since a loaded tensor may be a view of its file."""
+def _empty(saved: Tensor, parameter: Tensor, device: torch.device | str | None) -> Tensor:
+    """Returns an empty tensor for a saved one, split like its parameter if it has the parameter's shape."""
     # If the shapes agree, use the parameter's memory layout: with other strides, slower kernels would run.
-    if value.shape == parameter.shape and device is None:
-        placed = torch.empty_like(parameter, dtype=value.dtype)
-        fill(placed, value)
-        return placed
-    return torch.empty(value.shape, dtype=value.dtype, device=device or parameter.device).copy_(value)
+    if saved.shape == parameter.shape and device is None:
+        return torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
+    return torch.empty(saved.shape, dtype=saved.dtype, device=device or parameter.device)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, list[int]]:

@@ -15,9 +15,11 @@ import pytest
 import torch
 from checkpoints import save
 
+from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
-from toolkit.checkpoint.changes import changed_settings, refuse_changes
+from toolkit.checkpoint import manifest
+from toolkit.checkpoint.changes import changed_layout, changed_settings, layout, refuse_changes
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.checkpoint.probe import probe
 from toolkit.checkpoint.resume import decide_resume
@@ -162,13 +164,31 @@ def test_a_checkpoint_that_is_known_to_be_damaged_is_not_used_again(tmp_path: Pa
         decide_resume(tmp_path / "new", str(root / "step-6"), known)
 
 
-def test_auto_starts_from_the_beginning_where_nothing_can_be_used_and_says_so(tmp_path: Path) -> None:
+def test_auto_never_starts_from_the_beginning_where_checkpoints_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_steps(tmp_path, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "FORMATS", {"full": 3, "sharded": 4})
+        save_steps(tmp_path, 6)
+    found, messages = decide_resume(tmp_path, "auto")
+    assert found is not None
+    assert found.step == 3
+    assert "step-6 is damaged (manifest.json: has format 3, this version of the toolkit reads 1 and 2)" in messages[0]
     damage(tmp_path, 3)
+    with pytest.raises(CheckpointError) as caught:
+        decide_resume(tmp_path, "auto")
+    assert caught.value.exit_code == 2
+    for part in ("has checkpoints, but none can be used", "state.json: size differs", "has format 3", "output_dir"):
+        assert part in str(caught.value)
+
+
+def test_auto_starts_a_run_again_that_saved_nothing(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / ".tmp-step-3").mkdir(parents=True)
+    (tmp_path / "metrics.jsonl").touch()
     found, messages = decide_resume(tmp_path, "auto")
     assert found is None
-    assert messages[0].endswith("; no valid checkpoint is left")
-    assert messages[1].endswith("holds checkpoints, but no valid checkpoint; starting from the beginning")
+    assert messages[0].endswith("holds checkpoints, metrics.jsonl, but no checkpoint; starting from the beginning")
 
 
 def test_a_path_names_the_checkpoint(tmp_path: Path) -> None:
@@ -188,7 +208,7 @@ def test_a_path_may_be_a_run(tmp_path: Path, folder: str) -> None:
     found, messages = decide_resume(tmp_path, str(tmp_path / folder))
     assert found is not None
     assert found.step == 6
-    assert messages == [f"checkpoint.resume: using the newest valid checkpoint in {tmp_path / folder}, step-6"]
+    assert messages == [f"using the newest valid checkpoint in {tmp_path / folder}, step-6"]
     damage(tmp_path, 3)
     damage(tmp_path, 6)
     with pytest.raises(CheckpointError, match=r"no usable checkpoint in .*checkpoints:(.|\n)*step-6(.|\n)*step-3"):
@@ -214,6 +234,8 @@ SAVED: dict[str, Any] = {
     "model.name_or_path": None,
     "task.labels": ["a", "b"],
     "train.gradient_accumulation_steps": 3,
+    "train.per_device_train_batch_size": 4,
+    "train.strategy": "sync",
     "train.max_steps": 10,
     "train.num_train_epochs": 3.0,
     "train.dataloader_num_workers": 0,
@@ -228,7 +250,7 @@ SAVED: dict[str, Any] = {
     "data.fingerprint.validation": "bb",
     "data.preprocessing_num_workers": None,
     "data.max_eval_samples": None,
-    "num_processes": 1,
+    "num_processes": 2,
     "versions.torch": "2.13.0",
 }
 
@@ -241,6 +263,7 @@ def test_free_settings_may_change() -> None:
         "train.gradient_accumulation_steps",
         "data.fingerprint.train",
         "num_processes",
+        *(key for key in SAVED if key.startswith("train.") and "max" not in key and "num" not in key),
     }
     current = {key: value if key in kept else "changed" for key, value in SAVED.items()}
     del current["data.fingerprint.validation"]
@@ -255,7 +278,6 @@ def test_every_other_change_is_named() -> None:
         **SAVED,
         "train.gradient_accumulation_steps": 4,
         "model.name_or_path": "näme",
-        "num_processes": 2,
         "data.fingerprint.train": "cc",
         "task.extra": None,
         "task.labels": ["b", "a"],
@@ -263,18 +285,77 @@ def test_every_other_change_is_named() -> None:
     del current["seed"]
     expected = [
         'data.fingerprint.train: the run was started with "aa", now "cc"',
-        'model.name_or_path: the run was started with null, now "näme"',
-        "num_processes: the run was started with 1, now 2",
-        "seed: the run was started with 42, now it is not set",
+        'model.name_or_path: the run was started with null, now "näme"; set model.name_or_path=null',
+        "seed: the run was started with 42, now it is not set; set seed=42",
         "task.extra: the run was started without it, now null",
-        'task.labels: the run was started with ["a", "b"], now ["b", "a"]',
-        "train.gradient_accumulation_steps: the run was started with 3, now 4",
+        'task.labels: the run was started with ["a", "b"], now ["b", "a"]; set task.labels=["a", "b"]',
+        f"{WINDOW}: the run was started with 4 x 3 x 2 = 24 rows, now 4 x 4 x 2 = 32; "
+        "set train.gradient_accumulation_steps=3",
     ]
     assert changed_settings(SAVED, current) == expected
     with pytest.raises(CheckpointError) as caught:
         refuse_changes(SAVED, current)
     assert all(f"\n  - {message}\n" in str(caught.value) for message in expected)
     assert "another output_dir" in str(caught.value)
+
+
+WINDOW = "train.per_device_train_batch_size x train.gradient_accumulation_steps x data ranks"
+
+
+def split(batch: int, accumulation: int | None, mesh: Mesh, **others: Any) -> dict[str, Any]:
+    """Returns the identity of a run with windows of this split, in the words of this version."""
+    sizes = {"train.per_device_train_batch_size": batch, "train.gradient_accumulation_steps": accumulation}
+    return {**SAVED, **sizes, **layout(mesh), "parallel.fsdp": mesh.fsdp, "checkpoint.format": "sharded", **others}
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulation", "mesh"),
+    [
+        (24, None, Mesh()),
+        (4, 3, Mesh(fsdp=2)),
+        (12, 2, Mesh(tensor=4)),
+        (3, 2, Mesh(replicas=2, fsdp=2, tensor=2)),
+        (1, 8, Mesh(replicas=3, pipeline=2)),
+    ],
+)
+def test_processes_may_share_a_window_and_the_model_in_another_way(
+    batch: int, accumulation: int | None, mesh: Mesh
+) -> None:
+    current = split(batch, accumulation, mesh)
+    assert changed_settings(SAVED, current) == []
+    note = changed_layout(SAVED, current)
+    assert note is not None
+    assert note.startswith(
+        "the checkpoint was saved by 2 processes (replicas 2) with 4 x 3 rows per data rank; this run"
+    )
+    assert changed_layout(current, current) is None
+    assert changed_layout(SAVED, split(4, 3, Mesh(replicas=2))) is None
+
+
+@pytest.mark.parametrize(
+    ("batch", "mesh", "advice"),
+    [
+        (2, Mesh(replicas=4), "set train.gradient_accumulation_steps=3"),
+        (5, Mesh(fsdp=3), "set train.per_device_train_batch_size=8 and train.gradient_accumulation_steps=1, or other"),
+        (1, Mesh(replicas=5), "use a number of data ranks that divides 24"),
+    ],
+)
+def test_another_window_is_refused_with_what_to_set(batch: int, mesh: Mesh, advice: str) -> None:
+    (problem,) = changed_settings(SAVED, split(batch, 1, mesh))
+    assert problem.startswith(f"{WINDOW}: the run was started with 4 x 3 x 2 = 24 rows, now {batch} x 1 x ")
+    assert f"; {advice}" in problem
+
+
+def test_local_sgd_keeps_its_processes() -> None:
+    local = {**SAVED, "train.strategy": "local_sgd"}
+    assert changed_settings(local, split(4, 3, Mesh(replicas=2), **{"train.strategy": "local_sgd"})) == []
+    problems = changed_settings(local, split(6, 4, Mesh(), **{"train.strategy": "local_sgd"}))
+    assert [problem.split(":")[0] for problem in problems] == [
+        "mesh.replicas",
+        "train.gradient_accumulation_steps",
+        "train.per_device_train_batch_size",
+    ]
+    assert "mesh.replicas: the run was started with 2, now 1" in problems
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"step": 3, "lo', b'{"step": 2}', b"\xff\xfe\n", b'"step"\n{"loss": 1}\n\n'])

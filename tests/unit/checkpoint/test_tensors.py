@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import make, newest, save, train
+from checkpoints import ALONE, make, newest, save, train
 from torch import nn
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.checkpoint import manifest
-from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors, write_model, write_tensors
+from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.store import latest, new_checkpoint, open_checkpoint, steps
 from toolkit.checkpoint.tensors import DTYPES, DamagedCheckpoint
+from toolkit.checkpoint.writing import Group, write_groups
 
 ONES = torch.ones(3)
 
@@ -33,7 +34,7 @@ def load_all(found: Checkpoint) -> None:
     model, optimizer = make()
     load_model_into(found, model)
     load_optimizer_into(found, optimizer, model)
-    load_tensors(found, found.path / "ema.safetensors")
+    load_tensors(found, "ema")
 
 
 @pytest.fixture
@@ -43,9 +44,7 @@ def large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model, optimizer = make()
     train(model, optimizer, range(3))
     for step in (9, 12):
-        save(
-            tmp_path, step, model, optimizer, {}, lambda folder: write_tensors(folder / "ema.safetensors", {"a": ONES})
-        )
+        save(tmp_path, step, model, optimizer, {}, groups=[Group("ema", {"a": ONES})])
     return tmp_path
 
 
@@ -99,16 +98,17 @@ def test_damage_travels_between_ranks(large_files: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_tensors_come_back_as_they_were(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_tensors_come_back_as_they_were(tmp_path: Path, dtype: torch.dtype, sharded: bool) -> None:
     saved = {"b": torch.arange(6).reshape(2, 3).to(dtype), "a": torch.ones((), dtype=dtype), "none": torch.ones(0, 2)}
     model, optimizer = make()
-    path = save(tmp_path, 1, model, optimizer, {}, lambda folder: write_tensors(folder / "x.safetensors", saved))
-    loaded = load_tensors(open_checkpoint(path), path / "x.safetensors")
+    path = save(tmp_path, 1, model, optimizer, {}, groups=[Group("x", saved)], sharded=sharded)
+    loaded = load_tensors(open_checkpoint(path), "x")
     assert loaded.keys() == saved.keys()
     for name, tensor in saved.items():
         assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(loaded[name].double(), tensor.double())
-    assert load_tensors(open_checkpoint(path), path / "y.safetensors") == {}
+    assert load_tensors(open_checkpoint(path), "y") == {}
 
 
 def test_a_transaction_may_be_given_complete_tensors(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_transaction_may_be_given_complete_tensors(tmp_path: Path) -> None:
     with new_checkpoint(tmp_path, 4) as folder:
         for name in ("optimizer.safetensors", "state.json"):
             shutil.copy(tmp_path / "step-2" / name, folder)
-        write_model(folder, complete)
+        write_groups(ALONE, folder, [Group("model", complete)], sharded=False)
         assert steps(tmp_path) == [(2, tmp_path / "step-2")], "it has no name before it is complete"
     other, _ = make()
     load_model_into(open_checkpoint(tmp_path / "step-4"), other)

@@ -108,8 +108,10 @@ class AutoBatchSize(Replicas):
         return {}, {"rows": self.rows, "bytes_sent": self.wire.bytes_sent, "collectives": self.wire.collectives}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restores the size of the parts and what was sent."""
-        self.rows = values["rows"]
+        """Restores the size of the parts and what was sent; the batch size may have changed."""
+        self.rows = max(
+            size for size in range(1, self.batch_size + 1) if self.batch_size % size == 0 and size <= values["rows"]
+        )
         self.wire.bytes_sent, self.wire.collectives = values.get("bytes_sent", 0), values.get("collectives", 0)
 
 

@@ -159,41 +159,31 @@ class Pipeline(Strategy):
         yield ForwardOnly(self.executor, self.model)
         self.links.wait()
 
-    def complete(self, tensor: Tensor) -> Tensor:
-        """Returns the complete tensor; without its values where another process provides it for the main process."""
-        whole = full(tensor.detach())
-        provides = self.mesh.data_rank == self.mesh.tensor_rank == 0
-        return whole if provides else torch.empty_like(whole, device="meta")
-
-    def complete_all(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Adds the tensors of the other stages on the main process; of tied ones, the first stage's is taken."""
-        own = {name: self.complete(tensor) for name, tensor in tensors.items()}
-        return tensors_on_main(own, self.accelerator.device)
-
-    def full_parameters(self) -> Mapping[str, Tensor]:
-        """Returns the tensors of all stages on the main process, and nothing on the others."""
+    def own_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the tensors of this process's stages; the first process provides those that the last one shares."""
         elsewhere = self._held_by_first()
         own = self.model.state_dict(keep_vars=True)
-        tensors = self.complete_all({name: each for name, each in own.items() if id(each) not in elsewhere})
-        if not self.accelerator.is_main_process:
-            return tensors
-        complete = self.skeleton.model.state_dict(keep_vars=True)
-        found = {id(complete[name]): tensor.cpu() for name, tensor in tensors.items()}
-        return {name: found[id(tensor)] for name, tensor in complete.items()}
+        return {name: tensor for name, tensor in own.items() if id(tensor) not in elsewhere}
 
     def _held_by_first(self) -> set[int]:
         """Returns the `id` of each parameter of this process that the first process holds as well."""
         return {id(parameter) for parameter in self.stage.tied} if self.mesh.pipeline_rank > 0 else set()
 
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of all stages' optimizers on the main process."""
-        tensors, scalars = optimizer_state(self.replica.optimizer, self.model, self.complete)
-        return tensors_on_main(tensors, self.accelerator.device), merged_scalars(objects_of_all(scalars))
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the state of this process's optimizer, and the plain values of all stages' optimizers."""
+        tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
+        return tensors, merged_scalars(objects_of_all(scalars))
 
     def complete_model(self) -> PreTrainedModel:
         """Returns a complete copy of the model on the main process, and this process's part on the others."""
-        tensors = self.full_parameters()
-        return self.skeleton.filled(tensors) if self.accelerator.is_main_process else self.own
+        own = {name: full(tensor.detach()) for name, tensor in self.own_parameters().items()}
+        provides = self.mesh.data_rank == self.mesh.tensor_rank == 0
+        tensors = tensors_on_main(own if provides else {}, self.accelerator.device)
+        if not self.accelerator.is_main_process:
+            return self.own
+        complete = self.skeleton.model.state_dict(keep_vars=True)
+        found = {id(complete[name]): tensor.cpu() for name, tensor in tensors.items()}
+        return self.skeleton.filled({name: found[id(tensor)] for name, tensor in complete.items()})
 
     def exchanged(self) -> dict[str, float]:
         """Returns nothing: messages between stages are not counted."""

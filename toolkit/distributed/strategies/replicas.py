@@ -66,19 +66,15 @@ class Replicas(Strategy):
         """Yields the bare model: its wrapper would wait for ranks that have fewer batches."""
         yield self.model
 
-    def complete(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor."""
-        return tensor
-
     def complete_model(self) -> PreTrainedModel:
         """Returns the model."""
         return self.own
 
-    def full_parameters(self) -> Mapping[str, Tensor]:
+    def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the model's own tensors."""
-        return self.model.state_dict()
+        return self.model.state_dict(keep_vars=True)
 
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the optimizer's own state."""
         return optimizer_state(self.replica.optimizer, self.model)
 

@@ -153,7 +153,24 @@ class Sharded(Strategy):
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    def complete(self, tensor: Tensor) -> Tensor:
+    def own_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the split model's tensors."""
+        return self.model.state_dict(keep_vars=True)
+
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the state of the optimizer, split like the parameters."""
+        return optimizer_state(self.replica.optimizer, self.model)
+
+    def complete_model(self) -> PreTrainedModel:
+        """Returns a complete copy of the model on the main process, and the split model on the others."""
+        own, complete = self.own_parameters(), dict[int, Tensor]()
+        for tensor in own.values():  # tied weights are gathered once
+            if id(tensor) not in complete:
+                complete[id(tensor)] = self._complete(tensor)
+        tensors = {name: complete[id(tensor)] for name, tensor in own.items()}
+        return self.whole if self.skeleton is None else self.skeleton.filled(tensors)
+
+    def _complete(self, tensor: Tensor) -> Tensor:
         """Returns the complete tensor, on the CPU; on other ranks than the main one without its values."""
         whole = full(tensor.detach())
         if not self.accelerator.is_main_process:
@@ -161,23 +178,6 @@ class Sharded(Strategy):
         # What was split unevenly is gathered with padding, which safetensors would refuse to leave out.
         padded = whole.untyped_storage().nbytes() > whole.nbytes
         return whole.clone().cpu() if padded else whole.cpu()
-
-    def full_parameters(self) -> Mapping[str, Tensor]:
-        """Gathers parameters and saved buffers, one by one; tied weights are gathered once."""
-        found: dict[int, Tensor] = {}
-        for tensor in self.model.state_dict(keep_vars=True).values():
-            if id(tensor) not in found:
-                found[id(tensor)] = self.complete(tensor)
-        return {name: found[id(tensor)] for name, tensor in self.model.state_dict(keep_vars=True).items()}
-
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Gathers the optimizer's state."""
-        return optimizer_state(self.replica.optimizer, self.model, self.complete)
-
-    def complete_model(self) -> PreTrainedModel:
-        """Returns a complete copy of the model on the main process, and the split model on the others."""
-        tensors = self.full_parameters()
-        return self.whole if self.skeleton is None else self.skeleton.filled(tensors)
 
     def exchanged(self) -> dict[str, float]:
         """Returns nothing: torch does not count what FSDP2 and tensor parallelism send."""

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from toolkit.distributed.collect import objects_of_all, tensors_on_main
+from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.flat import Wire
 from toolkit.distributed.strategies.ddp import DataParallel
-from toolkit.optim.state import optimizer_state, unwrapped
+from toolkit.optim.state import optimizer_state
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -51,15 +51,13 @@ class ZeroOne(DataParallel):
 
         optimizer.step = MethodType(own_step, optimizer)  # type: ignore[method-assign]
 
-    def full_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Collects the optimizer's state on the main process."""
-        optimizer = unwrapped(self.replica.optimizer)
-        tensors, scalars = optimizer_state(optimizer, self.model)
-        others = objects_of_all((scalars["values"], scalars["shapes"]))
-        for values, shapes in others:
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the tensors of the optimizer's state that this process has, and the other values of all processes."""
+        tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
+        for values, shapes in objects_of_all((scalars["values"], scalars["shapes"])):
             scalars["values"] = values | scalars["values"]
             scalars["shapes"] = shapes | scalars["shapes"]
-        return tensors_on_main(tensors, self.accelerator.device), scalars
+        return tensors, scalars
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process gave to the exchange: gradients, buffers and updated parameters."""

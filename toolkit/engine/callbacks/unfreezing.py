@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.models.freezing import later_parameters, step_of
@@ -16,8 +14,8 @@ class Unfreezing(Callback):
     """Keeps parameters frozen until their step has been trained. The step alone determines which are frozen.
 
     On one process, their gradients are disabled, which also saves computing them. Several processes exchange the
-    gradients of a fixed set of parameters, so there the gradients are set to zero, which does not affect the norm, and
-    removed before the update, so that the optimizer skips these parameters.
+    gradients of a fixed set of parameters, so there the gradients are removed after the exchange: they change neither
+    the norm nor, because the optimizer skips these parameters, momentum and weight decay.
     """
 
     def __init__(self, context: TrainingContext) -> None:
@@ -27,15 +25,15 @@ class Unfreezing(Callback):
         self.sizes = {name: parameter.numel() for name, parameter in complete.named_parameters()}
         self.several = run.mesh.data_size > 1
         self.since: dict[str, int] = {}
-        self.hooks: dict[str, Any] = {}
+        self.frozen: set[str] = set()
         for moment, names in later_parameters(complete, run.cfg.model).items():
             step = step_of(moment, context.milestones.steps_per_epoch)
             self.since |= {name: min(step, self.since.get(name, step)) for name in names}
         self._apply()
 
-    def before_update(self) -> None:
-        """Removes zero gradients, so that momentum and weight decay do not change frozen parameters."""
-        for name in self.hooks:
+    def after_gradient(self) -> None:
+        """Removes the gradients of frozen parameters, so that they change neither the norm nor the parameters."""
+        for name in self.frozen:
             self.parameters[name].grad = None
 
     def after_update(self) -> None:
@@ -59,13 +57,10 @@ class Unfreezing(Callback):
         self._apply()
 
     def _apply(self, everything: bool = False) -> None:
-        for name, since in self.since.items():
-            if name not in self.parameters:  # on another stage of a pipeline
-                continue
-            frozen = self.context.state.step < since and not everything
-            if not self.several:
-                self.parameters[name].requires_grad_(not frozen)
-            elif frozen and name not in self.hooks:
-                self.hooks[name] = self.parameters[name].register_hook(torch.zeros_like)
-            elif not frozen and name in self.hooks:
-                self.hooks.pop(name).remove()
+        step, own = self.context.state.step, self.since.keys() & self.parameters.keys()  # others: of other stages
+        frozen = set() if everything else {name for name in own if step < self.since[name]}
+        if self.several:
+            self.frozen = frozen
+        else:
+            for name in own:
+                self.parameters[name].requires_grad_(name not in frozen)

@@ -1,0 +1,109 @@
+"""C9: a run may stop under one layout of processes and continue under another; formats of checkpoints do not matter."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import layouts
+import psutil
+import pytest
+from launching import kill_tree, launch
+from layouts import LAYOUTS, SAVED_STEP
+from runs import assert_close, assert_same_weights, lines, weights
+from stopping import LONG, start, wait_for_step
+from tolerances import FLOAT64
+
+from toolkit.checkpoint.manifest import read_manifest, verify
+
+TASK = "reviews"
+SEVERAL = sorted({processes for processes, _, _ in LAYOUTS.values() if processes > 1})
+
+SLOW = (pytest.mark.slow, pytest.mark.distributed)
+
+
+def marked(function):
+    """Marks a test that launches processes of its own."""
+    for mark in SLOW:
+        function = mark(function)
+    return function
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the runs of all layouts, and those that resume each under each; one launch per number of processes."""
+    folder = tmp_path_factory.mktemp("layouts")
+    for action in ("save", "resume"):
+        layouts.main(action, folder, TASK)
+        for processes in SEVERAL:
+            launch([Path(layouts.__file__), action, folder, TASK], processes)
+    return folder
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    assert_close(lines(one, "loss"), lines(other, "loss"), FLOAT64)
+    expected, found = weights(one), weights(other)
+    assert_close({k: v.tolist() for k, v in expected.items()}, {k: v.tolist() for k, v in found.items()}, FLOAT64)
+
+
+def test_one_process_continues_from_the_shards_of_two(many_runs: Path, tmp_path: Path, capsys) -> None:
+    (tmp_path / f"{TASK}-fsdp2").symlink_to(many_runs / f"{TASK}-fsdp2")
+    layouts.resume(tmp_path, TASK, "fsdp2", "one")
+    resumed = tmp_path / f"{TASK}-fsdp2-then-one"
+    assert_same_run(many_runs / f"{TASK}-fsdp2", resumed)
+    note = (
+        "the checkpoint was saved by 2 processes (fsdp 2) with 2 x 2 rows per data rank; this run uses 1 process with 2"
+    )
+    assert note in capsys.readouterr().out
+
+
+@marked
+@pytest.mark.parametrize("reader", LAYOUTS)
+@pytest.mark.parametrize("writer", LAYOUTS)
+def test_a_run_ends_the_same_under_another_layout(runs: Path, writer: str, reader: str) -> None:
+    one, resumed = runs / f"{TASK}-one", runs / f"{TASK}-{writer}-then-{reader}"
+    assert_same_run(one, resumed)
+    if writer == reader:
+        assert_same_weights(runs / f"{TASK}-{writer}", resumed)
+
+
+@marked
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_process_writes_a_part_of_a_sharded_checkpoint(runs: Path, layout: str) -> None:
+    folder = runs / f"{TASK}-{layout}" / "checkpoints" / f"step-{SAVED_STEP}"
+    assert verify(folder) == []
+    manifest = read_manifest(folder)
+    assert manifest.format == layouts.FORMATS[layout]
+    processes = LAYOUTS[layout][0]
+    shards = {name: entry.size for name, entry in manifest.files.items() if name.startswith("optimizer/")}
+    assert len(shards) == (processes if manifest.format == "sharded" else 0)
+    state = json.loads((folder / "state.json").read_text())
+    assert state["identity"]["num_processes"] == processes
+    if shards:  # what several processes hold is shared out, so that none writes much more than another
+        assert max(shards.values()) < 1.5 * min(shards.values())
+
+
+@marked
+def test_a_killed_process_in_a_sharded_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    log, output = tmp_path / "log", tmp_path / "run"
+    settings = (*LONG, "checkpoint.save_steps=1", "checkpoint.format=sharded", "parallel.fsdp=2",
+                "checkpoint.save_total_limit=2")  # fmt: skip
+    launcher = start(output, log, *settings, processes=2)
+    wait_for_step(launcher, output, 4, log)
+    writing = output / "checkpoints"
+    while not list(writing.glob(".tmp-step-*")):
+        assert launcher.poll() is None, log.read_text()
+    psutil.Process(launcher.pid).children(recursive=True)[-1].send_signal(signal.SIGKILL)
+    try:
+        assert launcher.wait(60) != 0
+    finally:
+        if launcher.poll() is None:
+            kill_tree(launcher.pid)
+    steps = [path for path in writing.glob("step-*") if verify(path) == []]
+    assert steps
+    again = start(output, log, *settings, "train.max_steps=30", "checkpoint.resume=auto", processes=2)
+    assert again.wait(300) == 0, log.read_text()
+    newest = max(int(path.name.removeprefix("step-")) for path in steps)
+    assert f"resuming from {writing / f'step-{newest}'}" in log.read_text()
+    assert not list(writing.glob(".tmp-*"))

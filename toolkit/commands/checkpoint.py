@@ -1,0 +1,131 @@
+"""Show, verify or convert a checkpoint: `toolkit checkpoint show|verify|convert RUN_OR_CHECKPOINT`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.commands import _options
+
+if TYPE_CHECKING:
+    from toolkit.api.run import Checkpoint
+
+OPERATIONS = ("show", "verify", "convert")
+ONLY_FOR = {"tensors": "show", "output_dir": "convert", "format": "convert", "recipe": "convert",
+            "trust_remote_code": "convert"}  # fmt: skip
+"""The operation that has each option."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the operation, the checkpoint, and the options of the operations."""
+    parser.add_argument(
+        "operation", choices=OPERATIONS, help="show what it holds, verify every byte, or convert it into a model"
+    )
+    parser.add_argument(
+        "checkpoint",
+        metavar="RUN_OR_CHECKPOINT",
+        help="a step-<N> folder; of a run, the newest valid one (verify: all)",
+    )
+    parser.add_argument("--tensors", action="store_true", help="show: list every tensor")
+    _options.add(parser, "--output-dir")
+    parser.add_argument(
+        "--format", choices=("full", "sharded"), help="convert: write a checkpoint of this format instead of a model"
+    )
+    _options.add(parser, "--recipe")
+    _options.add(parser, "--trust-remote-code")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Does what was asked.
+
+    Raises:
+        InputError: if an option belongs to another operation, or the checkpoint cannot be used.
+        RunError: if a checkpoint is damaged, or the result cannot be written.
+    """
+    from toolkit.base.errors import InputError
+
+    for name, operation in ONLY_FOR.items():
+        if getattr(arguments, name) and operation != arguments.operation:
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option}: only `toolkit checkpoint {operation}` has this option; remove it")
+    path = Path(arguments.checkpoint).expanduser()
+    {"show": _show, "verify": _verify, "convert": _convert}[arguments.operation](path, arguments)
+
+
+def _newest(path: Path) -> Checkpoint:
+    from toolkit.base.console import say
+    from toolkit.checkpoint.resume import newest
+
+    checkpoint, messages = newest(path)
+    for message in messages:
+        say(message)
+    return checkpoint
+
+
+def _show(path: Path, arguments: argparse.Namespace) -> None:
+    from toolkit.base.console import format_bytes, print_lines, print_table
+    from toolkit.checkpoint.changes import described
+    from toolkit.checkpoint.manifest import files_of, read_manifest, tensor_names
+    from toolkit.checkpoint.state import SavedState
+    from toolkit.checkpoint.tensors import verified_tensors
+
+    checkpoint = _newest(path)
+    manifest = read_manifest(checkpoint.path)
+    rows = {
+        "step": checkpoint.step,
+        "format": manifest.format,
+        "saved by": described(SavedState.from_json(checkpoint.state).identity),
+        "size": format_bytes(sum(entry.size for entry in manifest.files.values())),
+    }
+    tensors = {}
+    for name in tensor_names(manifest.files):
+        with verified_tensors(checkpoint, name) as saved:
+            tensors[name] = saved.entries
+        files = files_of(manifest.files, name)
+        size = format_bytes(sum(manifest.files[file].size for file in files))
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        values = sum(entry.numel() for entry in saved.entries.values())
+        rows[name] = f"{len(saved)} tensors, {values:,} values, {size} in {count}"
+    print_table(str(checkpoint.path), rows)
+    for name, entries in tensors.items() if arguments.tensors else ():
+        types = {key: str(entry.dtype).removeprefix("torch.") for key, entry in entries.items()}
+        print_lines(name, [f"{key}  {types[key]} {[*entries[key].shape]}" for key in sorted(entries)])
+
+
+def _verify(path: Path, arguments: argparse.Namespace) -> None:
+    from toolkit.base.console import say
+    from toolkit.base.errors import CheckpointError, RunError
+    from toolkit.base.run_folder import RunFolder
+    from toolkit.checkpoint.manifest import verify
+    from toolkit.checkpoint.store import steps
+
+    inside = RunFolder(path).checkpoints
+    folders = [folder for _, folder in steps(inside if inside.is_dir() else path)] or [path]
+    if not path.is_dir():
+        raise CheckpointError(f"{path.absolute()}: there is no such folder; give a run or one of its checkpoints")
+    damaged = []
+    for folder in folders:
+        problems = verify(folder)
+        say(f"{folder}: {'; '.join(problems) or 'every byte is intact'}")
+        damaged += [folder.name] if problems else []
+    if damaged:
+        raise RunError(f"damaged: {', '.join(damaged)}. checkpoint.resume=auto uses the newest intact checkpoint")
+
+
+def _convert(path: Path, arguments: argparse.Namespace) -> None:
+    from toolkit.base.console import quiet_libraries, say
+    from toolkit.base.errors import InputError
+    from toolkit.deploy.convert import convert_format, convert_to_model
+
+    if not arguments.output_dir:
+        raise InputError("--output-dir: `toolkit checkpoint convert` needs a folder to write to")
+    quiet_libraries()
+    checkpoint = _newest(path)
+    output = _options.output_folder(arguments.output_dir)
+    if arguments.format:
+        folder = convert_format(checkpoint, output, arguments.format)
+        say(f"wrote {folder}; resume with checkpoint.resume={folder}")
+    else:
+        convert_to_model(checkpoint, output, arguments.recipe, arguments.trust_remote_code)
+        say(f"wrote the model of step {checkpoint.step} to {output}")

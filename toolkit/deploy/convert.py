@@ -1,0 +1,117 @@
+"""Converts a checkpoint into a model that transformers loads, or into a checkpoint of the other format."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from toolkit import modalities
+from toolkit.api.run import Checkpoint
+from toolkit.api.task import Task
+from toolkit.base.errors import InputError, RunError
+from toolkit.base.run_folder import CheckpointFolder
+from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
+from toolkit.checkpoint.manifest import FileEntry, read_manifest, tensor_names
+from toolkit.checkpoint.store import new_checkpoint
+from toolkit.checkpoint.tensors import verified_tensors
+from toolkit.checkpoint.writing import copy_tensors
+from toolkit.config.sections import Config
+from toolkit.deploy.trained import read_settings
+from toolkit.modalities.processor import configure_model
+from toolkit.models.adapters import add_adapters
+from toolkit.models.freezing import freeze
+from toolkit.models.load import build_model, load_model_config
+from toolkit.models.save import write_model
+from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.presets import PRESETS
+
+
+def convert_to_model(
+    checkpoint: Checkpoint, output: Path, recipe: str | None = None, trust_remote_code: bool = False
+) -> None:
+    """Writes the model of a checkpoint as a run writes `model/` at its end, with averaged weights if it uses them.
+
+    Args:
+        checkpoint: the checkpoint, in the folder of its run.
+        output: an empty folder.
+        recipe: the recipe's file if it was moved after the run.
+        trust_remote_code: whether Python code that comes with the model may run.
+
+    Raises:
+        InputError: if the run, its recipe or its base model is not found, or the checkpoint does not fit them.
+        RunError: if the folder cannot be written.
+    """
+    cfg, task = read_settings(checkpoint.path.absolute().parents[1], recipe, finished=False)
+    if cfg.model.peft.method == "qlora":
+        raise InputError("a qlora checkpoint cannot be converted: 4-bit weights are not part of it")
+    cfg = replace(cfg, model=replace(cfg.model, trust_remote_code=trust_remote_code))
+    modality, source = modalities.load(task.modality), CheckpointFolder(checkpoint.path).processor
+    processor = modality.load_processor(str(source), cfg.model, task.options)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
+            base = Path(temporary) / "base"
+            model = _built(cfg, task, processor, base)
+            load_model_into(checkpoint, model)
+            _use_averages(checkpoint, model, cfg)
+            write_model(model, processor, cfg.model, Path(temporary) / "model", base)
+            (Path(temporary) / "model").rename(output)
+    except OSError as error:
+        raise RunError(f"cannot write {output.absolute()}: {error}") from error
+
+
+def _built(cfg: Config, task: Task, processor: Any, base: Path) -> Any:
+    """Builds the model as the run did; a new base model of adapters is saved in the folder `base`."""
+    config = load_model_config(cfg.model)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)
+    auto_model = task.auto_model(config)
+    model = build_model(cfg.model, config, auto_model, cfg.seed)
+    if cfg.model.peft.method == "none":
+        return model
+    if cfg.model.from_config is not None:
+        model.save_pretrained(base)
+    return add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
+
+
+@torch.no_grad()
+def _use_averages(checkpoint: Checkpoint, model: Any, cfg: Config) -> None:
+    """Replaces parameters by their averages, if the run's result are averages."""
+    parameters = dict(model.named_parameters())
+    for name, average in load_tensors(checkpoint, "ema").items():
+        parameters[name].copy_(average)
+    if PRESETS[cfg.train.optim].averages:
+        freeze(model, cfg.model)
+        optimizer: Any = build_optimizer(model, cfg.train)
+        load_optimizer_into(checkpoint, optimizer, model)
+        optimizer.eval()
+
+
+def convert_format(checkpoint: Checkpoint, output: Path, form: str) -> Path:
+    """Writes a checkpoint in another format, one tensor at a time.
+
+    Args:
+        checkpoint: the checkpoint.
+        output: folder in which the new one is created, under the same name.
+        form: `full` or `sharded`.
+
+    Returns:
+        The new checkpoint's folder; `checkpoint.resume` accepts it.
+
+    Raises:
+        DamagedCheckpoint: if the checkpoint is damaged.
+        RunError: if the new one cannot be written.
+    """
+    old, written = CheckpointFolder(checkpoint.path), dict[str, FileEntry]()
+    with new_checkpoint(output, checkpoint.step, written) as folder:
+        new = CheckpointFolder(folder)
+        shutil.copyfile(old.state, new.state)
+        if old.processor.is_dir():
+            shutil.copytree(old.processor, new.processor, copy_function=shutil.copyfile)
+        for name in tensor_names(read_manifest(checkpoint.path).files):
+            with verified_tensors(checkpoint, name) as saved:
+                written |= copy_tensors(folder, name, saved, sharded=form == "sharded")
+    return output / f"step-{checkpoint.step}"
