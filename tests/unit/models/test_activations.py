@@ -15,7 +15,8 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
-from toolkit.models.activations import _layers, offload_activations, spare_activations
+from toolkit.distributed.modules import layers_of
+from toolkit.models.activations import offload_activations, spare_activations
 
 FEW = ("train.max_steps=3", "checkpoint.save_steps=null")
 CHECKPOINTED = "train.activation_checkpointing=full"
@@ -58,7 +59,7 @@ def test_and_so_it_does_in_the_other_engine_and_with_some_layers(tmp_path):
 def passes(model: nn.Module) -> list[int]:
     """Returns how often each layer runs in one forward and backward pass."""
     counts = []
-    for number, layer in enumerate(_layers(model)):
+    for number, layer in enumerate(layers_of(model)):
         counts.append(0)
 
         def count(module, arguments, number=number):
@@ -103,7 +104,7 @@ def test_models_that_cannot_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"received 'full', but ConvNext\w+ cannot recompute activations"):
         train("reviews/smoke_image", tmp_path / "run", CHECKPOINTED)
     model = bert()
-    _layers(model)[0].extra = nn.BatchNorm1d(16)
+    layers_of(model)[0].extra = nn.BatchNorm1d(16)
     with pytest.raises(ConfigError, match="running statistics would count every micro-batch twice"):
         spare_activations(model, TrainConfig(activation_checkpointing="full"))
 

@@ -43,7 +43,8 @@ class ScheduleFree(Callback):
     def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Loads the best step's optimizer state, from which its average is computed."""
         context = self.context
-        contents.load_optimizer_into(best, context.optimizer, context.bare_model, context.run.strategy.outline)
+        run = context.run
+        contents.load_optimizer_into(best, context.optimizer, context.bare_model, run.mesh, run.strategy.outline)
 
     def finish(self) -> None:
         """Replaces the parameters by the average."""

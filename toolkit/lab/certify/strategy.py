@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,9 @@ from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import did_you_mean
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.rule import conflicts
+from toolkit.config.sections import Config, TrainConfig
+from toolkit.distributed.parallel_rules import RULES
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor_plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PROMISE = "Processes that share a model train it like one process, and one process resumes their checkpoints."
+NOT_CERTIFIED = ("strategy", "auto_batch_size", "torch_compile", "snapshot_ensemble")
+"""Settings in the section `train` that the runs of this certificate reset."""
 SIZES = ("replicas", "fsdp", "tensor", "pipeline")
 REFERENCE = "one-process"
 STEPS, SAVED = 3, 2
@@ -52,13 +56,19 @@ def parse(text: str) -> dict[str, int | str]:
 
 
 def strategies_of(cfg: Config) -> list[str]:
-    """Returns the strategies on two processes that a model allows."""
+    """Returns the strategies on two processes that a model and its optimizer allow."""
+    reset: dict[str, Any] = {name: getattr(TrainConfig(), name) for name in NOT_CERTIFIED}
+    train = replace(cfg.train, **reset, mixed_precision="no", gradient_accumulation_steps=WINDOW)
+
+    def allowed(text: str) -> bool:
+        settings: Any = parse(text)
+        return not conflicts(RULES, replace(cfg, train=train, parallel=ParallelConfig(**settings)), {})
+
+    config = load_model_config(cfg.model)
     found = ["fsdp=2", "zero_stage=1"]
-    if cfg.model.peft.method == "none" and not plan_problems(load_model_config(cfg.model), 2):
-        found.append("tensor=2")
-    if cfg.model.peft.method != "prompt_tuning" and not stage_problems(load_model_config(cfg.model), 2, 1):
-        found.append("pipeline=2")
-    return found
+    found += [] if plan_problems(config, 2) else ["tensor=2"]
+    found += [] if stage_problems(config, 2, 1) else ["pipeline=2"]
+    return [text for text in found if allowed(text)]
 
 
 def processes_of(settings: Mapping[str, int | str]) -> int:
@@ -73,7 +83,7 @@ def trainings(experiment: Experiment) -> list[Training]:
         "engine": "loop",
         "train.max_steps": STEPS,
         "checkpoint.save_steps": SAVED,
-        "eval.eval_steps": None,
+        "train.auto_batch_size": False,
         "model.unfreeze": NO_UPDATE["model.unfreeze"],
     }
     stages = max((int(parse(text).get("pipeline", 1)) for text in experiment.strategies), default=1)
