@@ -127,20 +127,30 @@ def load_streamed_state(
     for key, value in scalars["values"].items():
         state, last, _ = _place(optimizer, parameters, key)
         state[last] = _decoded(value)
-    targets = {}
-    for key, value in saved.items():
-        state, last, name = _place(optimizer, parameters, key)
-        # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
-        device = step_devices[name] if last == "step" and value.dim() == 0 else None
-        if last in _PAGED and hasattr(optimizer, "get_state_buffer"):
-            # Paged memory must be allocated by the optimizer.
-            targets[key] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype)
-        else:
-            targets[key] = _empty(value, parameters[name], device)
-        state[last] = targets[key]
+    targets = {key: _target(optimizer, parameters, key, value, step_devices) for key, value in saved.items()}
     held = {key: own_box(target) for key, target in targets.items()}
     for key, box, part in read(held):
         fill_part(targets[key], held[key], part, box)
+
+
+def _target(
+    optimizer: Any,
+    parameters: Mapping[str, Tensor],
+    key: str,
+    value: Tensor,
+    step_devices: Mapping[str, torch.device | str],
+) -> Tensor:
+    """Returns an empty tensor in the optimizer's state for a saved one."""
+    state, last, name = _place(optimizer, parameters, key)
+    if last in _PAGED and hasattr(optimizer, "get_state_buffer"):
+        # Paged memory must be allocated by the optimizer.
+        state[last] = optimizer.get_state_buffer(parameters[name], dtype=value.dtype)
+    else:
+        # torch reads step counts on the host, unless the kernel reads them; on the device each would cost a sync.
+        is_step = last == "step" and value.dim() == 0
+        state[last] = _empty(value, parameters[name], step_devices[name] if is_step else None)
+    target: Tensor = state[last]
+    return target
 
 
 def _place(
