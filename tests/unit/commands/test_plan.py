@@ -60,7 +60,6 @@ def test_strategies_follow_their_formulas() -> None:
     assert found["FSDP / ZeRO-3"].memory == 1000 + 2000 + (1000 + 1000 / 4) + 2 * 500
     assert found["tensor parallel"].sent == 2 * 3 / 4 * 4 * 70 * 4
     assert math.isclose(found["pipeline parallel"].speed, 4 * 4 / (4 + 3))
-    assert {name for name, each in found.items() if each.here} == set(found) - {"pipeline parallel"}
     assert [each.name for each in strategies(ADAM, train, 1)] == ["single device"]
 
 
@@ -158,7 +157,12 @@ def test_the_command_says_it_in_80_columns(capsys, tmp_path, monkeypatch) -> Non
     code, out, err = call(capsys, "--processes", 4, "--gpu-memory", "600MiB", "--output", tmp_path / "plan.json")
     assert code == 0, err
     assert max(map(len, out.splitlines()[:-1])) <= 80  # the last names a file
-    for words in ("optimizer state (adamw_torch_fused)", "peak of a step", "(pipeline", "It fits 600 MiB as it"):
+    for words in (
+        "optimizer state (adamw_torch_fused)",
+        "peak of a step",
+        "pipeline parallel",
+        "It fits 600 MiB as it",
+    ):
         assert words in out
     found = json.loads((tmp_path / "plan.json").read_text())
     assert found["fit"]["fits"]

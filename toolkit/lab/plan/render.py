@@ -63,7 +63,7 @@ def parts_table(footprint: Footprint, optim: str) -> Table:
 
 
 def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
-    """Returns tables of the costs and uses of strategies; those that the toolkit does not run are in brackets."""
+    """Returns tables of the costs and uses of strategies."""
     devices = f"{processes} device{'s' if processes > 1 else ''}"
     costs = _table(
         f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
@@ -71,10 +71,9 @@ def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
     )  # fmt: skip
     uses = _table("When to use which", ("strategy", "text"), ("complexity", "text"), ("when", "text"))
     for each in found:
-        name = each.name if each.here else f"({each.name})"
         sent = format_bytes(each.sent) if each.sent else "-"
-        costs.add_row(name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
-        uses.add_row(name, each.complexity, each.when)
+        costs.add_row(each.name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
+        uses.add_row(each.name, each.complexity, each.when)
     return [costs, uses] if len(found) > 1 else [costs]
 
 

@@ -25,7 +25,6 @@ class Strategy:
         memory: bytes on the device that needs the most.
         sent: bytes that a device sends per optimizer step, on average.
         speed: rows per second relative to one device, if communication took no time.
-        here: whether the toolkit runs this strategy.
         complexity: how hard it is to use.
         when: when to use it.
     """
@@ -34,7 +33,6 @@ class Strategy:
     memory: int
     sent: int
     speed: float
-    here: bool
     complexity: str
     when: str
 
@@ -48,7 +46,7 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
         processes: number of devices n; for 1, only the single device is returned.
     """
     f, n = footprint, processes
-    found = [Strategy("single device", f.peak, 0, 1.0, True, "none", "it fits, and is fast enough")]
+    found = [Strategy("single device", f.peak, 0, 1.0, "none", "it fits, and is fast enough")]
     if n == 1:
         return found
     ring, away = 2 * (n - 1) / n, (n - 1) / n
@@ -62,23 +60,23 @@ def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list
     # Gradients are exchanged once per window; until then, sharded models accumulate complete ones.
     shared = away if window == 1 else 0.0
     found += [
-        Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, True, "low",
+        Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, "low",
                  "it fits one device: the usual choice"),
         Strategy(f"local SGD (every {train.local_sgd_steps})", _held(f) + outer,
-                 round(ring * averaged / train.local_sgd_steps), n, True, "low; another algorithm",
+                 round(ring * averaged / train.local_sgd_steps), n, "low; another algorithm",
                  "the network is slow"),
-        Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, True, "medium",
+        Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, "medium",
                  "the optimizer's state is what does not fit"),
         Strategy("ZeRO-2", _held(f, optimizer=away, gradients=shared), round(away * (f.parameters + f.gradients)), n,
-                 True, "medium", "gradients do not fit either"),
+                 "medium", "gradients do not fit either"),
         Strategy("FSDP / ZeRO-3", _held(f, away, shared, away) + min(f.parameters, 2 * f.layer_parameters),
-                 round(away * (2 * window * f.parameters + f.gradients)), n, True, "medium",
+                 round(away * (2 * window * f.parameters + f.gradients)), n, "medium",
                  "the weights do not fit; needs a fast network"),
         Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - unsharded) * away)),
-                 round(ring * (6 if f.recomputed else 4) * across * window), n, True, "high; per architecture",
+                 round(ring * (6 if f.recomputed else 4) * across * window), n, "high; per architecture",
                  "one layer does not fit; devices are closely linked"),
         Strategy("pipeline parallel", _held(f, away, away, away, round(f.activations * (1 - in_flight / n))),
-                 2 * f.boundary * window, n * window / (window + n - 1), False, "high; needs accumulation",
+                 2 * f.boundary * window, n * window / (window + n - 1), "high; needs accumulation",
                  "layers fit, the model does not; the network is slow"),
     ]  # fmt: skip
     return found if layers > 1 else found[:-2]
