@@ -40,6 +40,15 @@ def pytest_unconfigure() -> None:
     CACHE.cleanup()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of a file that share a fixture on one worker, so that it is set up once (`--dist loadgroup`)."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        shared = [item._fixtureinfo.name2fixturedefs.get(name) for name in names]  # type: ignore[attr-defined]
+        if any(found and found[-1].scope == "module" for found in shared):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def console() -> None:
     """Prints log records as command lines do, so that tests can read them."""
