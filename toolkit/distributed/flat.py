@@ -13,11 +13,21 @@ from toolkit.base.shards import local
 from toolkit.distributed.collectives import sum_dtype
 
 EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
-"""Metrics of a run on several processes: the number of its collectives, and the bytes that one process sent."""
+"""Metrics of a run on several processes: the number of its collectives and messages, and the bytes that it sent."""
 PIECES = 3
 """Tensors of one type are sent in at most one piece more than this; more pieces only add latency."""
 SMALL_PIECE = 2**22
 """Minimum number of elements of a piece; for fewer, copying costs less than another collective."""
+
+
+def share_sent(size: int) -> float:
+    """Returns the share of a tensor that each of `size` processes sends on average, so that all of them have it.
+
+    This holds for a broadcast, an all-gather, whose tensor is the gathered one, and a reduce-scatter, whose tensor is
+    the one to be reduced; an all-reduce is a reduce-scatter and an all-gather. Rings (Patarasuk and Yuan 2009) send
+    this much, and nothing sends less.
+    """
+    return (size - 1) / size
 
 
 class Wire:
@@ -31,7 +41,7 @@ class Wire:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
-        self.bytes_sent = 0
+        self.bytes_sent = 0.0
         self.collectives = 0
 
     def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
@@ -47,7 +57,7 @@ class Wire:
         distance = 0.0
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece]).mul_(weight)
-            self._send(dist.all_reduce, flat)
+            self._send(dist.all_reduce, flat, shares=2)
             squares = torch.zeros((), dtype=sum_dtype(flat.device), device=flat.device)
             for tensor, mean in _parts(piece, flat):
                 squares += torch.linalg.vector_norm(tensor.detach() - mean, dtype=squares.dtype) ** 2
@@ -59,7 +69,7 @@ class Wire:
         """Replaces each tensor by that of the process with a given rank."""
         for piece in pieces(tensors):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
-            self._send(dist.broadcast, flat, src=rank)
+            self._send(dist.broadcast, flat, shares=1, src=rank)
             for tensor, value in _parts(piece, flat):
                 tensor.detach().copy_(value)
 
@@ -71,9 +81,9 @@ class Wire:
         """Returns the number of collectives and bytes sent so far, for the report."""
         return {EXCHANGES: float(self.collectives), EXCHANGED_BYTES: float(self.bytes_sent)}
 
-    def _send(self, collective: Callable[..., Any], flat: Tensor, **arguments: Any) -> None:
+    def _send(self, collective: Callable[..., Any], flat: Tensor, shares: int, **arguments: Any) -> None:
         collective(flat, group=self.group, **arguments)
-        self.bytes_sent += flat.numel() * flat.element_size()
+        self.bytes_sent += shares * share_sent(dist.get_world_size(self.group)) * flat.numel() * flat.element_size()
         self.collectives += 1
 
 

@@ -100,7 +100,7 @@ class AutoBatchSize(Replicas):
         seed_all(self.cfg.seed, step, self.mesh.data_rank)
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process gave to the exchange; nothing for a single process."""
+        """Returns what this process sent; nothing for a single process."""
         return self.wire.exchanged() if self.mesh.data_size > 1 else {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
+from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, share_sent
 from toolkit.distributed.strategies.replicas import Replicas
 
 
@@ -15,12 +15,13 @@ class DataParallel(Replicas):
     wraps_model = True
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process gave to the exchange: gradients in buckets, and buffers."""
+        """Returns what this process sent: gradients in buckets, and buffers."""
         model, steps = self.replica.model, self.replica.state.step
         if not isinstance(model, DistributedDataParallel):
             return {}
         facts = model._get_ddp_logging_data()
-        buckets = str(facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]).split(",")
+        buckets = [int(size) for size in str(facts.get("rebuilt_bucket_sizes") or facts["bucket_sizes"]).split(",")]
         buffers = [buffer for buffer in model.modules_buffers if model.broadcast_buffers]
-        sizes = [*map(int, buckets), *([sum(b.numel() * b.element_size() for b in buffers)] if buffers else [])]
-        return {EXCHANGES: float(len(sizes) * steps), EXCHANGED_BYTES: float(sum(sizes) * steps)}
+        broadcast = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
+        sent = share_sent(self.mesh.data_size) * (2 * sum(buckets) + broadcast)
+        return {EXCHANGES: float((len(buckets) + bool(buffers)) * steps), EXCHANGED_BYTES: sent * steps}

@@ -108,7 +108,7 @@ class LocalSGD(Replicas):
             self._moments_differ = False
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process gave to the averages, in the whole run."""
+        """Returns what this process sent for the averages, in the whole run."""
         return self.wire.exchanged()
 
     def log_metrics(self) -> dict[str, float]:

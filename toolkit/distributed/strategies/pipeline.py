@@ -34,6 +34,7 @@ from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor_layers import split_layers
+from toolkit.distributed.traffic import counted
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -74,6 +75,7 @@ class Pipeline(Split):
         chunks, micro_batches = len(self.stage.own), self.cfg.train.gradient_accumulation_steps or 1
         return SCHEDULES[parallel.schedule](mesh.pipeline_rank, mesh.pipeline, chunks, micro_batches)
 
+    @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns the summed loss of this pipeline, a scalar."""
         r, step = self.replica, self.replica.state.step

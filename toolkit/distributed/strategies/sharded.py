@@ -26,6 +26,7 @@ from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor_layers import split_layers
+from toolkit.distributed.traffic import counted
 from toolkit.distributed.window import accumulate
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class Sharded(Split):
             deliver(part.modules())
             fully_shard(part, **options)
 
+    @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         r = self.replica

@@ -15,6 +15,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Replica, Strategy
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients
+from toolkit.distributed.traffic import Counted
 from toolkit.distributed.window import averaging_scale
 from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
@@ -56,12 +57,14 @@ class Split(Strategy):
         self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
         self.devices = device_mesh(mesh, accelerator.device)
         self.wire = Wire(self.devices["replicas"].get_group())
+        self.traffic = Counted()
 
     def prepare_optimizer(self, optimizer: Optimizer) -> None:
         """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
         if self.mesh.fsdp > 1 or self.mesh.tensor > 1:
             if not PRESETS[self.cfg.train.optim].elementwise:
                 gather_before_step(optimizer)
+                self.traffic.count_steps_of(optimizer)
             elif self.mesh.tensor > 1:
                 step_by_layout(optimizer)
 
@@ -93,3 +96,7 @@ class Split(Strategy):
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the state of this process's optimizer, split like the parameters."""
         return optimizer_state(self.replica.optimizer, self.model)
+
+    def exchanged(self) -> dict[str, float]:
+        """Returns what this process sent, as counted in its first steps."""
+        return self.traffic.of_steps(self.replica.state.step)

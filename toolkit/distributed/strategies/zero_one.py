@@ -60,7 +60,7 @@ class ZeroOne(DataParallel):
         return tensors, scalars
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process gave to the exchange: gradients, buffers and updated parameters."""
+        """Returns what this process sent: gradients, buffers and updated parameters."""
         found = super().exchanged()
         return {name: value + found.get(name, 0.0) for name, value in self.updates.exchanged().items()}
 
