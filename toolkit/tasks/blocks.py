@@ -154,7 +154,9 @@ def by_document(predictions: Predictions, features: Dataset, num_documents: int)
     """
     counts = [len(targets) for targets in features["targets"][:]]
     rows = np.concatenate([first + np.arange(n) for first, n in zip(features["example"][:], counts, strict=True)])
-    parts = np.arange(max(counts)) < np.array(counts)[:, None]
+    held = np.array(counts)[:, None]
+    # Some of the blocks alone, as a bootstrap draws them, may have fewer parts than all of them together.
     return {
-        name: np.bincount(rows, weights=values[parts], minlength=num_documents) for name, values in predictions.items()
+        name: np.bincount(rows, weights=values[np.arange(values.shape[1]) < held], minlength=num_documents)
+        for name, values in predictions.items()
     }
