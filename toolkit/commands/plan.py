@@ -17,17 +17,18 @@ from toolkit.config.sections import Config
 from toolkit.recipe import load_settings
 
 if TYPE_CHECKING:
+    from toolkit.api.task import Task
     from toolkit.footprint.footprint import Footprint
     from toolkit.footprint.simulate import Subject
     from toolkit.lab.plan.calibrate import Correction, Measured
-    from toolkit.lab.plan.strategies import Scaling
+    from toolkit.lab.plan.strategies import Load, Planner, Scaling
 
 OF_THE_DRIVER = 512 * 2**20
 """Bytes that a GPU's driver reserves per process for context, kernel code and library workspaces."""
 
 
-ESTIMATES_ONLY = (
-    "Strategies in parentheses are estimates only: the toolkit does not support them.\n"
+SAME_ROWS = (
+    "Each step has the same rows: with fewer copies of the model, more micro-batches.\n"
     "Speed is relative to one device and ignores communication time.\n"
 )
 
@@ -72,7 +73,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.checks.run import refuse_wrong_settings
     from toolkit.footprint.simulate import simulate
     from toolkit.lab.plan import render
-    from toolkit.lab.plan.strategies import strategies
+    from toolkit.lab.plan.strategies import Planner
     from toolkit.lab.plan.subject import subject_of
 
     cfg = loaded.config
@@ -81,26 +82,33 @@ def work(arguments: argparse.Namespace) -> None:
     refuse_wrong_settings(cfg, task, simulated=True)
     subject = subject_of(cfg, task, arguments.length, gpu=capacity is not None)
     footprint = simulate(subject)
-    table = strategies(footprint, cfg.train, arguments.processes)
-    found: dict[str, Any] = {
-        "rows": footprint.rows,
-        "flops": footprint.flops,
-        "footprint": asdict(footprint),
-        "strategies": [asdict(each) for each in table],
-    }
+    planner = Planner(footprint, task, cfg, arguments.processes, _loading(arguments, task_type))
+    found: dict[str, Any] = {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
     say("\n".join(_heading(subject, footprint)))
     render.show(render.parts_table(footprint, cfg.train.optim))
-    if arguments.processes > 1:
-        render.show(*render.strategies_tables(table, arguments.processes))
-        say(ESTIMATES_ONLY)
+    _strategies(planner, found)
     correction = None
     if arguments.calibrate:
         correction = _calibrate(arguments, cfg, footprint, bandwidth, found, on_gpu=capacity is not None)
     if capacity is not None:
         _fit(arguments, subject, capacity, correction, found)
+        if arguments.processes > 1:
+            _splits(planner, capacity, correction, found)
     if output is not None:
         write_json(output, found)
         say(f"written to {output}")
+
+
+def _strategies(planner: Planner, found: dict[str, Any]) -> None:
+    """Estimates the strategies, and prints them if there are several processes."""
+    from toolkit.base.console import say
+    from toolkit.lab.plan import render
+
+    table, refused = planner.strategies()
+    found |= {"strategies": [asdict(each) for each in table], "refused": refused}
+    if planner.processes > 1:
+        render.show(*render.strategies_tables(table, refused, planner.processes))
+        say(SAME_ROWS)
 
 
 def _heading(subject: Subject, footprint: Footprint) -> list[str]:
@@ -200,14 +208,10 @@ def _fit(
     """Finds and prints the smallest set of settings with which the run fits."""
     from toolkit.base.console import say
     from toolkit.lab.plan import render
-    from toolkit.lab.plan.calibrate import Correction
     from toolkit.lab.plan.fit import smallest_fit
 
-    def load(more: Sequence[str]) -> Config:
-        settings = [*arguments.overrides, *more]
-        return load_settings(type(subject.task), arguments.config, settings).config
-
-    corrected = replace(correction or Correction(), constant=(correction or Correction()).constant + OF_THE_DRIVER)
+    corrected = _on_gpu(correction)
+    load = _loading(arguments, type(subject.task))
     fit, fits = smallest_fit(subject, load, capacity, corrected.peak)
     needed = corrected.peak(fit.footprint)
     found["fit"] = {
@@ -217,3 +221,32 @@ def _fit(
     original = found["footprint"]
     say("\n".join(render.fit_lines(fit, fits, needed, capacity, type(fit.footprint)(**original))))
     say(f"({render.format_bytes(corrected.constant)} of that is reserved for the driver and libraries.)\n")
+
+
+def _splits(planner: Planner, capacity: int, correction: Correction | None, found: dict[str, Any]) -> None:
+    """Finds and prints the splits of the model that fit."""
+    from toolkit.base.console import say
+    from toolkit.lab.plan import render
+    from toolkit.lab.plan.strategies import fitting_splits
+
+    splits = fitting_splits(planner, capacity, _on_gpu(correction).peak)
+    found["splits"] = asdict(splits)
+    render.show(*render.splits_tables(splits, planner.processes, capacity))
+    say("\n".join(render.splits_lines(splits, planner.processes, capacity)))
+
+
+def _on_gpu(correction: Correction | None) -> Correction:
+    """Returns the correction with the memory of a GPU's driver."""
+    from toolkit.lab.plan.calibrate import Correction
+
+    correction = correction or Correction()
+    return replace(correction, constant=correction.constant + OF_THE_DRIVER)
+
+
+def _loading(arguments: argparse.Namespace, task_type: type[Task]) -> Load:
+    """Returns the function that loads the configuration with further overrides."""
+
+    def load(more: Sequence[str]) -> Config:
+        return load_settings(task_type, arguments.config, [*arguments.overrides, *more]).config
+
+    return load

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -33,6 +34,14 @@ class Footprint:
         layer_parameters: bytes of the largest layer, or of all weights without layers.
         boundary: bytes of the largest output of a layer, 0 if unknown.
         crossing: bytes of the outputs of all layers.
+        largest: bytes of the largest weight, whose state ZeRO-1 does not divide.
+        single_rows: bytes of the weights that have one row, and so cannot be sharded.
+        tensor_parameters: bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model.
+        tensor_summed: bytes of the outputs and gradients that its processes sum in a micro-batch.
+        stage_layers: bytes of the weights of each layer, if a pipeline can separate the layers.
+        stage_costs: multiplications of a token in each layer (`toolkit.distributed.pipeline.partition.Parts.costs`).
+        stage_front: bytes of the weights that the first stage needs besides its layers.
+        stage_back: bytes of the weights that the last stage needs besides its layers; tied weights count in both.
     """
 
     parameters: int
@@ -57,6 +66,14 @@ class Footprint:
     layer_parameters: int
     boundary: int
     crossing: int
+    largest: int = 0
+    single_rows: int = 0
+    tensor_parameters: int = 0
+    tensor_summed: int = 0
+    stage_layers: Sequence[int] = ()
+    stage_costs: Sequence[int] = ()
+    stage_front: int = 0
+    stage_back: int = 0
 
     @property
     def states(self) -> int:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
 from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
@@ -80,7 +81,7 @@ def simulate(subject: Subject) -> Footprint:
             held = ledger.alive["batch"]
             if window > 1:
                 _allocate_gradients(model, ledger)
-            layers = Layers(model)
+            layers, cuts = Layers(model), Cuts(model)
             passed = _pass(subject, model, batch, ledger)
             peak, at_peak = ledger.peak, ledger.at_peak
             state, lasting, step_peak = _update(model, _without_paging(subject.cfg.train), ledger)
@@ -112,8 +113,7 @@ def simulate(subject: Subject) -> Footprint:
             rows=subject.rows,
             layers=len(layers.modules),
             layer_parameters=layers.parameters or at_peak["parameters"],
-            boundary=layers.boundary,
-            crossing=layers.crossing,
+            boundary=layers.boundary, crossing=layers.crossing, **cuts.figures,
         )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _allocate_gradients(model: nn.Module, ledger: Ledger) -> None:
             parameter.grad = torch.empty_like(parameter)
 
 
-def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, int]:
+def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> dict[str, Any]:
     """Runs the forward and backward pass like `toolkit.distributed.window`.
 
     Returns:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from planning_subjects import subject
+from planning_subjects import settings, subject
 from runs import ROOT
 
 from toolkit.base.console import format_bytes
-from toolkit.base.errors import InputError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
-from toolkit.config.sections import TrainConfig
+from toolkit.config.sections import ModelConfig, ParallelConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.rows import stretched, with_rows
 from toolkit.footprint.simulate import simulate
+from toolkit.lab.plan import render
 from toolkit.lab.plan.calibrate import Correction, Measured, fitted, serial_seconds
+from toolkit.lab.plan.estimates import Estimate, estimated
 from toolkit.lab.plan.fit import smallest_fit
-from toolkit.lab.plan.strategies import scaling, strategies
+from toolkit.lab.plan.strategies import Planner, fitting_splits, scaling
 from toolkit.lab.plan.units import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
 
@@ -41,40 +45,123 @@ def call(capsys, *arguments: Any) -> tuple[int, str, str]:
     return ended.value.code, captured.out, captured.err
 
 
-def test_strategies_follow_their_formulas() -> None:
-    train = TrainConfig(gradient_accumulation_steps=4, local_sgd_steps=8)
-    found = {each.name.split(" (")[0]: each for each in strategies(ADAM, train, 4)}
+LAYERS = {"stage_layers": (500,) * 6, "stage_costs": (5,) * 6, "stage_front": 800, "stage_back": 400}
+"""Weights of a model with six layers, whose embeddings are tied: 200 of 800 bytes are those of the last stage too."""
+
+
+def costs(f: Footprint, processes: int = 4, window: int = 4, parallel: Any = None, **train: Any) -> Estimate:
+    cfg = settings(gradient_accumulation_steps=window, **train)
+    return estimated(f, replace(cfg, parallel=ParallelConfig(**(parallel or {}))), processes)
+
+
+def test_replicas_follow_their_formulas() -> None:
     ring = 2 * 3 / 4 * 4000
-    assert found["DDP"].memory == 14000 + 4000
-    assert found["DDP"].sent == found["ZeRO-1"].sent == ring
-    # Weights are gathered once for the window, or twice for each micro-batch; gradients are exchanged once.
-    assert found["ZeRO-2"].sent == 3 / 4 * (4000 + 4000)
-    assert found["FSDP / ZeRO-3"].sent == 3 / 4 * (4 * 2 * 4000 + 4000)
-    assert found["local SGD"].sent == ring / 8
-    # Weights and a fourth of what is shared out, and the peak of the pass or of the optimizer's step.
-    assert found["ZeRO-1"].memory == 10000
-    assert found["ZeRO-2"].memory == found["ZeRO-1"].memory, "gradients are accumulated"
-    train = replace(train, gradient_accumulation_steps=1)
-    found |= {each.name.split(" (")[0]: each for each in strategies(ADAM, train, 4) if "Ze" in each.name}
-    assert found["ZeRO-2"].memory == 4000 + 2000 + (1000 + 1000 / 4)
-    assert found["FSDP / ZeRO-3"].memory == 1000 + 2000 + (1000 + 1000 / 4) + 2 * 500
-    assert found["tensor parallel"].sent == 2 * 3 / 4 * 4 * 70 * 4
-    assert math.isclose(found["pipeline parallel"].speed, 4 * 4 / (4 + 3))
-    assert [each.name for each in strategies(ADAM, train, 1)] == ["single device"]
-
-
-def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
-    half = replace(ADAM, weight_copies=2000, activations=3000, gradients_at_peak=4000, peak=12000 + 4500)
-    found = {each.name.split(" (")[0]: each for each in strategies(half, TrainConfig(), 4)}
-    assert found["ZeRO-2"].memory == 4000 + 2000 + 3000 + 2000
-    assert found["FSDP / ZeRO-3"].memory == 1000 + 2000 + 3000 + 2000 / 4 + 2 * 500
+    assert (costs(ADAM).peak, costs(ADAM).sent, costs(ADAM).speed) == (16000 + 4000, ring, 4)
+    assert costs(ADAM).parameters == costs(ADAM).gradients == 4000
+    local = costs(ADAM, strategy="local_sgd", local_sgd_steps=8)
+    assert (local.peak, local.sent) == (costs(ADAM).peak - 4000, ring / 8)
+    # Owners send the weights that they update. The peak is that of the optimizer's step, and the gradients' buckets.
+    one = costs(ADAM, parallel={"zero_stage": 1})
+    assert (one.sent, one.optimizer_state, one.peak) == (ring + 3 / 4 * 4000, 2000, 10000 + 4000)
+    assert costs(replace(ADAM, largest=1600), parallel={"zero_stage": 1}).optimizer_state == 8000 * 1600 / 4000
+    assert costs(replace(ADAM, buffers=80)).sent == ring + 3 / 4 * 80
 
 
 def test_local_sgd_sends_moments_and_keeps_anchors_where_asked() -> None:
-    train = TrainConfig(local_sgd_average_moments=True, local_sgd_outer_lr=0.7, local_sgd_steps=8)
-    found = {each.name.split(" (")[0]: each for each in strategies(ADAM, train, 4)}
-    assert found["local SGD"].sent == 2 * 3 / 4 * (4000 + 8000) / 8
-    assert found["local SGD"].memory == 16000 + 2 * 4000
+    train = {"local_sgd_average_moments": True, "local_sgd_outer_lr": 0.7, "local_sgd_steps": 8}
+    found = costs(ADAM, strategy="local_sgd", **train)
+    assert found.sent == 2 * 3 / 4 * (4000 + 8000) / 8
+    assert found.peak == costs(ADAM, strategy="local_sgd").peak + 2 * 4000
+
+
+def test_shards_follow_their_formulas() -> None:
+    # Weights are gathered once for the window, or twice for each micro-batch; gradients are exchanged once.
+    zero2, fsdp = {"zero_stage": 2}, {"fsdp": 4}
+    assert costs(ADAM, parallel=zero2).sent == 3 / 4 * (4000 + 4000)
+    assert costs(ADAM, parallel=fsdp).sent == 3 / 4 * (4 * 2 * 4000 + 4000)
+    assert costs(ADAM, parallel=fsdp | {"reshard_after_forward": False}) == costs(ADAM, parallel=zero2)
+    shards = costs(ADAM, parallel=fsdp)
+    assert (shards.parameters, shards.gradients, shards.optimizer_state) == (1000, 1000, 2000)
+    # A quarter of weights and state, the peak of the pass, and what is gathered: all weights, or two layers.
+    assert costs(ADAM, window=1, parallel=zero2).peak == 1000 + 2000 + (1000 + 1000 / 4) + 4000
+    assert costs(ADAM, window=1, parallel=fsdp).peak == 1000 + 2000 + (1000 + 1000 / 4) + 2 * 500
+    assert shards.peak == 1000 + 2000 + 4000 + 2 * 500, "complete gradients are accumulated"
+    hybrid = costs(ADAM, parallel={"replicas": 2, "fsdp": 2})
+    assert hybrid.sent == 1 / 2 * (4 * 2 * 4000 + 4000) + 2 * 1 / 2 * 4000 / 2
+    # On the device: gathered layers, activations, and the gradients that are accumulated.
+    offloaded = costs(ADAM, parallel=fsdp | {"offload": True})
+    assert (offloaded.states, offloaded.parameters) == (0, 1000)
+    assert costs(ADAM, window=1, parallel=fsdp | {"offload": True}).peak < offloaded.peak < shards.peak
+    # A weight with one row is held by one process, and padded in collectives.
+    rows = costs(replace(ADAM, single_rows=400), parallel=zero2)
+    assert (rows.parameters, rows.sent) == (3600 / 4 + 400, 3 / 4 * (3600 + 4 * 400) * 2)
+
+
+def test_sharded_gradients_move_the_peak_to_where_the_backward_pass_begins() -> None:
+    half = replace(ADAM, weight_copies=2000, activations=3070, gradients_at_peak=4000, peak=12000 + 4500)
+    # The copies in mixed precision are those of all weights: they are made of gathered ones.
+    assert costs(half, window=1, parallel={"fsdp": 4}).peak == 1000 + 2000 + (3070 + 2000) + 2 * 500
+    split = costs(replace(half, tensor_parameters=4000), window=1, parallel={"tensor": 4})
+    assert split.peak == 1000 + 2000 + (70 + 3000 / 4 + 2000 / 4), "and those of a split layer are split"
+
+
+def test_split_layers_follow_their_formulas() -> None:
+    f = replace(ADAM, tensor_parameters=3000, tensor_summed=90)
+    found = costs(f, parallel={"tensor": 4})
+    assert (found.parameters, found.sent) == (1000 + 3000 / 4, 2 * 3 / 4 * 90 * 4)
+    mixed = costs(f, parallel={"replicas": 2, "tensor": 2})
+    assert mixed.sent == 90 * 4 + 2 * 1 / 2 * (1000 + 3000 / 2)
+
+
+def test_stages_follow_their_formulas() -> None:
+    f = replace(ADAM, **LAYERS)
+    found = costs(f, 2, parallel={"pipeline": 2})
+    assert found.parameters == max(800 + 1500, 1500 + 400)
+    assert found.sent == 10 * 4 + 200, "the mean of two processes: one sends forward, the other one backward"
+    assert math.isclose(costs(f, 3, parallel={"pipeline": 3}).speed, 3 * 4 / (4 + 2))
+    high = replace(f, peak=30000)
+    early, late = (costs(high, 2, parallel={"pipeline": 2, "schedule": name}).peak for name in ("1f1b", "gpipe"))
+    assert late - early == 900 * (4 - 2) / 2, "activations of four micro-batches, and not of two"
+    chunks = costs(f, 2, parallel={"pipeline": 2, "schedule": "interleaved_1f1b"})
+    assert chunks.sent == 3 * 10 * 4 + 200
+    assert math.isclose(chunks.speed, 2 * 8 / (8 + 1))
+    cube = replace(f, tensor_parameters=1200, tensor_summed=90)
+    found = costs(cube, 8, parallel={"tensor": 2, "pipeline": 2})
+    assert found.parameters == 800 + (3000 - 600) / 2
+    stages = (4000 + 200 - 600) / 2
+    assert found.sent == 10 * 4 + 200 + 90 * 4 / 2 + 2 * 1 / 2 * stages
+
+
+def test_splits_that_fit_send_the_least_first() -> None:
+    task: Any = SimpleNamespace(auto_model=lambda config: "AutoModelForSequenceClassification")
+    planner = Planner(replace(ADAM, **LAYERS), task, settings(gradient_accumulation_steps=1), 4, loaded)
+    found = fitting_splits(planner, 10**6, lambda each: each.peak)
+    names = [split.name for split in found.fitting]
+    assert {"DDP", "zero_stage=1", "fsdp=4", "fsdp=4 offload=true", "replicas=2 pipeline=2"} <= set(names)
+    plain = [split for split in found.fitting if "offload=true" not in split.name]
+    assert found.fitting[: len(plain)] == plain
+    assert [split.sent for split in plain] == sorted(split.sent for split in plain)
+    (piped,) = (split for split in plain if split.name == "pipeline=4")
+    assert "train.gradient_accumulation_steps=4" in piped.overrides, "the rows of a step stay the same"
+    assert found.smallest.memory == min(split.memory for split in found.fitting)
+    few = fitting_splits(planner, found.smallest.memory, lambda each: each.peak)
+    assert few.fitting
+    assert {split.memory for split in few.fitting} == {found.smallest.memory}
+    none = fitting_splits(planner, 1, lambda each: each.peak)
+    assert not none.fitting
+    assert render.splits_lines(none, 4, 1)[0] == "No split over 4 devices of 1 B fits with these micro-batches."
+
+
+def loaded(overrides: Sequence[str]) -> Any:
+    """Returns a configuration of a BERT, and refuses what the rules refuse."""
+    named = dict(text.split("=") for text in overrides)
+    if "parallel.fsdp" in named and "parallel.pipeline" in named:
+        raise ConfigError(["refused"])
+    sizes = {key.removeprefix("parallel."): json.loads(named[key]) for key in named if key.startswith("parallel.")}
+    window = int(named.get("train.gradient_accumulation_steps", 1))
+    cfg = settings(gradient_accumulation_steps=window)
+    model = {"model_type": "bert", "num_hidden_layers": 6, "num_attention_heads": 4, "hidden_size": 8}
+    return replace(cfg, parallel=ParallelConfig(**sizes), model=ModelConfig(from_config=model))
 
 
 def test_scaling_is_that_of_amdahl_and_gustafson() -> None:
@@ -160,8 +247,11 @@ def test_the_command_says_it_in_80_columns(capsys, tmp_path, monkeypatch) -> Non
     for words in (
         "optimizer state (adamw_torch_fused)",
         "peak of a step",
-        "pipeline parallel",
+        "FSDP2 (ZeRO-3)",
+        "needs at least 4 layers",
         "It fits 600 MiB as it",
+        "Splits that fit 4 x 600 MiB",
+        "Settings of the first:",
     ):
         assert words in out
     found = json.loads((tmp_path / "plan.json").read_text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
 from toolkit.config.overrides import written
-from toolkit.config.sections import TrainConfig
+from toolkit.config.sections import ParallelConfig, TrainConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.plan.estimates import Estimate
 
 STEPS = 3
 MAX_FACTOR = 8.0
@@ -25,6 +26,7 @@ CLEAR_BYTES = 64 * 2**20
 FEW_STEPS: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
+    **{f"parallel.{name}": value for name, value in asdict(ParallelConfig()).items()},
     "train.lr_scheduler_type": "constant",
     "train.lr_scheduler_kwargs": {},
     "train.warmup_steps": 0,
@@ -91,7 +93,7 @@ class Correction:
     factor: float = 1.0
     constant: int = 0
 
-    def peak(self, footprint: Footprint) -> int:
+    def peak(self, footprint: Footprint | Estimate) -> int:
         """Returns the expected measurement of the peak on this machine, in bytes."""
         return round(footprint.states + self.factor * footprint.passing + self.constant)
 

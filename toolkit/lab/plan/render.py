@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import format_bytes, rich_console
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.plan.fit import Fit
-from toolkit.lab.plan.strategies import Scaling, Strategy
+from toolkit.lab.plan.strategies import Scaling, Splits, Strategy
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,6 +28,9 @@ PARTS = {
 """Parts of a footprint, in the order in which they are shown."""
 OF_WEIGHTS = ("parameters", "gradients", "optimizer_state", "copies", "weight_copies")
 """Parts that grow with the number of weights."""
+
+MAX_SPLITS = 10
+"""Maximum number of splits to show."""
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:
@@ -62,8 +65,8 @@ def parts_table(footprint: Footprint, optim: str) -> Table:
     return table
 
 
-def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
-    """Returns tables of the costs and uses of strategies."""
+def strategies_tables(found: Sequence[Strategy], refused: Mapping[str, str], processes: int) -> list[Table]:
+    """Returns tables of the costs and uses of strategies, and the reasons against others by name."""
     devices = f"{processes} device{'s' if processes > 1 else ''}"
     costs = _table(
         f"Strategies for {devices}", ("strategy", "text"), ("memory of each", "number"),
@@ -74,7 +77,43 @@ def strategies_tables(found: Sequence[Strategy], processes: int) -> list[Table]:
         sent = format_bytes(each.sent) if each.sent else "-"
         costs.add_row(each.name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
         uses.add_row(each.name, each.complexity, each.when)
+    for name, reason in refused.items():
+        uses.add_row(name, "not possible", reason)
     return [costs, uses] if len(found) > 1 else [costs]
+
+
+def splits_tables(found: Splits, processes: int, capacity: int) -> list[Table]:
+    """Returns the table of the splits that fit; empty if none does."""
+    table = _table(
+        f"Splits that fit {processes} x {format_bytes(capacity)}, those that send the least first",
+        ("parallel", "text"), ("memory of each", "number"), ("sent by each in a step", "number"),
+        ("speed, at most", "number"),
+    )  # fmt: skip
+    for each in found.fitting[:MAX_SPLITS]:
+        sent = format_bytes(each.sent) if each.sent else "-"
+        table.add_row(each.name, format_bytes(each.memory), sent, f"{each.speed:.2g}x")
+    return [table] if found.fitting else []
+
+
+def splits_lines(found: Splits, processes: int, capacity: int) -> list[str]:
+    """Returns the lines that name the settings of the first split, or the smallest memory if none fits."""
+    if found.fitting:
+        more = len(found.fitting) - MAX_SPLITS
+        return [
+            *([f"({more} more fit; --output FILE lists all.)"] if more > 0 else []),
+            "Settings of the first:",
+            *_indented(found.fitting[0].overrides),
+        ]
+    smallest = found.smallest
+    return [
+        f"No split over {processes} devices of {format_bytes(capacity)} fits with these micro-batches.",
+        f"The smallest needs {format_bytes(smallest.memory)}, with",
+        *_indented(smallest.overrides),
+    ]
+
+
+def _indented(overrides: Sequence[str]) -> list[str]:
+    return [f"    {override}" for override in overrides] or ["    the settings as configured"]
 
 
 def scaling_table(found: Sequence[Scaling]) -> Table:
@@ -93,12 +132,12 @@ def fit_lines(fit: Fit, fits: bool, needed: int, capacity: int, original: Footpr
     if fits and not fit.overrides:
         return [f"It fits {format_bytes(capacity)} as it is: {format_bytes(needed)}."]
     compute = fit.footprint.flops * original.rows / (original.flops * fit.footprint.rows) if original.flops else 1.0
-    lines = [f"    {override}" for override in fit.overrides]
+    lines = _indented(fit.overrides)
     slower = f", {compute:.2f} times the compute" if compute > 1.005 else ""
     if fits:
         return [f"It fits {format_bytes(capacity)} with these: {format_bytes(needed)}{slower}.", *lines]
     return [
         f"No combination of settings fits {format_bytes(capacity)}. The smallest needs {format_bytes(needed)}, with",
-        *(lines or ["    the settings as configured"]),
+        *lines,
         "Use shorter inputs, a smaller model, or several devices (see --processes).",
     ]

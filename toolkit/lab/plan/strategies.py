@@ -1,19 +1,19 @@
-"""Estimates memory per device, communication and speed of parallel strategies.
-
-Sources: data parallelism with a ring all-reduce, 2(n-1)/n of the gradient sent by each device (Patarasuk and Yuan
-2009); local SGD (Stich 2018, arXiv 1805.09767); ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054) whose third stage is
-FSDP (Zhao et al. 2023, arXiv 2304.11277); tensor parallelism (Shoeybi et al. 2019, arXiv 1909.08053): two all-reduces
-of a layer's output in its forward pass and two in its backward pass; pipelines (Huang et al. 2018, arXiv 1811.06965)
-in the order 1F1B (Narayanan et al. 2020, arXiv 2006.09503): at most as many micro-batches under way as stages.
-"""
+"""Compares parallel strategies and splits of a model: memory per device, communication and speed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 
-from toolkit.config.sections import TrainConfig
+from toolkit.api.task import Task
+from toolkit.base.errors import ConfigError
+from toolkit.checks.model import pipeline_problems, tensor_problems
+from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
+from toolkit.lab.plan.estimates import Estimate, estimated
+from toolkit.lab.techniques import Technique, offloaded, plain_settings, techniques, window_settings
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Strategy:
         speed: rows per second relative to one device, if communication took no time.
         complexity: how hard it is to use.
         when: when to use it.
+        overrides: its settings, with those that keep the rows of a step.
     """
 
     name: str
@@ -35,74 +36,125 @@ class Strategy:
     speed: float
     complexity: str
     when: str
+    overrides: Sequence[str] = ()
 
 
-def strategies(footprint: Footprint, train: TrainConfig, processes: int) -> list[Strategy]:
-    """Returns the strategies for `processes` processes with one device and one full micro-batch each.
+Load = Callable[[Sequence[str]], Config]
+"""Returns the configuration with further overrides; raises ConfigError if they are invalid."""
+
+
+class Planner:
+    """Estimates strategies for one configuration; every step has the same rows as with data parallelism.
 
     Args:
         footprint: memory of a step on a single device.
-        train: settings, for accumulation and local SGD.
-        processes: number of devices n; for 1, only the single device is returned.
+        task: the recipe's task.
+        cfg: the configured settings.
+        processes: number of processes, with one device each.
+        load: loads variants of the configuration.
     """
-    f, n = footprint, processes
-    found = [Strategy("single device", f.peak, 0, 1.0, "none", "it fits, and is fast enough")]
-    if n == 1:
+
+    def __init__(self, footprint: Footprint, task: Task, cfg: Config, processes: int, load: Load) -> None:
+        self.footprint, self.task, self.cfg, self.processes, self.load = footprint, task, cfg, processes, load
+        self.rows = cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
+        self._problems: dict[tuple[int, int], list[str]] = {}
+
+    def strategies(self) -> tuple[list[Strategy], dict[str, str]]:
+        """Returns the strategies, the single device first, and the reasons against others by name."""
+        f = self.footprint
+        found = [Strategy("single device", f.peak, 0, 1.0, "none", "it fits, and is fast enough")]
+        refused: dict[str, str] = {}
+        for technique in (*techniques(self.processes), offloaded(self.processes)) if self.processes > 1 else ():
+            if technique.processes != self.processes:
+                refused[technique.name] = f"needs {technique.processes} processes"
+                continue
+            try:
+                overrides, costs = self.estimate(technique)
+            except ConfigError as error:
+                refused[technique.name] = "; ".join(error.problems)
+                continue
+            found.append(Strategy(
+                technique.name, costs.peak, costs.sent, costs.speed, technique.complexity, technique.when, overrides
+            ))  # fmt: skip
+        return found, refused
+
+    def estimate(self, technique: Technique) -> tuple[list[str], Estimate]:
+        """Returns the overrides and the costs of a strategy.
+
+        Raises:
+            ConfigError: if the model or a setting does not allow it.
+        """
+        settings = plain_settings(self.cfg) | dict(technique.settings)
+        settings |= window_settings(self.cfg, technique, self.rows)
+        overrides = [f"{key}={value}" for key, value in settings.items()]
+        cfg = self.load(overrides)
+        split = (cfg.parallel.tensor, cfg.parallel.pipeline)
+        if split not in self._problems:
+            self._problems[split] = [*tensor_problems(cfg, self.task), *pipeline_problems(cfg, self.task)]
+        if self._problems[split]:
+            raise ConfigError(self._problems[split])
+        return overrides, estimated(self.footprint, cfg, self.processes)
+
+    def splits(self) -> list[tuple[list[str], Estimate]]:
+        """Returns the overrides and costs of all splits of the model over the processes; see `_splits`."""
+        found = []
+        for settings in _splits(self.processes):
+            try:
+                found.append(self.estimate(Technique("", self.processes, settings, "", "")))
+            except ConfigError:  # not a way to train this model
+                continue
         return found
-    ring, away = 2 * (n - 1) / n, (n - 1) / n
-    window = train.gradient_accumulation_steps or 1
-    layers, across = max(1, f.layers), f.crossing
-    outer = 2 * f.gradients if train.local_sgd_outer_lr is not None else 0
-    averaged = f.gradients + (f.optimizer_state if train.local_sgd_average_moments else 0)
-    # Tensor parallelism does not shard the tensors that pass from layer to layer.
-    unsharded = min(across, f.activations)
-    in_flight = min(window, n)
-    # Gradients are exchanged once per window; until then, sharded models accumulate complete ones.
-    shared = away if window == 1 else 0.0
-    found += [
-        Strategy("DDP", f.peak + f.gradients, round(ring * f.gradients), n, "low",
-                 "it fits one device: the usual choice"),
-        Strategy(f"local SGD (every {train.local_sgd_steps})", _held(f) + outer,
-                 round(ring * averaged / train.local_sgd_steps), n, "low; another algorithm",
-                 "the network is slow"),
-        Strategy("ZeRO-1", _held(f, optimizer=away), round(ring * f.gradients), n, "medium",
-                 "the optimizer's state is what does not fit"),
-        Strategy("ZeRO-2", _held(f, optimizer=away, gradients=shared), round(away * (f.parameters + f.gradients)), n,
-                 "medium", "gradients do not fit either"),
-        Strategy("FSDP / ZeRO-3", _held(f, away, shared, away) + min(f.parameters, 2 * f.layer_parameters),
-                 round(away * (2 * window * f.parameters + f.gradients)), n, "medium",
-                 "the weights do not fit; needs a fast network"),
-        Strategy("tensor parallel", _held(f, away, away, away, round((f.activations - unsharded) * away)),
-                 round(ring * (6 if f.recomputed else 4) * across * window), n, "high; per architecture",
-                 "one layer does not fit; devices are closely linked"),
-        Strategy("pipeline parallel", _held(f, away, away, away, round(f.activations * (1 - in_flight / n))),
-                 2 * f.boundary * window, n * window / (window + n - 1), "high; needs accumulation",
-                 "layers fit, the model does not; the network is slow"),
-    ]  # fmt: skip
-    return found if layers > 1 else found[:-2]
 
 
-def _held(
-    f: Footprint, parameters: float = 0.0, gradients: float = 0.0, optimizer: float = 0.0, activations: int = 0
-) -> int:
-    """Returns the peak in bytes of a device that holds only parts of a single device's memory.
+def _splits(processes: int) -> Iterator[dict[str, str]]:
+    """Yields the settings of ZeRO-1 and 2, and of every product of sizes, FSDP2 also with offloading."""
+    yield {"parallel.zero_stage": "1"}
+    yield {"parallel.zero_stage": "2"}
+    divisors = [size for size in range(1, processes + 1) if processes % size == 0]
+    for sizes in product(divisors, repeat=3):
+        if processes % prod(sizes):
+            continue
+        named = dict(zip(("fsdp", "tensor", "pipeline"), sizes, strict=True))
+        settings = {f"parallel.{name}": str(size) for name, size in named.items() if size > 1}
+        if settings and prod(sizes) < processes:
+            settings = {"parallel.replicas": str(processes // prod(sizes))} | settings
+        yield settings
+        if named["fsdp"] > 1:
+            yield settings | {"parallel.offload": "true"}
 
-    Without all gradients, the peak may move to the beginning of the backward pass.
+
+@dataclass(frozen=True)
+class Splits:
+    """The splits of a model that fit devices.
 
     Args:
-        f: memory of a step on a single device.
-        parameters: share of the weights that the device does not hold.
-        gradients: share of the gradients that it does not hold.
-        optimizer: share of the optimizer's state and copies of weights that it does not hold.
-        activations: bytes of activations that it does not hold.
+        fitting: those that fit; without offloading first, then those that send the least.
+        smallest: the one that needs the least memory.
     """
-    states = f.states - parameters * f.parameters - optimizer * (f.optimizer_state + f.copies)
-    copies = parameters * f.weight_copies
-    late = f.gradients_at_peak > f.gradients / 2  # weight copies are freed as gradients are created
-    passing = f.passing - gradients * f.gradients_at_peak - activations - (0 if late else copies)
-    turning = f.activations + f.logits + f.batch + f.weight_copies - copies - activations
-    stepping = f.step_peak - f.states - gradients * f.gradients
-    return round(states + max(0.0, passing, turning, stepping))
+
+    fitting: Sequence[Strategy]
+    smallest: Strategy
+
+
+def fitting_splits(planner: Planner, capacity: int, peak: Callable[[Estimate], int]) -> Splits:
+    """Finds the splits that fit.
+
+    Args:
+        planner: the configuration and the number of processes.
+        capacity: memory of each device in bytes.
+        peak: returns the bytes that an estimate needs on these devices.
+    """
+    found = [
+        Strategy(_shown(overrides), peak(costs), costs.sent, costs.speed, "", "", overrides)
+        for overrides, costs in planner.splits()
+    ]
+    found.sort(key=lambda split: ("parallel.offload=true" in split.overrides, split.sent, split.memory))
+    return Splits([s for s in found if s.memory <= capacity], min(found, key=lambda split: split.memory))
+
+
+def _shown(overrides: Sequence[str]) -> str:
+    sizes = [text.removeprefix("parallel.") for text in overrides if text.startswith("parallel.")]
+    return " ".join(sizes) or "DDP"
 
 
 @dataclass(frozen=True)

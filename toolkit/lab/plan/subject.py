@@ -11,7 +11,7 @@ import torch
 
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, ParallelConfig
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
 from toolkit.footprint.simulate import Subject
@@ -43,6 +43,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     from toolkit.modalities.inputs import read_inputs
     from toolkit.models.load import load_model_config
 
+    cfg = replace(cfg, parallel=ParallelConfig())  # what several processes need follows from the step of a single one
     accelerator = build_accelerator(cfg)
     with TemporaryDirectory(prefix="plan-") as folder:
         inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MAX_ROWS)

@@ -1,0 +1,74 @@
+"""Measures how the weights and messages of a model divide if it is split over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from toolkit.base.errors import ConfigError
+from toolkit.distributed import tensor_plans as plans
+from toolkit.distributed.pipeline.partition import ARCHITECTURES, parts_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BY_INPUTS = (plans.ROWS, plans.SCATTERED_ROWS)
+
+
+class Cuts:
+    """Watches a model for what `toolkit.footprint.footprint.Footprint` says about splits.
+
+    Args:
+        model: a model, before its forward pass.
+
+    Attributes:
+        figures: fields of a footprint; complete after the backward pass.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.figures: dict[str, Any] = {
+            "largest": max((_bytes([parameter]) for parameter in model.parameters()), default=0),
+            "single_rows": _bytes(p for p in model.parameters() if p.dim() > 0 and p.shape[0] == 1),
+            "tensor_parameters": 0, "tensor_summed": 0,
+        }  # fmt: skip
+        with suppress(ConfigError):  # a plan that does not fit the model: a run would refuse it
+            for module, style in plans.split_modules(model, 1).values() if plans.plan_of(model.config) else ():
+                self._watch(module, style)
+        with suppress(ValueError):  # layers that are not in one stack
+            if model.config.model_type in ARCHITECTURES:
+                self._divide(model)
+
+    def _divide(self, model: nn.Module) -> None:
+        parts = parts_of(model)
+        front, back = (
+            _bytes(parameter for module in modules for parameter in module.parameters(recurse=False))
+            for modules in (parts.before, parts.after)
+        )
+        self.figures |= {
+            "stage_layers": [_bytes(layer.parameters()) for layer in parts.stack],
+            "stage_costs": parts.costs(), "stage_front": front, "stage_back": back,
+        }  # fmt: skip
+
+    def _watch(self, module: nn.Module, style: str) -> None:
+        weights = list(module.parameters(recurse=False))
+        # Where inputs are split, the bias is complete, and in the layers of GPT-2 it always is.
+        whole = style in _BY_INPUTS or not isinstance(module, nn.Linear | nn.Embedding)
+        self.figures["tensor_parameters"] += _bytes(weights[:1] if whole else weights)
+        if style in _BY_INPUTS:
+            module.register_forward_hook(lambda module, arguments, output: self._sum(output))
+        elif style != plans.HEAD_NORM:
+            module.register_forward_pre_hook(lambda module, arguments: self._sum_gradient(arguments[0]))
+
+    def _sum(self, tensor: Tensor) -> None:
+        self.figures["tensor_summed"] += tensor.numel() * tensor.element_size()
+
+    def _sum_gradient(self, inputs: Tensor) -> None:
+        if inputs.requires_grad:
+            inputs.register_hook(self._sum)  # not called for a repeated forward pass
+
+
+def _bytes(parameters: Iterable[Tensor]) -> int:
+    return sum({id(p): p.numel() * p.element_size() for p in parameters}.values())

@@ -1,0 +1,126 @@
+"""The parallel strategies that `plan` estimates and `compare` measures: their settings, and when to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from toolkit.base.errors import ConfigError
+from toolkit.config.dump import to_yaml
+from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.sections import Config
+
+BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
+
+
+@dataclass(frozen=True)
+class Technique:
+    """A strategy for a number of processes.
+
+    Args:
+        name: its common name.
+        processes: number of processes, which may be more than there are.
+        settings: its settings by dotted keys, as on the command line.
+        complexity: how hard it is to use.
+        when: when to use it.
+        refused: why the toolkit does not support it; empty if it does.
+    """
+
+    name: str
+    processes: int
+    settings: Mapping[str, str]
+    complexity: str
+    when: str
+    refused: str = ""
+
+    @property
+    def stages(self) -> int:
+        """Number of stages of its pipeline."""
+        return int(self.settings.get("parallel.pipeline", 1))
+
+    @property
+    def data_ranks(self) -> int:
+        """Number of processes, or groups of them, that read different rows."""
+        return self.processes // (self.stages * int(self.settings.get("parallel.tensor", 1)))
+
+
+def techniques(processes: int) -> list[Technique]:
+    """Returns the strategies for a number of processes, or for the least number that they need.
+
+    Args:
+        processes: number of processes, at least 2.
+    """
+    n = str(processes)
+    four, eight = max(4, processes + processes % 2), max(8, processes + -processes % 4)
+    hybrid = {"parallel.replicas": "2", "parallel.fsdp": str(four // 2)}
+    cube = {"parallel.replicas": str(eight // 4), "parallel.tensor": "2", "parallel.pipeline": "2"}
+    return [
+        Technique("DDP", processes, {}, "low", "it fits one device: the usual choice"),
+        Technique("local SGD", processes, {"train.strategy": "local_sgd"}, "low; another algorithm",
+                  "the network is slow"),
+        Technique("ZeRO-1", processes, {"parallel.zero_stage": "1"}, "low", "the optimizer's state does not fit"),
+        Technique("ZeRO-2", processes, {"parallel.zero_stage": "2"}, "medium",
+                  "state and gradients do not fit, but a copy of the weights does"),
+        Technique("FSDP2 (ZeRO-3)", processes, {"parallel.fsdp": n}, "medium",
+                  "the weights do not fit; needs a fast network"),
+        Technique("HSDP", four, hybrid, "medium", "machines are linked slowly, and their own devices fast"),
+        Technique("tensor", processes, {"parallel.tensor": n}, "high; per architecture",
+                  "one layer does not fit; needs the fastest links"),
+        Technique("pipeline, GPipe", processes, {"parallel.pipeline": n, "parallel.schedule": "gpipe"},
+                  "high; needs accumulation", "to see what 1F1B saves"),
+        Technique("pipeline, 1F1B", processes, {"parallel.pipeline": n}, "high; needs accumulation",
+                  "the layers do not fit; the network is slow"),
+        Technique("3D", eight, cube, "highest", "very large models on many machines"),
+    ]  # fmt: skip
+
+
+OFFLOADED = "FSDP2, offload"
+DATA_PARALLEL = Technique(
+    "nn.DataParallel", 1, {}, "low", "never: DDP does the same faster",
+    refused="is not supported: one process drives all GPUs with threads, copies the model to them in every step and "
+    "gathers all outputs on one. PyTorch recommends DistributedDataParallel, the row DDP",
+)  # fmt: skip
+"""PyTorch's first strategy."""
+
+
+def offloaded(processes: int) -> Technique:
+    """Returns FSDP2 with weights, gradients and state in the CPU's memory, which helps on GPUs only."""
+    settings = {"parallel.fsdp": str(processes), "parallel.offload": "true"}
+    return Technique(OFFLOADED, processes, settings, "medium; slow", "nothing else fits the GPUs")
+
+
+def window_settings(cfg: Config, technique: Technique, rows: int) -> dict[str, str]:
+    """Returns the settings with which a step has a number of rows, and a pipeline enough micro-batches.
+
+    The largest possible micro-batch up to the configured one is chosen.
+
+    Args:
+        cfg: the configured settings.
+        technique: a strategy.
+        rows: rows of a step over all processes.
+
+    Raises:
+        ConfigError: if the rows cannot be divided.
+    """
+    train = cfg.train
+    configured = {BATCH: train.per_device_train_batch_size, ACCUMULATION: train.gradient_accumulation_steps or 1}
+    for batch in range(train.per_device_train_batch_size, 0, -1):
+        accumulation, rest = divmod(rows, technique.data_ranks * batch)
+        if not rest and accumulation >= technique.stages:
+            found = {BATCH: batch, ACCUMULATION: accumulation}
+            return {key: str(value) for key, value in found.items() if value != configured[key]}
+    raise ConfigError([
+        f"{BATCH}: the {rows} rows of a step cannot be divided over {technique.data_ranks} processes with different "
+        f"rows and {technique.stages} stages; set it or {ACCUMULATION} to other values"
+    ])  # fmt: skip
+
+
+def plain_settings(cfg: Config) -> dict[str, str]:
+    """Returns the settings that undo a configured strategy."""
+    plain = ParallelConfig()
+    found = {
+        f"parallel.{field.name}": to_yaml(getattr(plain, field.name))
+        for field in fields(plain)
+        if getattr(cfg.parallel, field.name) != getattr(plain, field.name)
+    }
+    return found | ({"train.strategy": "sync"} if cfg.train.strategy != "sync" else {})
