@@ -8,6 +8,7 @@ import time
 from dataclasses import is_dataclass
 from functools import reduce
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
@@ -95,10 +96,10 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     """Checks the arguments and returns the comparison to run."""
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
-    variants = of_question(question) if question else _switched(arguments, task_type, loaded)
     from toolkit.base.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
     from toolkit.lab.compare.checking import Launch, check_variants
+    from toolkit.lab.compare.estimates import estimates
     from toolkit.lab.compare.running import Comparison
 
     quiet_libraries()
@@ -106,10 +107,14 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     default = least if arguments.launch is None else None
     launch = Launch.of(arguments.launch, arguments.processes or default)
     launch.check(least)
+    cfg = loaded.config
+    if question is None:
+        variants = _switched(arguments, task_type, loaded)
+    else:
+        variants = of_question(question, cfg, launch.processes)
     overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
     checked = check_variants(task_type, arguments.config, overrides, variants, launch)
     _refuse(checked, lenient=arguments.skip_refused or question is not None)
-    cfg = loaded.config
     return Comparison(
         recipe=Path(arguments.recipe),
         config=Path(arguments.config),
@@ -120,6 +125,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
         draws=arguments.draws,
         code=code_fingerprint(task_type(cfg)),
         folder=Path(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
+        estimates=estimates(task_type, checked) if any(variant.technique for variant in variants) else {},
     )
 
 
@@ -141,4 +147,4 @@ def _refuse(checked: Checked, lenient: bool) -> None:
     if not lenient or checked.variants[0].name in checked.refused or len(checked.configs) < 2:
         checked.refuse()
     for name, problems in checked.refused.items():
-        print(f"skipped: variant {name}: {'; '.join(problems)}")
+        print(fill(f"skipped: variant {name}: {'; '.join(problems)}", 80, break_long_words=False))

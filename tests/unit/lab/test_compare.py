@@ -14,18 +14,21 @@ from runs import ROOT, TINY
 
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
+from toolkit.config.sections import ParallelConfig
 from toolkit.document import markdown
 from toolkit.lab import jobs
-from toolkit.lab.compare.checking import Launch, check_variants
+from toolkit.lab.compare.checking import Checked, Launch, check_variants, step_rows
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
 from toolkit.lab.compare.page import sections, title_and_lead
 from toolkit.lab.compare.results import build
 from toolkit.lab.compare.running import Comparison, repeats_of, run_repeats
+from toolkit.lab.compare.strategies import lines, pairs
 from toolkit.lab.compare.summary import Figure, pareto, summarise
 from toolkit.lab.compare.table import compared, excuse, table
 from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
-from toolkit.recipe import load_task_type
+from toolkit.lab.techniques import BATCH, techniques, window_settings
+from toolkit.recipe import load_settings, load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 
@@ -162,11 +165,49 @@ def test_the_same_settings_twice_are_refused():
 
 
 def test_every_question_can_be_asked():
+    cfg = load_settings(load_task_type(RECIPE), CONFIG).config
     for name, question in QUESTIONS.items():
-        checked = check(*(v.settings for v in of_question(question)), launch=Launch(None, question.processes, {}))
+        if not question.variants:  # the strategies, see below
+            continue
+        variants = of_question(question, cfg, question.processes)
+        checked = check(*(v.settings for v in variants), launch=Launch(None, question.processes, {}))
         wrong = {name for name, problems in checked.refused.items() if not any("GPU" in text for text in problems)}
         assert not wrong, (name, checked.refused)
         assert len(checked.configs) >= 2
+
+
+def checked_strategies(processes: int, *overrides: str) -> Checked:
+    task_type = load_task_type(RECIPE)
+    cfg = load_settings(task_type, CONFIG, overrides).config
+    variants = of_question(QUESTIONS["strategies"], cfg, processes)
+    return check_variants(task_type, str(CONFIG), overrides, variants, Launch(None, processes, {}))
+
+
+def test_strategies_keep_the_rows_of_a_step():
+    checked = checked_strategies(2)
+    named = {variant.name: variant for variant in checked.variants}
+    assert named["tensor"].fixed == named["pipeline, 1F1B"].fixed == {"train.gradient_accumulation_steps": "4"}
+    assert named["FSDP2 (ZeRO-3)"].fixed == named["DDP"].fixed == {}
+    assert {step_rows(cfg, 2) for cfg in checked.configs.values()} == {8 * 2 * 2}
+    for name, processes in (("HSDP", 4), ("3D", 8)):
+        assert checked.refused[name] == [f"needs {processes} processes; this row is an estimate"]
+        assert step_rows(checked.planned[name], processes) == 8 * 2 * 2
+    assert set(checked.configs) | set(checked.refused) == set(named)
+    assert "PyTorch recommends DistributedDataParallel" in checked.refused["nn.DataParallel"][0]
+    small = checked_strategies(4, "train.per_device_train_batch_size=3", "train.gradient_accumulation_steps=1")
+    assert small.configs["HSDP"].train.per_device_train_batch_size == 3
+    assert "does not divide the model's num_attention_heads (2)" in small.refused["tensor"][0]
+    assert "needs at least 4 layers" in small.refused["pipeline, 1F1B"][0]
+
+
+def test_a_configured_strategy_is_undone_and_what_cannot_be_kept_is_said():
+    checked = checked_strategies(2, "parallel.fsdp=2", "parallel.reshard_after_forward=false")
+    assert checked.configs["DDP"].parallel == ParallelConfig()
+    assert checked.configs["FSDP2 (ZeRO-3)"].parallel == ParallelConfig(fsdp=2)
+    cfg = load_settings(load_task_type(RECIPE), CONFIG).config
+    with pytest.raises(ConfigError, match="the 3 rows of a step cannot be divided over 2 processes"):
+        window_settings(cfg, techniques(2)[0], 3)
+    assert window_settings(cfg, techniques(2)[-3], 2) == {BATCH: "1"}
 
 
 # Runs
@@ -201,6 +242,8 @@ def measurement(peak: int = 100, speed: float = 1.0, score: float = 0.8) -> dict
             "seconds": [9.0, *(speed * (1 + 0.01 * (i % 3)) for i in range(20))],
             "real": [80] * 21, "positions": [100] * 21, "items": [8] * 21,
         },
+        "ranks": [{"parameters": 10, "gradients": 10, "optimizer_state": 20, "rest": peak - 40 + more,
+                   "train_peak": peak + more} for more in (0, 8)],
         "exchange": {"collectives": 42, "bytes": 21 * 400},
         "loss": [[step, 1 / step] for step in range(1, 22)],
         "num_processes": 1, "device": "cpu", "hardware": {"cpus": 2, "gpus": []}, "versions": {"torch": "2"},
@@ -342,6 +385,39 @@ def test_padding_is_counted_by_masks_or_rows():
     assert count_positions({"inputs": {"pixel_values": torch.zeros(3, 1)}, "row_ids": ids}) == (2, 3)
 
 
+def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    checked = checked_strategies(2)
+    guess = {"parameters": 11, "gradients": 12, "optimizer_state": 13, "peak": 60, "sent": 390}
+    guesses = {name: guess | {"peak": 60 + number} for number, name in enumerate([*checked.configs, *checked.planned])}
+    asked = Comparison(
+        RECIPE, CONFIG, [], checked, Launch(None, 2, {}), [1], 10, "code", tmp_path / "out", estimates=guesses
+    )  # fmt: skip
+    repeats = repeats_of(asked)
+    for repeat in repeats:
+        if repeat.state == "waiting":
+            repeat.measured = measurement()
+    found = build(asked, repeats, {"command": ["toolkit", "compare"]})
+    named = {variant["name"]: variant for variant in found["variants"]}
+    # The first peak is 108 on the fuller process, and 60 in the estimate, which includes no libraries.
+    assert pairs(found, named["local SGD"]) == [(10, 11), (10, 12), (20, 13), (108, 61 + 48), (400, 390)]
+    assert [measured for measured, _ in pairs(found, named["3D"])] == [None] * 5
+    assert "--nproc_per_node 8" in named["3D"]["command"]
+    write(found, tmp_path)
+    page = (tmp_path / "comparison.md").read_text()
+    for words in (
+        "| 10 | 3D | 8 | - (11 B) |",
+        "| 11 | nn.DataParallel | low | never: DDP does the same faster |",
+        "| 1 | DDP | 1 | 10 B | 10 B | 20 B | 68 B | 108 B |",
+        "6 HSDP did not run: needs 4 processes; this row is an estimate",
+    ):
+        assert words in page, page
+    beside, uses = lines(found)
+    assert beside[1][0] == ["DDP\n  2 processes, estimate", "10 B\n11 B", "10 B\n12 B", "20 B\n13 B",
+                            "108 B\n108 B", "400 B\n390 B"]  # fmt: skip
+    assert len(uses[1]) == len(beside[1]) + 1 == 11
+
+
 # The page
 
 
@@ -386,6 +462,28 @@ def test_wrong_switches_end_the_command(tmp_path, capsys, monkeypatch):
     assert "'adafactr'" in message
     assert "train.optin: unknown key (did you mean train.optim?)" in message
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    small = ["--processes", "2", "--seeds", "1", "--steps", "2", "--draws", "5", "data.max_train_samples=60", *TINY]
+    assert run_cli("--preset", "strategies", *small, "--output-dir", str(tmp_path / "out")) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines()[:-1])) <= 80  # the last names a folder
+    found = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    named = {variant["name"]: variant for variant in found["variants"]}
+    refused = {name for name, variant in named.items() if "figures" not in variant}
+    assert refused == {"HSDP", "3D", "nn.DataParallel"}
+    for name in named.keys() - refused:
+        held = pairs(found, named[name])[:3]
+        assert all(measured == pytest.approx(guess, rel=0.1) for measured, guess in held), (name, held)
+        assert named[name]["figures"]["eval_accuracy"]["value"] > 0
+        assert named[name]["exchange"]["bytes"] > 0
+        assert len(named[name]["ranks"]) == 2
+    ddp, shards = (named[name]["ranks"][1]["parameters"] for name in ("DDP", "FSDP2 (ZeRO-3)"))
+    assert shards < 0.55 * ddp
 
 
 @pytest.mark.slow

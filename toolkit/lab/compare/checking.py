@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from toolkit.config import flatten
 from toolkit.config.launcher import LAUNCHER
 from toolkit.config.sections import Config
 from toolkit.config.source import read_file
+from toolkit.distributed.mesh import mesh_of
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.techniques import window_settings
 from toolkit.recipe import load_settings
 
 QUIET = (
@@ -88,11 +90,13 @@ class Checked:
         variants: all variants, in order.
         configs: configurations of the variants that can run, by name.
         refused: problems of the variants that cannot run, by name.
+        planned: configurations of the variants that would need more processes, by name; they are in `refused` too.
     """
 
     variants: Sequence[Variant]
     configs: Mapping[str, Config]
     refused: Mapping[str, Sequence[str]]
+    planned: Mapping[str, Config] = field(default_factory=dict)
 
     def refuse(self) -> None:
         """Raises the problems of all variants; a problem of several variants is listed once.
@@ -133,29 +137,51 @@ def check_variants(
     def load(variant: Variant) -> Config:
         settings = [*overrides, *QUIET, *variant.overrides]
         cfg = load_settings(task_type, file, settings, environ={**environ, **launch.environ}).config
-        refuse_wrong_launch(cfg, task_type, launch.processes)
+        refuse_wrong_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
         return cfg
 
     variants = _with_unique_names(variants)
     done: list[Variant] = []
     configs: dict[str, Config] = {}
+    planned: dict[str, Config] = {}
     refused: dict[str, Sequence[str]] = {}
     rows: int | None = None
+    first: Config | None = None
     for variant in variants:
         try:
+            if variant.technique is not None:
+                variant = _divided(variant, first, rows)
             cfg = load(variant)
             if rows is None:
-                rows = step_rows(cfg, launch.processes)
-            elif fixed := _accumulation(cfg, variant, rows, launch.processes):
+                first, rows = cfg, step_rows(cfg, launch.processes)
+            elif variant.technique is None and (fixed := _accumulation(cfg, variant, rows, launch.processes)):
                 variant = replace(variant, fixed=fixed)
                 cfg = load(variant)
             if twin := next((name for name, other in configs.items() if flatten(other) == flatten(cfg)), None):
                 raise ConfigError([f"has the same settings as the variant {twin}"])
+            if variant.technique is not None and variant.technique.processes > launch.processes:
+                planned[variant.name] = cfg
+                raise ConfigError([f"needs {variant.technique.processes} processes; this row is an estimate"])
             configs[variant.name] = cfg
         except ConfigError as error:
             refused[variant.name] = error.problems
         done.append(variant)
-    return Checked(done, configs, refused)
+    return Checked(done, configs, refused, planned)
+
+
+def _divided(variant: Variant, first: Config | None, rows: int | None) -> Variant:
+    """Returns the variant of a technique such that its steps have as many rows as the baseline's.
+
+    Raises:
+        ConfigError: if that is not possible, or the technique is not supported.
+    """
+    technique = variant.technique
+    assert technique is not None
+    if technique.refused:
+        raise ConfigError([technique.refused])
+    if first is None or rows is None:  # the baseline itself
+        return variant
+    return replace(variant, fixed=window_settings(first, technique, rows))
 
 
 def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
@@ -169,7 +195,11 @@ def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
 
 def step_rows(cfg: Config, processes: int) -> int:
     """Returns the number of training rows per step, over all processes."""
-    return cfg.train.per_device_train_batch_size * (cfg.train.gradient_accumulation_steps or 1) * processes
+    return _rows_at_once(cfg, processes) * (cfg.train.gradient_accumulation_steps or 1)
+
+
+def _rows_at_once(cfg: Config, processes: int) -> int:
+    return cfg.train.per_device_train_batch_size * mesh_of(cfg.parallel, processes).data_size
 
 
 def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
@@ -177,7 +207,7 @@ def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> d
     key = "train.gradient_accumulation_steps"
     if step_rows(cfg, processes) == rows or key in variant.settings:
         return {}
-    at_once = cfg.train.per_device_train_batch_size * processes
+    at_once = _rows_at_once(cfg, processes)
     if rows % at_once:
         raise ConfigError([
             f"train.per_device_train_batch_size: {at_once} rows at once do not divide the {rows} of the baseline's "

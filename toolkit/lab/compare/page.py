@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.base.console import format_bytes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
-from toolkit.lab.compare import pictures
+from toolkit.lab.compare import pictures, strategies
 from toolkit.lab.compare.table import LEGEND, columns, compared, excuse, interval, shown
 
 Found = Mapping[str, Any]
@@ -24,10 +24,10 @@ def title_and_lead(found: Found) -> tuple[str, str]:
     several, runs = found["num_processes"] > 1, len(found["seeds"])
     processes = f"{found['num_processes']} processes" if several else "one process"
     keys = dict.fromkeys(key for variant in found["variants"] for key in variant["settings"])
-    lead = (
-        f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}: {processes} on {device}; {runs} "
-        f"run{'s' if runs > 1 else ''} of each variant, in turn. {LEGEND}"
-    )
+    what = f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}"
+    if strategies.is_of_strategies(found):
+        what = "What parallel strategies hold and send, with the same rows in each step"
+    lead = f"{what}: {processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn. {LEGEND}"
     return f"Comparison of {found['config']}", lead
 
 
@@ -36,6 +36,7 @@ def sections(found: Found) -> list[Section]:
     numbered = [(number, variant) for number, variant in enumerate(found["variants"], start=1)]
     measured = [(number, variant) for number, variant in numbered if "figures" in variant]
     parts = [Section("Variants", [*_figures(found, numbered), *_pictures(found, measured)])]
+    parts += strategies.sections(found)
     if measured:
         parts.append(Section("Memory by part", [_memory(measured)]))
         parts.append(Section("Intervals", [_intervals(found, measured)]))
@@ -118,6 +119,8 @@ def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
 
 def _commands(numbered: list[tuple[int, Any]]) -> Iterator[Block]:
     for number, variant in numbered:
+        if variant.get("technique", {}).get("refused"):
+            continue  # no command trains it
         blocks: list[Block] = [Code(variant["command"], "bash")]
         if differs := variant.get("differs"):
             rows = [[key, *(to_yaml(value) for value in pair)] for key, pair in differs.items()]

@@ -14,11 +14,11 @@ from toolkit.base.memory import MEMORY
 from toolkit.document.axis import Axis, axis
 from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, frame, line_chart
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
-from toolkit.lab.compare.summary import pareto
+from toolkit.lab.compare import summary
 
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """RGB colours from the worst to the best metric (viridis, which also differ in lightness)."""
-PARTS = {part: MEMORY[part] for part in ("parameters", "gradients", "optimizer_state", "rest")}
+PARTS = {part: MEMORY[part] for part in summary.PARTS}
 """Titles of the parts of memory that are drawn."""
 BAR, GAP = 20, 30
 MAX_NAME_LETTERS = 44
@@ -114,7 +114,7 @@ def _from_zero(values: Sequence[float]) -> bool:
 
 def _front(figures: Sequence[Sequence[Mapping[str, Any]]], places: Sequence[tuple[float, float]]) -> list[str]:
     """Draws the Pareto front of memory and time as a staircase."""
-    best = pareto([(time["value"], memory["value"]) for time, memory in figures])
+    best = summary.pareto([(time["value"], memory["value"]) for time, memory in figures])
     front = sorted({place for place, kept in zip(places, best, strict=True) if kept})
     if len(front) < 2:
         return []

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from toolkit.base.console import rich_console, shorten
+from toolkit.lab.compare import strategies
 from toolkit.lab.compare.running import Comparison, Repeat, run_repeats
 from toolkit.lab.compare.table import LEGEND, excuse, table
 
@@ -43,20 +45,29 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
 def show_result(found: Mapping[str, Any]) -> None:
     """Prints the table of results, 80 columns wide if the output is not a terminal."""
     titles, rows = table(found)
-    shown = Table(box=None, pad_edge=False, show_lines=False)
-    for place, title in enumerate(titles):
-        shown.add_column(Text(title), justify="left" if place == 0 else "right", overflow="fold")
-    for row in rows:
-        shown.add_row(*map(Text, row))
     console = rich_console()
     console.print()
     for number, variant in enumerate(found["variants"] if titles[0] == "#" else (), start=1):
         console.print(Text(f"{number} {variant['name']}"))
-    console.print(shown)
+    console.print(_shown(titles, rows, "right"))
     console.print(Text(LEGEND))
+    figures: JustifyMethod = "right"
+    for more in strategies.lines(found):
+        console.print()
+        console.print(_shown(*more, figures))
+        figures = "left"  # the second table has sentences
     for variant in found["variants"]:
         if text := excuse(found, variant):
             console.print(Text(text))
+
+
+def _shown(titles: Sequence[str], rows: Sequence[Sequence[str]], justify: JustifyMethod) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    for place, title in enumerate(titles):
+        shown.add_column(Text(title), justify="left" if place == 0 else justify, overflow="fold")
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    return shown
 
 
 def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> Table:

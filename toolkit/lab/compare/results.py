@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from toolkit.config import flatten
@@ -19,8 +20,7 @@ def build(comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str,
         facts: further entries.
     """
     checked, rows = comparison.checked, []
-    first = next(iter(checked.configs.values()))
-    baseline = flatten(first)
+    baseline = flatten(next(iter(checked.configs.values())))
     for variant in checked.variants:
         own = [repeat for repeat in repeats if repeat.variant.name == variant.name]
         runs = [repeat.measured for repeat in own if repeat.measured is not None]
@@ -31,6 +31,8 @@ def build(comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str,
             "runs": len(runs),
             "reason": next((repeat.reason for repeat in own if repeat.reason), None),
         }
+        if variant.technique is not None:
+            row |= {"technique": asdict(variant.technique), "estimate": comparison.estimates.get(variant.name)}
         if cfg := checked.configs.get(variant.name):
             settings = flatten(cfg)
             row["differs"] = {

@@ -7,9 +7,9 @@ import json
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ class Comparison:
         draws: number of bootstrap sets for the metric's interval.
         code: digest of the toolkit's and the recipe's code.
         folder: output folder.
+        estimates: estimates of the variants by name, if they are parallel strategies.
     """
 
     recipe: Path
@@ -54,6 +55,7 @@ class Comparison:
     draws: int
     code: str
     folder: Path
+    estimates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -111,10 +113,11 @@ def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Call
 def command_of(comparison: Comparison, variant: Variant) -> str:
     """Returns the command that trains a variant by itself."""
     start, launch = ["python"], comparison.launch
+    processes = variant.technique.processes if variant.technique else launch.processes
     if launch.file is not None:
-        start = ["accelerate", "launch", "--config_file", str(launch.file), "--num_processes", str(launch.processes)]
-    elif launch.processes > 1:
-        start = ["torchrun", "--standalone", "--nproc_per_node", str(launch.processes)]
+        start = ["accelerate", "launch", "--config_file", str(launch.file), "--num_processes", str(processes)]
+    elif processes > 1:
+        start = ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
     settings = [*comparison.overrides, *variant.overrides]
     return shlex.join([*start, str(comparison.recipe), "--config", str(comparison.config), *settings])
 

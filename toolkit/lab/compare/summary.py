@@ -14,6 +14,8 @@ DRAWS = 500
 """Number of bootstrap draws of runs and their steps for an interval of times."""
 MAX_POINTS = 120
 """Maximum number of points of a loss curve; the losses of more steps are averaged."""
+PARTS = ("parameters", "gradients", "optimizer_state", "rest")
+"""Parts of the peak memory, see `toolkit.base.memory.MemoryUse`."""
 
 Measured = Mapping[str, Any]
 """The measurements of one run by `toolkit.lab.compare.worker`."""
@@ -62,9 +64,10 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
     Returns:
         `figures`: a `Figure` for each of `train_peak` (bytes above the memory used before the model), `step_seconds`
         (median after warm-up), `real_per_second`, `items_per_second` (both over all processes) and the metric;
-        `memory`: bytes by part, medians over runs; `padding`: share of positions that are padding; `exchange`:
-        collectives and bytes of one process per step; `loss`: `[step, loss]`, averaged over runs; `spread`: quartiles
-        of the step time in seconds; and further JSON values.
+        `memory`: bytes of the main process by part, medians over runs; `ranks`: the same of every process and
+        `train_peak`, of the first run; `padding`: share of positions that are padding; `exchange`:
+        collectives and bytes of a process per step, on average; `loss`: `[step, loss]`, averaged over runs; `spread`:
+        quartiles of the step time in seconds; and further JSON values.
     """
     steps = [_warm(run) for run in runs]
     seconds = np.concatenate([part["seconds"] for part in steps])
@@ -81,10 +84,8 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
     real, positions = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
     return {
         "figures": figures,
-        "memory": {
-            part: statistics.median(run["memory"][part] for run in runs)
-            for part in ("parameters", "gradients", "optimizer_state", "rest")
-        },
+        "memory": {part: statistics.median(run["memory"][part] for run in runs) for part in PARTS},
+        "ranks": [{part: rank[part] for part in (*PARTS, "train_peak")} for rank in runs[0]["ranks"]],
         "optimizer_state_bytes_per_parameter": runs[0]["figures"]["optimizer_state_bytes_per_parameter"],
         "trainable_parameters": runs[0]["figures"]["trainable_parameters"],
         "steps": total,

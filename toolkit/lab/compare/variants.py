@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from toolkit.base.errors import InputError
+from toolkit.config.sections import Config
+from toolkit.lab.techniques import DATA_PARALLEL, Technique, plain_settings, techniques
 
 MODES = ("product", "one-at-a-time", "cumulative")
 Settings = dict[str, str]
@@ -38,11 +40,13 @@ class Variant:
         name: name in tables.
         settings: the settings that it changes.
         fixed: settings that were added so that a step has as many rows as the baseline's.
+        technique: the parallel strategy that it is, if the comparison is one of strategies.
     """
 
     name: str
     settings: Mapping[str, str]
     fixed: Mapping[str, str] = field(default_factory=dict)
+    technique: Technique | None = None
 
     @property
     def slug(self) -> str:
@@ -67,12 +71,13 @@ class Question:
 
     Args:
         help: what it compares.
-        variants: the settings of each variant; the first is the baseline.
+        variants: the settings of each variant; the first is the baseline. Empty for the parallel strategies, whose
+            settings depend on the configuration and the number of processes.
         processes: number of processes that it needs.
     """
 
     help: str
-    variants: Sequence[Settings]
+    variants: Sequence[Settings] = ()
     processes: int = 1
 
 
@@ -106,6 +111,7 @@ QUESTIONS: dict[str, Question] = {
         ],
         processes=2,
     ),
+    "strategies": Question("parallel strategies, each beside its estimate", processes=2),
     "precision": Question("precision of the forward pass", _each("train.mixed_precision", "no", "bf16", "fp16")),
 }
 """Predefined comparisons by the name that `--preset` takes."""
@@ -204,6 +210,16 @@ def combine(switches: Sequence[Sequence[Settings]], mode: str) -> list[Variant]:
     return found
 
 
-def of_question(question: Question) -> list[Variant]:
-    """Returns the variants of a predefined comparison."""
-    return [Variant(named(settings), settings) for settings in question.variants]
+def of_question(question: Question, cfg: Config, processes: int) -> list[Variant]:
+    """Returns the variants of a predefined comparison.
+
+    Args:
+        question: the comparison.
+        cfg: the configured settings.
+        processes: number of processes.
+    """
+    if question.variants:
+        return [Variant(named(settings), settings) for settings in question.variants]
+    base = plain_settings(cfg)
+    found = [*techniques(processes), DATA_PARALLEL]
+    return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.run_folder import RunFolder
-from toolkit.distributed.collectives import all_sum, on_main
+from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import data_sum, on_main
 from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.compare.meter import Meter
@@ -18,6 +20,7 @@ from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Run
+    from toolkit.base.memory import MemoryUse
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,12 +32,25 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     meter = Meter()
     with trained(job, meter) as (run, result):
-        real, positions = (all_sum(run.accelerator, *map(float, counts)) for counts in (meter.real, meter.positions))
+        real, positions = (
+            data_sum(run.accelerator, run.mesh, *map(float, counts)) for counts in (meter.real, meter.positions)
+        )
         steps = {"seconds": meter.seconds, "real": real, "positions": positions, "items": meter.items}
-        return on_main(run.accelerator, _measurement, run, result, steps, job["draws"])
+        ranks = objects_of_all({"memory": _memory(result.memory), "exchange": _exchange(result)})
+        return on_main(run.accelerator, _measurement, run, result, steps, ranks, job["draws"])
 
 
-def _measurement(run: Run, result: FitResult, steps: dict[str, Any], draws: int) -> dict[str, Any]:
+def _memory(memory: MemoryUse) -> dict[str, int]:
+    return asdict(memory) | {"rest": memory.rest}
+
+
+def _exchange(result: FitResult) -> dict[str, float]:
+    return {"collectives": result.further.get(EXCHANGES, 0), "bytes": result.further.get(EXCHANGED_BYTES, 0)}
+
+
+def _measurement(
+    run: Run, result: FitResult, steps: dict[str, Any], ranks: list[dict[str, Any]], draws: int
+) -> dict[str, Any]:
     name = run.best.name
     values: list[float] = []
     evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
@@ -46,9 +62,10 @@ def _measurement(run: Run, result: FitResult, steps: dict[str, Any], draws: int)
     return {
         "metric": {"name": name, "greater_is_better": run.best.greater_is_better, "draws": values},
         "figures": summary_figures(run, result),
-        "memory": asdict(result.memory) | {"rest": result.memory.rest},
+        "memory": ranks[0]["memory"],
+        "ranks": [rank["memory"] for rank in ranks],
         "steps": steps,
-        "exchange": {"collectives": result.further.get(EXCHANGES, 0), "bytes": result.further.get(EXCHANGED_BYTES, 0)},
+        "exchange": {name: fmean(rank["exchange"][name] for rank in ranks) for name in ranks[0]["exchange"]},
         "loss": [[line["step"], line["loss"]] for line in history if line.get("loss") is not None],
         "device": str(run.accelerator.device.type),
         "hardware": facts["hardware"],
