@@ -33,7 +33,8 @@ class ParallelConfig:
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = "1f1b"
     """Order of the passes in a pipeline. `gpipe`: all forward passes, then all backward passes; `1f1b`: backward passes
     as early as possible, which keeps fewer activations; `interleaved_1f1b`: 1F1B with two chunks of layers per process,
-    which wait less and send more. `zero_bubble` is not available. Gradients do not depend on the schedule."""
+    which wait less and send more; `zero_bubble`: 1F1B that computes gradients of weights while it would wait (ZB-H1).
+    Gradients do not depend on the schedule."""
     reshard_after_forward: bool = True
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
     offload: bool = False

@@ -31,6 +31,7 @@ from toolkit.distributed.pipeline.merging import merged_scalars
 from toolkit.distributed.pipeline.partition import partition, parts_of
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from toolkit.distributed.pipeline.stage import Stage
+from toolkit.distributed.pipeline.weight_gradients import WeightGradients
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.sharded import device_mesh
@@ -82,7 +83,8 @@ class Pipeline(Strategy):
         if self.mesh.tensor > 1:
             split_layers(model, self.devices["tensor"])
         self.stage = Stage(model, ranges, range(rank, stages, processes))
-        self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device)
+        weights = WeightGradients(model) if self.cfg.parallel.schedule == "zero_bubble" else None
+        self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device, weights)
         self.own = model
         return model
 
