@@ -33,7 +33,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "masked": ("language_modeling/smoke_masked", *SGD),
     "image": ("reviews/smoke_image", *SGD),
     "vit": ("reviews/smoke_image", *SGD, *VIT),
-    "gpt2": ("language_modeling", *SGD, *GPT2),
+    "gpt2": ("language_modeling", *SGD, *GPT2, "checkpoint.format=sharded", "checkpoint.load_best_model_at_end=true"),
     "audio": ("reviews/smoke_audio", *SGD),
     "trainer-reviews": ("reviews", *ADAMW, "engine=trainer"),
     "trainer-translation": ("translation", *SGD, "engine=trainer"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, cast
 
@@ -81,45 +82,67 @@ def fill(target: Tensor, value: Tensor) -> None:
     local(target).copy_(part.to_local())
 
 
-def own_box(tensor: Tensor) -> Box:
-    """Returns the part of a tensor that this process holds; nothing is sent.
+def own_parts(tensor: Tensor) -> dict[Box, Box]:
+    """Returns the parts of a tensor that this process holds, each with its place in `local(tensor)`; nothing is sent.
 
-    Raises:
-        ValueError: if it is not rectangular, because two dimensions of a mesh split the tensor unevenly.
+    There are several where a process holds some columns of a query, a key and a value that are one matrix, or where
+    two dimensions of a mesh split a tensor unevenly.
     """
     if not is_split(tensor):
-        return Box.of(tensor.shape)
+        return {Box.of(tensor.shape): Box.of(tensor.shape)}
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     split = cast(Any, tensor)
-    start, lengths = [0] * split.dim(), list(split.shape)
+    runs = []
     for dim, size in enumerate(split.shape):
         placements = [p if getattr(p, "dim", None) == dim else Replicate() for p in split.placements]
         if all(placement.is_replicate() for placement in placements):
+            runs.append([(0, 0, size)])
             continue
         # Indices are split as the tensor is, so that no rule of torch is repeated here.
         indices = torch.arange(size).reshape([-1 if other == dim else 1 for other in range(split.dim())])
         mesh = split.device_mesh
         own = distribute_tensor(indices.to(mesh.device_type), mesh, placements, src_data_rank=None).to_local()
-        held = own.flatten().tolist()
-        start[dim], lengths[dim] = (held[0] if held else 0), len(held)
-        if held != list(range(start[dim], start[dim] + len(held))):
-            raise ValueError(f"a tensor of shape {list(split.shape)} is split unevenly along dimension {dim}")
-    return Box(tuple(start), tuple(lengths))
+        runs.append(_consecutive(own.flatten().tolist()))
+    parts = {}
+    for part in product(*runs):
+        starts, places, lengths = zip(*part, strict=True) if part else ((), (), ())
+        parts[Box(starts, lengths)] = Box(places, lengths)
+    return parts
+
+
+def _consecutive(indices: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Returns first index, its position and the length of each run of consecutive indices; one of length 0 if none."""
+    firsts = [place for place, index in enumerate(indices) if place == 0 or index != indices[place - 1] + 1]
+    ends = [*firsts, len(indices)][1:]
+    return [(indices[place], place, end - place) for place, end in zip(firsts, ends, strict=True)] or [(0, 0, 0)]
+
+
+def hull(boxes: Iterable[Box]) -> Box:
+    """Returns the smallest box that has all boxes in it."""
+    boxes = list(boxes)
+    start = [min(each) for each in zip(*(box.start for box in boxes), strict=True)]
+    ends = ([first + length for first, length in zip(box.start, box.shape, strict=True)] for box in boxes)
+    end = [max(each) for each in zip(*ends, strict=True)]
+    return Box(tuple(start), tuple(last - first for first, last in zip(start, end, strict=True)))
 
 
 @torch.no_grad()
-def fill_part(target: Tensor, held: Box, value: Tensor, box: Box) -> None:
+def fill_part(target: Tensor, held: Mapping[Box, Box], value: Tensor, box: Box) -> None:
     """Copies what a process needs of a part of a tensor.
 
     Args:
         target: tensor that may be split.
-        held: its `own_box`.
+        held: its `own_parts`.
         value: the part of the complete tensor at `box`, on any device.
         box: where that part lies.
     """
-    shared = held.shared_with(box)
-    local(target)[shared.slices(held)].copy_(value[shared.slices(box)])
+    for own, place in held.items():
+        shared = own.shared_with(box)
+        if shared.size:
+            local(target)[place.slices(Box.of(local(target).shape))][shared.slices(own)].copy_(
+                value[shared.slices(box)]
+            )
 
 
 def local_bytes(tensor: Tensor) -> int:

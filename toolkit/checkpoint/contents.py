@@ -13,7 +13,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.base.shards import fill_part, local, own_box
+from toolkit.base.shards import fill_part, hull, local, own_parts
 from toolkit.checkpoint.tensors import ONE_PROCESS, has_tensors, verified_tensors
 from toolkit.checkpoint.writing import Group
 from toolkit.optim.state import load_streamed_state
@@ -79,8 +79,8 @@ def load_model_into(
                 "\n    ".join([f"the weights in {checkpoint.path} do not match this model:", *problems])
                 + "\nResume with the model settings that the run was started with."
             )
-        held = {name: own_box(own[own_name]) for name, own_name in names.items() if own_name is not None}
-        for name, box, part in saved.read(held):
+        held = {name: own_parts(own[own_name]) for name, own_name in names.items() if own_name is not None}
+        for name, box, part in saved.read({name: hull(parts) for name, parts in held.items()}):
             fill_part(own[str(names[name])], held[name], part, box)
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.base.shards import Box, local, own_box
+from toolkit.base.shards import Box, local, own_parts
 from toolkit.checkpoint.manifest import FileEntry
 from toolkit.checkpoint.store import not_written
 from toolkit.checkpoint.tensors import DTYPES, OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
@@ -57,12 +57,26 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A part of a tensor in a checkpoint: where it lies, which process saves it, and where that one holds it."""
+
+    box: Box
+    owner: int
+    place: Box
+
+    def of(self, own: Tensor) -> Tensor:
+        """Returns this part of the owner's tensor."""
+        held = local(own).detach()
+        return held[self.place.slices(Box.of(held.shape))]
+
+
+@dataclass(frozen=True)
 class Saved:
-    """A tensor in a checkpoint: its type, its complete shape, and which process saves which part of it."""
+    """A tensor in a checkpoint: its type, its complete shape and its parts."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: list[tuple[Box, int]]
+    parts: list[Part]
 
 
 def write_groups(
@@ -162,26 +176,27 @@ def write_file(
 
 def _planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, Saved]:
     """Decides which process saves which part, the same on every process: the first that has it, or the least busy."""
-    own = {name: (tensor.dtype, tuple(tensor.shape), own_box(tensor)) for name, tensor in group.tensors.items()}
+    own = {name: (tensor.dtype, tuple(tensor.shape), own_parts(tensor)) for name, tensor in group.tensors.items()}
     if unknown := [name for name, (dtype, _, _) in own.items() if dtype not in _DTYPE_NAMES]:
         types = sorted({str(own[name][0]) for name in unknown})
         raise CheckpointError(f"a checkpoint cannot hold tensors of type {', '.join(types)}: {', '.join(unknown)}")
     dtypes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    holders: dict[str, dict[Box, list[int]]] = {}
+    holders: dict[str, dict[Box, dict[int, Box]]] = {}
     for rank, held in enumerate(objects_of_all(own)):
-        for name, (dtype, shape, box) in held.items():
+        for name, (dtype, shape, boxes) in held.items():
             dtypes[name] = dtype, shape
-            holders.setdefault(name, {}).setdefault(box, []).append(rank)
+            for box, place in boxes.items():
+                holders.setdefault(name, {}).setdefault(box, {})[rank] = place
     saved, busy = {}, [0] * accelerator.num_processes
     for name in sorted(dtypes, key=lambda name: (-dtypes[name][0].itemsize, name)):
         dtype, shape = dtypes[name]
         parts = []
-        for box, ranks in holders[name].items():
+        for box, places in holders[name].items():
             if box.size or not math.prod(shape):  # a process may hold nothing of a tensor that is not empty
                 several = spread and name not in group.first_only
-                owner = min(ranks, key=lambda rank: (busy[rank], rank)) if several else ranks[0]
+                owner = min(places, key=lambda rank: (busy[rank], rank)) if several else min(places)
                 busy[owner] += box.size * dtype.itemsize
-                parts.append((box, owner))
+                parts.append(Part(box, owner, places[owner]))
         saved[name] = Saved(dtype, shape, parts)
     return saved
 
@@ -208,35 +223,41 @@ def _gathered(accelerator: Accelerator, saved: Mapping[str, Saved], tensors: Map
     rank, device = accelerator.process_index, accelerator.device
     for name, each in saved.items():
         complete = torch.empty(each.shape if rank == 0 else 0, dtype=each.dtype)
-        for box, owner in each.parts:
-            if owner == rank:
-                part = local(tensors[name]).detach()
-            if owner == rank == 0 and box.shape == each.shape:
-                complete = part
-            elif owner == rank == 0:
-                complete[box.slices(Box.of(each.shape))] = part.cpu()
-            elif owner == rank:
-                dist.send(part.to(device).contiguous().view(-1).view(torch.uint8), dst=0)
+        for part in each.parts:
+            if part.owner == rank:
+                values = part.of(tensors[name])
+            if part.owner == rank == 0 and part.box.shape == each.shape:
+                complete = values
+            elif part.owner == rank == 0:
+                complete[part.box.slices(Box.of(each.shape))] = values.cpu()
+            elif part.owner == rank:
+                dist.send(values.to(device).contiguous().view(-1).view(torch.uint8), dst=0)
             elif rank == 0:
-                part = torch.empty(box.shape, dtype=each.dtype, device=device)
-                dist.recv(part.view(-1).view(torch.uint8), src=owner)
-                complete[box.slices(Box.of(each.shape))] = part.cpu()
+                values = torch.empty(part.box.shape, dtype=each.dtype, device=device)
+                dist.recv(values.view(-1).view(torch.uint8), src=part.owner)
+                complete[part.box.slices(Box.of(each.shape))] = values.cpu()
         yield complete
 
 
 def _write_shard(
     accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]
 ) -> dict[str, FileEntry]:
-    """Writes this process's share into its own file."""
-    rank = accelerator.process_index
-    path = CheckpointFolder(folder).shard(group.name, rank, accelerator.num_processes)
-    own = {name: box for name, each in saved.items() for box, owner in each.parts if owner == rank}
-    offsets = json.dumps({name: {OFFSETS: box.start} for name, box in own.items()})
-    metadata = {**(group.metadata if rank == 0 else {}), OFFSETS_KEY: offsets}
-    try:
-        path.parent.mkdir(exist_ok=True)
-        entries = {name: (saved[name].dtype, box.shape) for name, box in own.items()}
-        entry = write_file(path, entries, (local(group.tensors[name]) for name in own), metadata)
-    except OSError as error:
-        raise not_written(folder, error) from error
-    return {path.relative_to(folder).as_posix(): entry}
+    """Writes this process's share; a file holds one part of a tensor, so several parts take several files."""
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    counts = (Counter(part.owner for part in each.parts) for each in saved.values())
+    files = max((max(count.values()) for count in counts if count), default=1)
+    written = {}
+    for number in range(files):
+        path = CheckpointFolder(folder).shard(group.name, number * processes + rank, files * processes)
+        own = {name: parts[number] for name, each in saved.items()
+               if len(parts := [part for part in each.parts if part.owner == rank]) > number}  # fmt: skip
+        offsets = json.dumps({name: {OFFSETS: part.box.start} for name, part in own.items()})
+        metadata = {**(group.metadata if rank == number == 0 else {}), OFFSETS_KEY: offsets}
+        entries = {name: (saved[name].dtype, part.box.shape) for name, part in own.items()}
+        try:
+            path.parent.mkdir(exist_ok=True)
+            tensors = (part.of(group.tensors[name]) for name, part in own.items())
+            written[path.relative_to(folder).as_posix()] = write_file(path, entries, tensors, metadata)
+        except OSError as error:
+            raise not_written(folder, error) from error
+    return written

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.base.errors import CheckpointError
-from toolkit.base.shards import Box, fill_part, local_bytes, own_box
+from toolkit.base.shards import Box, fill_part, hull, local_bytes, own_parts
 
 SEPARATOR = "::"
 """Separates a parameter's name from the keys of its state, which may be nested: `encoder.weight::exp_avg`."""
@@ -128,8 +128,8 @@ def load_streamed_state(
         state, last, _ = _place(optimizer, parameters, key)
         state[last] = _decoded(value)
     targets = {key: _target(optimizer, parameters, key, value, step_devices) for key, value in saved.items()}
-    held = {key: own_box(target) for key, target in targets.items()}
-    for key, box, part in read(held):
+    held = {key: own_parts(target) for key, target in targets.items()}
+    for key, box, part in read({key: hull(parts) for key, parts in held.items()}):
         fill_part(targets[key], held[key], part, box)
 
 

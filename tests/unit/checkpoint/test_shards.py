@@ -15,13 +15,13 @@ from torch import nn
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.base.shards import Box, own_box
+from toolkit.base.shards import Box
 from toolkit.checkpoint import manifest, writing
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import FileEntry, read_manifest, verify
 from toolkit.checkpoint.store import new_checkpoint, open_checkpoint
 from toolkit.checkpoint.tensors import DamagedCheckpoint, TensorFile, verified_tensors
-from toolkit.checkpoint.writing import Group, Saved
+from toolkit.checkpoint.writing import Group, Part, Saved
 
 COMPLETE = {
     "rows": torch.arange(35, dtype=torch.float64).reshape(7, 5),
@@ -43,7 +43,10 @@ def as_rank(rank: int) -> Any:
 def save_in_two_shards(root: Path) -> Checkpoint:
     """Writes a checkpoint as two processes do; its tensors of `ema` are those above."""
     save(root, 1, *make(), {})  # for the files that are not of interest here
-    boxes = {name: [(box, rank) for rank, box in enumerate(parts) if box] for name, parts in PARTS.items()}
+    boxes = {
+        name: [Part(box, rank, Box.of(box.shape)) for rank, box in enumerate(parts) if box]
+        for name, parts in PARTS.items()
+    }
     saved = {name: Saved(each.dtype, tuple(each.shape), boxes[name]) for name, each in COMPLETE.items()}
     written: dict[str, FileEntry] = {}
     with new_checkpoint(root, 2, written) as folder:
@@ -153,11 +156,11 @@ def test_what_several_processes_hold_is_shared_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(writing, "objects_of_all", lambda value: [value, value])
     tensors = {f"{number}": torch.zeros(8) for number in range(6)} | {"buffer": torch.zeros(2)}
     group = Group("model", tensors, first_only=["buffer"])
-    owners = {name: each.parts[0][1] for name, each in writing._planned(as_rank(0), group, spread=True).items()}
+    owners = {name: each.parts[0].owner for name, each in writing._planned(as_rank(0), group, spread=True).items()}
     assert sorted(owners[str(number)] for number in range(6)) == [0, 0, 0, 1, 1, 1]
     assert owners["buffer"] == 0
     complete = writing._planned(as_rank(0), group, spread=False)
-    assert {owner for each in complete.values() for _, owner in each.parts} == {0}
+    assert {part.owner for each in complete.values() for part in each.parts} == {0}
 
 
 def test_a_type_that_no_checkpoint_holds_is_refused() -> None:
@@ -174,7 +177,3 @@ def test_a_view_of_a_larger_weight_is_saved_once(tmp_path: Path) -> None:
         model.table.zero_()
     load_model_into(newest(tmp_path)[0], model)
     assert torch.equal(model.first, torch.arange(6.0).reshape(2, 3))
-
-
-def test_an_ordinary_tensor_is_held_completely() -> None:
-    assert own_box(torch.zeros(2, 3)) == Box((0, 0), (2, 3))

@@ -99,4 +99,4 @@ def test_every_smoke_configuration_is_certified(config, tmp_path, capsys):
         main(["certify", str(recipe), "--config", str(config), "--all", "--output-dir", str(tmp_path)])
     assert ended.value.code == 0, str(capsys.readouterr())  # the error of a worker goes to stderr
     written = json.loads((tmp_path / "certificate.json").read_text())
-    assert [certificate["verdict"] for certificate in written["certificates"]] == [OK] * 4
+    assert [certificate["verdict"] for certificate in written["certificates"]] == [OK] * len(written["certificates"])
