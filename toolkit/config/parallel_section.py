@@ -25,8 +25,8 @@ class ParallelConfig:
     is needed (FSDP2). Each reads other rows. With `replicas` above 1: hybrid sharding (HSDP)."""
     tensor: Positive = 1
     """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
-    same rows. Embeddings, norms and output heads stay complete on each; so do the logits. An architecture needs a plan,
-    and the number must divide its heads."""
+    same rows. Language models also split embeddings, output head and logits by the vocabulary. Norms and other heads
+    stay complete on each. An architecture needs a plan, and the number must divide its heads."""
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""

@@ -24,6 +24,7 @@ from toolkit.base.errors import RunError
 from toolkit.base.shards import is_split, local
 from toolkit.distributed import tensor_plans as plans
 from toolkit.distributed.tensor_dropout import OwnDropout
+from toolkit.distributed.vocabulary import split_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,12 +33,13 @@ DIFFERENT = 0.01
 """Relative difference of the gradients' norms on two processes that rounding cannot explain."""
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Splits the layers of a model's plan over the processes of a mesh, in place.
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, shards: int = 1) -> None:
+    """Splits the layers of a model's plan, and a vocabulary, over the processes of a mesh, in place.
 
     Args:
         model: a complete model, the same on every process.
         mesh: the processes, in one dimension.
+        shards: number of further processes over which each part is sharded (FSDP).
 
     Raises:
         ConfigError: if the plan does not fit the model.
@@ -55,6 +57,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             if re.fullmatch(pattern, name):
                 for attribute in attributes:
                     setattr(module, attribute, getattr(module, attribute) // mesh.size())
+    split_vocabulary(model, mesh, shards)
 
 
 def _style(module: nn.Module, style: str) -> ParallelStyle:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from toolkit.base.shards import local
 from toolkit.distributed.pipeline.partition import Parts, parts_of
 
 
@@ -99,4 +100,4 @@ def _empty(modules: Iterable[nn.Module], keep: Iterable[nn.Parameter] = ()) -> N
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) not in kept:
                 del module._parameters[name]
-                setattr(module, name, parameter.detach().new_zeros(()).expand(parameter.shape))
+                setattr(module, name, local(parameter.detach()).new_zeros(()).expand(parameter.shape))

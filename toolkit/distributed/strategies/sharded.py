@@ -47,7 +47,7 @@ class Sharded(Split):
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
         model = model.to(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"])
+            split_layers(model, self.devices["tensor"], self.mesh.fsdp)
         if self.mesh.fsdp > 1:
             self._shard(model)
         self.whole = model
