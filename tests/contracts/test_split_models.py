@@ -67,6 +67,12 @@ def test_each_process_holds_its_share(output, name):
         assert split["optimizer_state"] <= 0.55 * one["optimizer_state"]
 
 
+def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
+    main, other = (json.loads((output / f"on_meta-{rank}.json").read_text()) for rank in (0, 1))
+    assert main == dict.fromkeys(FAST, False)
+    assert other == {name: not name.startswith("zero1") for name in FAST}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", ALL)
 def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):

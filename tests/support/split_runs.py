@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from runs import SGD, SMALL, train
+
+from toolkit.models.trainable import make_trainable
 
 RUN = (
     *("data.max_train_samples=37", "data.max_eval_samples=5", "train.num_train_epochs=1"),
@@ -63,7 +68,8 @@ STRATEGIES: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 def main(output: Path, *names: str) -> None:
-    """Trains runs: `RUN` on one process, `STRATEGY:RUN` on several."""
+    """Trains runs: `RUN` on one process, `STRATEGY:RUN` on several; writes which models this process built on meta."""
+    on_meta: dict[str, bool] = {}
     for name in names:
         strategy, _, run = name.rpartition(":")
         data_size, parallel = STRATEGIES[strategy] if strategy else (1, ())
@@ -72,7 +78,14 @@ def main(output: Path, *names: str) -> None:
         recipe, *settings = RUNS[run]
         sizes = SMALL if {*GPT2, *VIT} & {*settings} else None
         folder = output / name.replace(":", "-of-")
-        train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
+
+        def noting(model: Any, *arguments: Any, name: str = name) -> Any:
+            on_meta[name] = next(model.parameters()).is_meta
+            return make_trainable(model, *arguments)
+
+        with patch("toolkit.run.make_trainable", noting):
+            train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
+    (output / f"on_meta-{os.environ.get('RANK', 'one')}.json").write_text(json.dumps(on_meta))
 
 
 if __name__ == "__main__":

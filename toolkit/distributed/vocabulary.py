@@ -17,21 +17,23 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.functional import embedding
 
 from toolkit.base.shards import is_split
+from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.split_logits import SplitLogits, first_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, shards: int = 1) -> None:
+def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
     """Splits the output head and the input embeddings of a model, and embeddings that share their weights, in place.
 
     Models without a linear output head over the vocabulary, and those whose embeddings compute something else than a
     lookup and a factor, are left as they are.
 
     Args:
-        model: a complete model, the same on every process.
+        model: a model whose weights the main process has.
         mesh: the processes, in one dimension.
+        deliver: provides weights before they are split.
         shards: number of further processes over which each part is sharded (FSDP).
     """
     head = model.get_output_embeddings()
@@ -41,6 +43,9 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, shards: int = 1) 
     tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and id(module.weight) in weights]
     if not all(_is_lookup(table) for table in tables) or not _divisible([head, *tables], mesh.size(), shards):
         return
+    tied = {id(parameter) for module in (head, *tables) for parameter in module.parameters()}
+    holders = [module for module in model.modules() if any(id(p) in tied for p in module._parameters.values())]
+    deliver(holders)
     complete = dict(head.named_parameters())
     parallelize_module(head, mesh, ColwiseParallel())
     parts: dict[int, Any] = {
@@ -52,7 +57,7 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, shards: int = 1) 
             part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
             parts[id(weight)] = nn.Parameter(part, weight.requires_grad)
         table.forward = partial(_look_up, table, mesh)  # type: ignore[method-assign]
-    for module in model.modules():  # tied weights and biases stay tied
+    for module in holders:  # tied weights and biases stay tied
         for name, parameter in module._parameters.items():
             if id(parameter) in parts:
                 module._parameters[name] = parts[id(parameter)]
