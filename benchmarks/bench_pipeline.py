@@ -92,13 +92,12 @@ def main() -> None:
     for schedule in SCHEDULES:
         windows = sorted(windows_of(schedule, arguments), key=bubble)
         middle = windows[len(windows) // 2]
-        chunks = CHUNKS.get(schedule, 1)
         figures[schedule] = {
             "bubble": bubble(middle),
             "bubble_range": [bubble(windows[0]), bubble(windows[-1])],
-            "expected_bubble": expected_bubble(arguments.processes, chunks, arguments.micro_batches),
+            "expected_bubble": expected_bubble(schedule, arguments.processes, arguments.micro_batches),
             "window_ms": 1000 * (max(span.end for span in middle) - min(span.begin for span in middle)),
-            "chunks": chunks,
+            "chunks": CHUNKS.get(schedule, 1),
             "kept_passes": [most_kept(middle, process) for process in range(arguments.processes)],
         }
         drawings.append(timeline(middle, schedule))

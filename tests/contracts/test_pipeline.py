@@ -48,7 +48,7 @@ def pipeline(tmp_path_factory) -> Path:
     return prepare(tmp_path_factory.mktemp("pipeline"), 2, everything=False)
 
 
-@pytest.mark.parametrize("name", [*pipeline_runs.FAST, "reviews-trainer"])
+@pytest.mark.parametrize("name", [*pipeline_runs.FAST, "reviews-trainer", "tied-zero_bubble"])
 def test_a_pipeline_trains_like_one_process(pipeline, name):
     assert_equal_run(pipeline / f"{name.split('-')[0]}-1", pipeline / f"{name}-2")
 
@@ -81,7 +81,8 @@ def everything(tmp_path_factory) -> Path:
 def test_every_run_in_a_pipeline_trains_like_one_process(everything):
     runs = {**pipeline_runs.FAST, **pipeline_runs.SLOW}
     compared = [folder for folder in everything.iterdir() if folder.name.split("-")[0] in runs]
-    expected = len(runs) + 2 + 2 + 2 + 2  # on one process; both engines, schedules and resumes on two
+    expected = len(runs) + 2 + 2 + 3 + 2  # on one process; both engines, schedules and resumes on two
+    expected += len(pipeline_runs.ZERO_BUBBLE_TOO) + 2
     assert len(compared) >= expected
     for folder in compared:
         assert_equal_run(everything / f"{folder.name.split('-')[0]}-1", folder)
@@ -89,4 +90,5 @@ def test_every_run_in_a_pipeline_trains_like_one_process(everything):
 
 @pytest.mark.slow
 def test_dropout_does_not_depend_on_the_schedule(everything):
-    assert_same_weights(everything / "dropout-gpipe-2", everything / "dropout-1f1b-2")
+    for schedule in ("gpipe", "zero_bubble"):
+        assert_same_weights(everything / f"dropout-{schedule}-2", everything / "dropout-1f1b-2")

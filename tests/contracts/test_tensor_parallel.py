@@ -14,8 +14,8 @@ from runs import assert_same_weights, lines, predictions
 pytestmark = pytest.mark.distributed
 
 EXACT = 1e-10
-QUICK = ("gpt2", "t5", "qwen3")
-"""Architectures with a fused layer, a split table of positions, and norms of heads."""
+QUICK = ("gpt2", "t5", "qwen3", "bert", "marian")
+"""Architectures with a fused layer, a split table of positions, norms of heads, a tied bias, and a bias of logits."""
 
 
 def compared(folder: Path, *names: str) -> dict:
@@ -29,6 +29,8 @@ def assert_exact(results: dict, names: list[str]) -> None:
         assert result["names"], name
         assert result["moved"] > 1e-2, name
         assert result["share"] < 0.99, name
+        assert result["evaluated"] < EXACT, name
+        assert result["vocabulary"] in (None, 12 / 23), name  # the main process has 12 of 23 tokens
         assert (result["steps"] < EXACT, result["parameters"] < EXACT) == (True, True), (name, result)
 
 
@@ -42,6 +44,7 @@ def test_a_split_model_is_exact_and_drops_independently(tmp_path):
         assert abs(masks["kept"] - 0.7) < 5 * error
         assert abs(masks["agreeing"] - agreeing) < 5 * error
     assert results["recomputed"]
+    assert results["losses"] < EXACT
     assert results["frozen"]
     assert "different gradients of model.layers.0.self_attn.q_norm.weight" in results["wrong"]
 

@@ -34,6 +34,8 @@ SLOW: dict[str, tuple[str, ...]] = {
             " num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 48, hidden_dropout_prob: 0.0}"),
     "gpt2": ("language_modeling", "model.from_config={model_type: gpt2, vocab_size: 400, n_embd: 32, n_layer: 2, "
              "n_head: 2, n_positions: 64, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0}", "train.max_steps=3"),
+    "deep": ("language_modeling", FOUR_LAYERS, "data.max_train_samples=1000", "train.max_steps=3"),
+    "three": ("reviews", "train.gradient_accumulation_steps=3", *ADAM),
     "lora": ("reviews", "model.peft.method=lora", *ADAM),
     "ema": ("reviews", "train.ema_decay=0.5", *ADAM),
     "frozen": ("reviews", "model.freeze=backbone", *ADAM),
@@ -45,6 +47,9 @@ SLOW: dict[str, tuple[str, ...]] = {
     "best": ("reviews", *ADAM, "checkpoint.load_best_model_at_end=true", "eval.eval_steps=1",
              "checkpoint.save_steps=1"),
 }  # fmt: skip
+ZERO_BUBBLE = "parallel.schedule=zero_bubble"
+ZERO_BUBBLE_TOO = ("qa", "masked", "vit", "gpt2", "lora", "ema", "frozen", "gradual", "muon", "three")
+"""Runs of `SLOW` that differ in what the separate passes for weights compute."""
 DROPOUT = ("reviews", "model.from_config.hidden_dropout_prob=0.5", *ADAM)
 
 
@@ -67,16 +72,22 @@ def main(output: Path, world: int, everything: bool) -> None:
     if world == 1:
         return
     resume(output, "reviews", world)
+    start(output / f"tied-zero_bubble-{world}", FAST["tied"], world, ZERO_BUBBLE)
     if world == 8:
         return
     start(output / f"reviews-trainer-{world}", FAST["reviews"], world, "engine=trainer")
     if everything:
         resume(output, "tied", world)
         start(output / f"tied-trainer-{world}", FAST["tied"], world, "engine=trainer")
-        for schedule in ("gpipe", "interleaved_1f1b"):
+        for schedule in ("gpipe", "interleaved_1f1b", "zero_bubble"):
             start(output / f"reviews-{schedule}-{world}", FAST["reviews"], world, f"parallel.schedule={schedule}")
-        for schedule in ("gpipe", "1f1b"):
+        for schedule in ("gpipe", "1f1b", "zero_bubble"):
             start(output / f"dropout-{schedule}-{world}", DROPOUT, world, f"parallel.schedule={schedule}")
+    if everything and world == 2:
+        for name in ZERO_BUBBLE_TOO:
+            start(output / f"{name}-zero_bubble-{world}", SLOW[name], world, ZERO_BUBBLE)
+    if world == 4:
+        start(output / f"deep-{world}", SLOW["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
 
 
 def start(folder: Path, run: tuple[str, ...], world: int, *more: str) -> None:

@@ -35,6 +35,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "qa": ("qa", *SGD),
     "translation": ("translation", *SGD),
     "language_modeling": ("language_modeling", *SGD),
+    "uneven": ("language_modeling", *ADAMW, "model.from_config.vocab_size=401"),
     "masked": ("language_modeling/smoke_masked", *SGD),
     "image": ("reviews/smoke_image", *SGD),
     "vit": ("reviews/smoke_image", *SGD, *VIT),

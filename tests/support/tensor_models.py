@@ -19,12 +19,14 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
 
 from toolkit.base.errors import RunError
 from toolkit.base.shards import full, local_bytes
 from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.delivery import Delivery
+from toolkit.distributed.split_logits import SplitLogits
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.tensor_plans import HEAD_NORM, LIBRARY_PLANS, PLANS
 
@@ -52,6 +54,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ImageClassification", {**TEXT, "image_size": 8, "patch_size": 4}),
     "t5": ("Seq2SeqLM", {**T5, "feed_forward_proj": "gated-gelu"}),
     "t5-plain": ("Seq2SeqLM", {**T5, "d_kv": 2}),
+    "t5-untied": ("Seq2SeqLM", {**T5, "tie_word_embeddings": False}),
     "bart": ("Seq2SeqLM", CODER),
     "marian": ("Seq2SeqLM", CODER),
     "mbart": ("Seq2SeqLM", CODER),
@@ -120,7 +123,8 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, max_norm
     for inputs, labels in batches(name):
         logits = model(**inputs).logits
         ignored = 0 if labels.dim() > 1 else -100
-        loss = cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=ignored, reduction="sum") / 9
+        flat = logits.flatten(0, -2), labels.flatten()
+        loss = cross_entropy(*flat, ignore_index=ignored, reduction="sum", label_smoothing=0.1) / 9
         loss.backward()
         losses.append(float(loss.detach()))
     complete_gradients(model.parameters())
@@ -135,11 +139,12 @@ def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]
     split = copy.deepcopy(model)
     split_layers(split, mesh, Delivery(CPU))
     makers = [OPTIMIZERS[optimizer](each.parameters()) for each in (model, split)]
-    pairs = [
-        pair
-        for norm in (SMALL_NORM, BIG_NORM, SMALL_NORM)
-        for pair in zip(step(model, makers[0], name, norm), step(split, makers[1], name, norm), strict=True)
-    ]
+    with patch.object(SplitLogits, "complete", side_effect=AssertionError("the loss must not gather logits")):
+        pairs = [
+            pair
+            for norm in (SMALL_NORM, BIG_NORM, SMALL_NORM)
+            for pair in zip(step(model, makers[0], name, norm), step(split, makers[1], name, norm), strict=True)
+        ]
     check_equal_gradients(split, mesh)
     complete = {key: full(value) for key, value in split.state_dict().items()}
     whole = model.state_dict()
@@ -148,8 +153,50 @@ def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]
         "steps": max(abs(one - other) / max(1, abs(one)) for one, other in pairs),
         "parameters": max(float((complete[key] - value).abs().max()) for key, value in whole.items()),
         "moved": max(float((value - build(name).state_dict()[key]).abs().max()) for key, value in whole.items()),
+        "vocabulary": vocabulary_share(split),
+        "evaluated": float((logits_of(split, name) - logits_of(model, name)).abs().max()),
         "share": sum(map(local_bytes, split.parameters())) / sum(map(local_bytes, model.parameters())),
     }
+
+
+def vocabulary_share(model: nn.Module) -> float | None:
+    """Returns the share of its input embeddings and output head that this process has; None without a head."""
+    head = model.get_output_embeddings()
+    if head is None:
+        return None
+    held = [*head.parameters(), *model.get_input_embeddings().parameters()]
+    return sum(map(local_bytes, held)) / sum(parameter.nbytes for parameter in held)
+
+
+@torch.no_grad()
+def logits_of(model: nn.Module, name: str) -> Tensor:
+    """Returns the logits in evaluation, as one ordinary tensor."""
+    logits = model(**next(batches(name))[0]).logits
+    assert type(logits) is Tensor
+    return logits
+
+
+def other_losses(mesh: Any) -> float:
+    """Returns the greatest difference of losses and gradients of split logits from those of complete ones."""
+    worst = 0.0
+    weight = torch.linspace(1, 2, VOCAB).double()
+    for compute in (
+        lambda logits, labels: cross_entropy(logits, labels),
+        lambda logits, labels: cross_entropy(logits, labels, reduction="none").square().sum(),
+        lambda logits, labels: cross_entropy(logits.view(-1, VOCAB), labels.view(-1), weight),
+        lambda logits, labels: cross_entropy(5 * (weight + logits / 5).tanh()[:-1], labels[:-1]),
+        lambda logits, labels: logits.softmax(-1).square().sum() + logits[:, 3:7].sum() + logits[labels > 0].sum(),
+    ):
+        torch.manual_seed(2)
+        complete = (3 * torch.randn(6, VOCAB).double()).requires_grad_()
+        labels = torch.tensor([0, 22, -100, 11, 12, 5])
+        own = distribute_tensor(complete.detach(), mesh, [Shard(1)]).to_local().requires_grad_()
+        losses = compute(complete, labels), compute(SplitLogits(own, mesh, VOCAB), labels)
+        for loss in losses:
+            loss.backward()
+        expected = distribute_tensor(complete.grad, mesh, [Shard(1)]).to_local()
+        worst = max(worst, float((losses[0] - losses[1]).detach().abs()), float((own.grad - expected).abs().max()))
+    return worst
 
 
 def dropout_masks(mesh: Any) -> dict[str, Any]:
@@ -230,7 +277,7 @@ def main(folder: Path, names: list[str]) -> None:
         for i, name in enumerate(names or MODELS):
             results[name] = difference(name, mesh, [*OPTIMIZERS][i % 2])
     results |= {"masks": dropout_masks(mesh), "recomputed": recomputed_gradients(mesh)}
-    results |= {"frozen": frozen_stay_frozen(mesh), "wrong": wrong_plan(mesh)}
+    results |= {"losses": other_losses(mesh), "frozen": frozen_stay_frozen(mesh), "wrong": wrong_plan(mesh)}
     if accelerator.is_main_process:
         (folder / "results.json").write_text(json.dumps(results, indent=1))
 

@@ -25,15 +25,16 @@ class ParallelConfig:
     is needed (FSDP2). Each reads other rows. With `replicas` above 1: hybrid sharding (HSDP)."""
     tensor: Positive = 1
     """Number of processes that split the attention heads and the MLP of each layer (tensor parallel). They read the
-    same rows. Embeddings, norms and output heads stay complete on each; so do the logits. An architecture needs a plan,
-    and the number must divide its heads."""
+    same rows. Language models also split embeddings, output head and logits by the vocabulary. Norms and other heads
+    stay complete on each. An architecture needs a plan, and the number must divide its heads."""
     pipeline: Positive = 1
     """Number of processes that split the layers into stages (pipeline parallel). They read the same rows; the
     micro-batches of a window (`train.gradient_accumulation_steps`) pass through the stages one after another."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = "1f1b"
     """Order of the passes in a pipeline. `gpipe`: all forward passes, then all backward passes; `1f1b`: backward passes
     as early as possible, which keeps fewer activations; `interleaved_1f1b`: 1F1B with two chunks of layers per process,
-    which wait less and send more. `zero_bubble` is not available. Gradients do not depend on the schedule."""
+    which wait less and send more; `zero_bubble`: 1F1B that computes gradients of weights while it would wait (ZB-H1).
+    Gradients do not depend on the schedule."""
     reshard_after_forward: bool = True
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
     offload: bool = False

@@ -51,10 +51,14 @@ PIPELINE_RULES = (
         "set parallel.pipeline",
     ),
     Rule(
-        lambda c: c.parallel.pipeline > 1 and c.parallel.schedule == "zero_bubble",
-        ("parallel.schedule",),
-        "separate backward passes for inputs and weights have not been shown to give the same gradients here",
-        "set parallel.schedule to 1f1b or interleaved_1f1b",
+        lambda c: (
+            c.parallel.pipeline > 1
+            and c.parallel.schedule == "zero_bubble"
+            and (c.train.activation_checkpointing != "none" or c.train.activation_offload)
+        ),
+        ("parallel.schedule", "train.activation_checkpointing", "train.activation_offload"),
+        "each layer's input would be kept from its backward pass until the gradient of its weights is computed",
+        "set parallel.schedule to 1f1b, or remove train.activation_checkpointing and train.activation_offload",
     ),
     Rule(
         lambda c: _accumulation(c) < c.parallel.pipeline,

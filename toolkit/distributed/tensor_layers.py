@@ -25,6 +25,7 @@ from toolkit.base.shards import is_split, local
 from toolkit.distributed import tensor_plans as plans
 from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.tensor_dropout import OwnDropout
+from toolkit.distributed.vocabulary import split_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,13 +34,14 @@ DIFFERENT = 0.01
 """Relative difference of the gradients' norms on two processes that rounding cannot explain."""
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery) -> None:
-    """Splits the layers of a model's plan over the processes of a mesh, in place.
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
+    """Splits the layers of a model's plan, and a vocabulary, over the processes of a mesh, in place.
 
     Args:
         model: a model whose weights the main process has.
         mesh: the processes, in one dimension.
         deliver: provides the weights of a layer before it is split.
+        shards: number of further processes over which each part is sharded (FSDP).
 
     Raises:
         ConfigError: if the plan does not fit the model.
@@ -58,6 +60,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery) ->
             if re.fullmatch(pattern, name):
                 for attribute in attributes:
                     setattr(module, attribute, getattr(module, attribute) // mesh.size())
+    split_vocabulary(model, mesh, deliver, shards)
 
 
 def _style(module: nn.Module, style: str) -> ParallelStyle:

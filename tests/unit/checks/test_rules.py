@@ -140,7 +140,10 @@ CONFLICTS = {
     "parallel.fsdp=2 model.peft.method=qlora": "weights of 4 bits cannot be split",
     "parallel.tensor=2 train.optim=schedule_free_adamw": "this optimizer counts its steps for all parameters together",
     "parallel.schedule=gpipe": "only a pipeline has a schedule; set parallel.pipeline, or remove parallel.schedule",
-    "parallel.pipeline=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2": "set parallel.schedule to",
+    "parallel.pipeline=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2 "
+    "train.activation_checkpointing=full": "would be kept from its backward pass until",
+    "parallel.pipeline=2 parallel.schedule=zero_bubble train.gradient_accumulation_steps=2 "
+    "train.activation_offload=true": "set parallel.schedule to 1f1b, or remove",
     "parallel.pipeline=4 train.gradient_accumulation_steps=3": "set train.gradient_accumulation_steps to at least",
     "parallel.pipeline=2 parallel.schedule=interleaved_1f1b train.gradient_accumulation_steps=3": "to a multiple of",
     "parallel.pipeline=2 parallel.fsdp=2 train.gradient_accumulation_steps=2": "would gather the parameters of its",

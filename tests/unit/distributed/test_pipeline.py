@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
+from transformers.pytorch_utils import Conv1D
 
 from toolkit.distributed.pipeline.execution import Span
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, partition, parts_of, stage_problems
-from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
+from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.pipeline.stage import Stage
 from toolkit.distributed.pipeline.timeline import bubble, expected_bubble, most_kept, timeline
+from toolkit.distributed.pipeline.weight_gradients import WeightGradients
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
@@ -125,73 +130,110 @@ def test_other_models_are_refused_by_name():
     assert stage_problems(bert, 3, 1) == []
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+@pytest.mark.parametrize("kind", [*sorted(CASES), "lora"])
+def test_gradients_of_weights_that_are_computed_later_are_the_same_bits(kind):
+    model, inputs = build("bert" if kind == "lora" else kind)
+    if kind == "lora":
+        model = get_peft_model(model, LoraConfig(target_modules=["query", "value"], init_lora_weights=False))
+    elif (head := model.get_output_embeddings()) is not None:  # no stage uses the matrix in both places
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+    assert_same_gradients_later(model, inputs, contextlib.nullcontext())
+
+
+def test_gradients_of_weights_that_are_computed_later_are_the_same_bits_in_mixed_precision():
+    model, inputs = build("qwen2")
+    assert_same_gradients_later(model.float(), inputs, torch.autocast("cpu", torch.bfloat16))
+
+
+def assert_same_gradients_later(model: torch.nn.Module, inputs: dict[str, torch.Tensor], precision: Any) -> None:
+    """Asserts that backward passes leave matrices of layers out, and that all gradients are the same in the end."""
+    split, factors = copy.deepcopy(model), (1, -3)
+    weights = WeightGradients(split)
+    for factor in factors:  # two micro-batches
+        for each in (model, split):
+            with precision:
+                loss = (each(**inputs).logits * factor).square().sum()
+            loss.backward()
+        weights.keep(0, factor)
+    matrices = {id(m.weight) for m in split.modules() if isinstance(m, torch.nn.Linear | Conv1D)}
+    assert all(parameter.grad is None for parameter in split.parameters() if id(parameter) in matrices)
+    for factor in factors:
+        weights.compute(0, factor)
+    for (name, own), expected in zip(split.named_parameters(), model.parameters(), strict=True):
+        assert (own.grad is None) == (expected.grad is None), name
+        assert own.grad is None or torch.equal(own.grad, expected.grad), name
+
+
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("processes", [2, 3, 4])
-@pytest.mark.parametrize("factor", [1, 2, 3])
-def test_schedules_run_every_pass_without_waiting_for_each_other(name, processes, factor):
-    chunks, window = CHUNKS.get(name, 1), processes * factor
+@pytest.mark.parametrize("more", range(5))
+def test_schedules_run_every_pass_without_waiting_for_each_other(name, processes, more):
+    chunks = CHUNKS.get(name, 1)
+    window = processes * (more + 1) if chunks > 1 else processes + more
+    kinds = {action.kind for action in SCHEDULES[name](0, processes, chunks, window)}
+    assert kinds == {"forward", "backward", *(["weights"] if name == "zero_bubble" else [])}
+    passes = sorted((kind, 0, c, m) for kind in kinds for c in range(chunks) for m in range(window))
+    spans = spans_of(name, processes, window)
+    for rank in range(processes):
+        own = [span for span in spans if span.process == rank]
+        assert sorted((span.kind, 0, span.chunk, span.micro_batch) for span in own) == passes
+        for micro_batch in range(window):
+            ends = {(span.kind, span.chunk): span.end for span in own if span.micro_batch == micro_batch}
+            for chunk in range(chunks):
+                assert ends["forward", chunk] < ends["backward", chunk] < ends.get(("weights", chunk), math.inf)
+
+
+def test_schedules_differ_in_the_activations_that_they_keep():
+    kept = {name: [most_kept(spans_of(name, 4, 8), process) for process in range(4)] for name in SCHEDULES}
+    assert kept["gpipe"] == [8, 8, 8, 8]
+    assert kept["1f1b"] == [4, 3, 2, 1]
+    assert kept["zero_bubble"] == [4, 4, 4, 4]
+
+
+def spans_of(name: str, processes: int, window: int) -> list[Span]:
+    """Returns the times of a schedule if passes take one second each, and two for a backward pass with weights.
+
+    Each process runs its passes in order, and waits for what another one has not sent yet.
+    """
+    chunks = CHUNKS.get(name, 1)
     plans = [SCHEDULES[name](rank, processes, chunks, window) for rank in range(processes)]
-    for plan in plans:
-        assert sorted(map(repr, plan)) == sorted(
-            repr(Action(kind, c, m)) for kind in ("forward", "backward") for c in range(chunks) for m in range(window)
-        )
-    last, sent, positions = processes * chunks - 1, set(), [0] * processes
-    while True:  # each process runs until it must wait for what another one has not sent yet
+    backward = 1 if name == "zero_bubble" else 2
+    last = processes * chunks - 1
+    ends: dict[tuple[str, int, int], float] = {}
+    spans: list[Span] = []
+    clocks, positions = [0.0] * processes, [0] * processes
+    while len(spans) < sum(map(len, plans)):
         before = list(positions)
         for rank, plan in enumerate(plans):
             while positions[rank] < len(plan):
                 action = plan[positions[rank]]
-                stage = action.chunk * processes + rank
-                forward = action.kind == "forward"
-                needs = (action.kind, stage - 1 if forward else stage + 1, action.micro_batch)
-                if stage != (0 if forward else last) and needs not in sent:
-                    break
-                if not forward:
-                    assert ("forward", stage, action.micro_batch) in sent
-                sent.add((action.kind, stage, action.micro_batch))
+                stage, kind = action.chunk * processes + rank, action.kind
+                source = stage + {"forward": -1, "backward": 1, "weights": 0}[kind]
+                begin = clocks[rank]
+                if kind != "weights" and 0 <= source <= last:
+                    if (kind, source, action.micro_batch) not in ends:
+                        break
+                    begin = max(begin, ends[kind, source, action.micro_batch])
+                clocks[rank] = begin + (backward if kind == "backward" else 1)
+                ends[kind, stage, action.micro_batch] = clocks[rank]
+                spans.append(Span(rank, kind, action.chunk, action.micro_batch, begin, clocks[rank]))
                 positions[rank] += 1
-        if positions == before:
-            break
-    assert positions == [len(plan) for plan in plans]
-
-
-def test_schedules_differ_in_the_activations_that_they_keep():
-    kept = {}
-    for name in ("gpipe", "1f1b"):
-        open_passes, most = 0, 0
-        for action in SCHEDULES[name](0, 4, 1, 8):
-            open_passes += 1 if action.kind == "forward" else -1
-            most = max(most, open_passes)
-        kept[name] = most
-    assert kept == {"gpipe": 8, "1f1b": 4}
-
-
-def spans_of(name: str, processes: int, window: int) -> list[Span]:
-    """Returns the times of a schedule whose passes take one second each, two for a backward pass."""
-    plans = [SCHEDULES[name](rank, processes, 1, window) for rank in range(processes)]
-    ends: dict[tuple[str, int, int], float] = {}
-    spans: list[Span] = []
-    clocks, positions = [0.0] * processes, [0] * processes
-    while len(spans) < 2 * processes * window:
-        for rank, plan in enumerate(plans):
-            while positions[rank] < len(plan):
-                action = plan[positions[rank]]
-                forward = action.kind == "forward"
-                first = rank == (0 if forward else processes - 1)
-                needs = (action.kind, rank - 1 if forward else rank + 1, action.micro_batch)
-                if not first and needs not in ends:
-                    break
-                begin = clocks[rank] if first else max(clocks[rank], ends[needs])
-                clocks[rank] = begin + (1 if forward else 2)
-                ends[action.kind, rank, action.micro_batch] = clocks[rank]
-                spans.append(Span(rank, action.kind, 0, action.micro_batch, begin, clocks[rank]))
-                positions[rank] += 1
+        assert positions != before, "every process waits for another one"
     return spans
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
-def test_the_share_of_waiting_is_that_of_the_papers(name):
-    assert bubble(spans_of(name, 4, 8)) == pytest.approx(expected_bubble(4, 1, 8)) == 3 / 11
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(("processes", "window"), [(2, 2), (2, 8), (3, 3), (4, 4), (4, 8)])
+def test_the_share_of_waiting_is_that_of_the_papers(name, processes, window):
+    assert bubble(spans_of(name, processes, window)) == pytest.approx(expected_bubble(name, processes, window))
+
+
+def test_separate_passes_for_weights_wait_least():
+    shares = {name: expected_bubble(name, 4, 8) for name in SCHEDULES}
+    assert shares == {
+        "gpipe": 3 / 11, "1f1b": 3 / 11, "interleaved_1f1b": 3 / 19, "zero_bubble": 3 / 27
+    }  # fmt: skip
 
 
 def test_a_timeline_shows_every_pass():

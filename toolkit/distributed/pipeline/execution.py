@@ -16,6 +16,7 @@ from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.schedules import Action, Kind
 from toolkit.distributed.pipeline.stage import Stage
+from toolkit.distributed.pipeline.weight_gradients import WeightGradients
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Span:
 
     Args:
         process: pipeline rank.
-        kind: forward or backward pass.
+        kind: the kind of pass.
         chunk: the chunk of the process's layers.
         micro_batch: position of the micro-batch in its window.
         begin: when its input had arrived, in seconds of a clock that the processes of one machine share.
@@ -49,6 +50,7 @@ class Executor:
         rank: its pipeline rank.
         processes: number of processes of the pipeline.
         device: where it computes.
+        weights: gradients of weights that are computed later than those of inputs, or None.
         spans: receives the time of each pass, or None; on a GPU, each pass is then waited for.
     """
 
@@ -57,6 +59,7 @@ class Executor:
     rank: int
     processes: int
     device: torch.device
+    weights: WeightGradients | None = None
     spans: list[Span] | None = None
     _received_at: float = field(default=0.0, init=False)
 
@@ -94,6 +97,9 @@ class Executor:
             stage, number = action.chunk * self.processes + self.rank, action.micro_batch
             if action.kind == "backward":
                 self._backward(stage, number, *kept.pop((stage, number)))
+            elif action.kind == "weights":
+                assert self.weights is not None, "the schedule separates what the backward pass does not"
+                self.weights.compute(stage, number)
             else:
                 seed(stage, number)
                 batch = send_to_device(window[number], self.device, non_blocking=True)
@@ -132,6 +138,8 @@ class Executor:
             self._received_at = time.perf_counter()
             if output.requires_grad:  # not if everything up to here is frozen
                 output.backward(gradient)
+        if self.weights is not None:
+            self.weights.keep(stage, number)
         if received is not None:
             gradient = torch.zeros_like(received) if received.grad is None else received.grad
             self.links.send(gradient, "backward", (stage - 1) % self.processes, stage, number)

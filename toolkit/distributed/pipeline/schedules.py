@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-Kind = Literal["forward", "backward"]
+Kind = Literal["forward", "backward", "weights"]
+"""A pass: `weights` computes the gradients of matrices, where a schedule separates it from the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Action:
     """A pass of one micro-batch through one chunk of a process.
 
     Args:
-        kind: forward or backward pass.
+        kind: forward pass, backward pass, or the part of the backward pass that only concerns weights.
         chunk: the chunk of this process's layers.
         micro_batch: position of the micro-batch in its window.
     """
@@ -56,6 +57,20 @@ def interleaved(rank: int, processes: int, chunks: int, micro_batches: int) -> l
     return _alternating(*_in_turns(processes, chunks, micro_batches), warm_up=warm_up)
 
 
+def zero_bubble(rank: int, processes: int, chunks: int, micro_batches: int) -> list[Action]:
+    """1F1B that computes the gradients of weights while it would wait (ZB-H1; Qi et al. 2023, arXiv 2401.10241).
+
+    Process `rank` is `rank` micro-batches late with them, so every process keeps what belongs to at most as many
+    micro-batches as there are processes.
+    """
+    actions = []
+    for action in one_forward_one_backward(rank, processes, chunks, micro_batches):
+        actions.append(action)
+        if action.kind == "backward" and action.micro_batch >= rank:
+            actions.append(Action("weights", 0, action.micro_batch - rank))
+    return actions + [Action("weights", 0, number) for number in range(micro_batches - rank, micro_batches)]
+
+
 def _in_turns(processes: int, chunks: int, micro_batches: int) -> tuple[list[Action], list[Action]]:
     """Returns forward and backward passes: as many micro-batches as processes through one chunk, then the next."""
     groups = [range(start, min(start + processes, micro_batches)) for start in range(0, micro_batches, processes)]
@@ -73,7 +88,12 @@ def _alternating(forward: list[Action], backward: list[Action], warm_up: int) ->
 
 Schedule = Callable[[int, int, int, int], list[Action]]
 """From rank, number of processes, chunks of each and micro-batches to this rank's passes, in order."""
-SCHEDULES: dict[str, Schedule] = {"gpipe": gpipe, "1f1b": one_forward_one_backward, "interleaved_1f1b": interleaved}
+SCHEDULES: dict[str, Schedule] = {
+    "gpipe": gpipe,
+    "1f1b": one_forward_one_backward,
+    "interleaved_1f1b": interleaved,
+    "zero_bubble": zero_bubble,
+}
 """Schedules by their names in `parallel.schedule`."""
 CHUNKS = {"interleaved_1f1b": 2}
 """Chunks per process; 1 for schedules that are not listed."""

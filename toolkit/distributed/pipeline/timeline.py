@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import get_args
 
 from toolkit.distributed.pipeline.execution import Span
+from toolkit.distributed.pipeline.schedules import CHUNKS, Kind
 from toolkit.document.svg import WIDTH, Drawing, coloured, text
 
 LEFT, TOP, ROW, GAP = 26, 24, 26, 6
@@ -23,29 +25,32 @@ def bubble(spans: Sequence[Span]) -> float:
     return 1 - busy / (len(processes) * (max(span.end for span in spans) - min(span.begin for span in spans)))
 
 
-def expected_bubble(processes: int, chunks: int, micro_batches: int) -> float:
+def expected_bubble(schedule: str, processes: int, micro_batches: int) -> float:
     """Returns the share if all passes take equally long and nothing else takes time: (p - 1) / (v m + p - 1).
 
     Args:
+        schedule: its name; v is the number of chunks per process, and 3 for `zero_bubble`, which waits for one of the
+            three passes of a micro-batch where 1F1B waits for all.
         processes: number of processes, p.
-        chunks: chunks of layers per process, v.
         micro_batches: micro-batches of a window, m.
     """
-    return (processes - 1) / (chunks * micro_batches + processes - 1)
+    factor = 3 if schedule == "zero_bubble" else CHUNKS.get(schedule, 1)
+    return (processes - 1) / (factor * micro_batches + processes - 1)
 
 
 def most_kept(spans: Sequence[Span], process: int) -> int:
-    """Returns the highest number of forward passes whose activations a process kept at the same time."""
+    """Returns the highest number of forward passes for which a process kept activations, or a part, at one time."""
     own = sorted((span for span in spans if span.process == process), key=lambda span: span.begin)
+    frees = own[-1].kind  # backward passes, or those for weights, if they are separate
     kept = most = 0
     for span in own:
-        kept += 1 if span.kind == "forward" else -1
+        kept += (span.kind == "forward") - (span.kind == frees)
         most = max(most, kept)
     return most
 
 
 def timeline(spans: Sequence[Span], title: str) -> Drawing:
-    """Draws a window: a row for each process, with its forward and backward passes (of each chunk) and its waits.
+    """Draws a window: a row for each process, with its passes (of each chunk) and its waits.
 
     Args:
         spans: all passes of one window, on every process.
@@ -70,7 +75,7 @@ def timeline(spans: Sequence[Span], title: str) -> Drawing:
 
 
 def _colour(span: Span) -> int:
-    return 2 * span.chunk + (span.kind == "backward")
+    return 2 * span.chunk + get_args(Kind).index(span.kind)
 
 
 def _legend(spans: Sequence[Span]) -> list[str]:

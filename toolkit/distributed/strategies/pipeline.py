@@ -30,6 +30,7 @@ from toolkit.distributed.pipeline.merging import merged_scalars
 from toolkit.distributed.pipeline.partition import partition, parts_of
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from toolkit.distributed.pipeline.stage import Stage, held_modules
+from toolkit.distributed.pipeline.weight_gradients import WeightGradients
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
@@ -64,7 +65,8 @@ class Pipeline(Split):
         own = range(rank, stages, processes)
         deliver(model.modules(), held_modules(model, ranges, own).__contains__)
         self.stage = Stage(model, ranges, own, self.accelerator.device)
-        self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device)
+        weights = WeightGradients(model) if self.cfg.parallel.schedule == "zero_bubble" else None
+        self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device, weights)
         self.own = model
         return model
 

@@ -49,7 +49,7 @@ class Sharded(Split):
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
         deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"], deliver)
+            split_layers(model, self.devices["tensor"], deliver, self.mesh.fsdp)
         if self.mesh.fsdp > 1:
             self._shard(model, deliver)
         else:
