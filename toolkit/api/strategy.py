@@ -67,7 +67,7 @@ class Strategy(Protocol):
     """Its name in checkpoints and the report."""
     wraps_model: bool
     """Whether accelerate wraps the model so that the last backward pass of a window exchanges gradients."""
-    lost: LostGradient | None
+    lost: LostGradient | None = None
     """The gradient that only this process had to skip; the run stops at the next point where all processes can."""
 
     outline: PreTrainedModel | None = None
@@ -76,6 +76,7 @@ class Strategy(Protocol):
     @property
     def gradient_is_shared(self) -> bool:
         """Whether the gradient of the current step is the same on every rank, so that all see if it is not finite."""
+        return True
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Places or shards the model; called before the optimizer is built from its parameters."""
@@ -141,13 +142,16 @@ class Strategy(Protocol):
         """Returns the optimizer's state that this process has, as `optimizer_state` does; tensors may be split."""
 
     def exchanged(self) -> dict[str, float]:
-        """Returns what this process has sent during the run: `exchange_collectives` and `exchange_bytes`."""
+        """Returns what this process has sent during the run: `exchange_collectives` and `exchange_bytes`, if known."""
+        return {}
 
     def log_metrics(self) -> dict[str, float]:
         """Returns values for the next training line."""
+        return {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Returns the strategy's own state for a checkpoint, tensors and JSON-serializable values; None if none."""
+        return None
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restores the state that `state` returned."""

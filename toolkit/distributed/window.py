@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator
@@ -22,24 +22,27 @@ def accumulate(
     window: Sequence[Batch],
     scale: float,
     beat: Callable[[], None],
+    exchange: Callable[[bool], AbstractContextManager[None]] | None = None,
 ) -> torch.Tensor:
     """Adds up the gradient of this rank's part of a window, from summed losses.
 
     Args:
         accelerator: the run's Accelerator.
         task: computes the summed loss.
-        model: the prepared model; if accelerate has wrapped it, the last backward pass exchanges gradients.
+        model: the prepared model.
         window: this rank's micro-batches, on the CPU.
         scale: factor of the summed losses.
         beat: called after each micro-batch.
+        exchange: returns the context of a micro-batch, given whether it is the last one; by default, accelerate's
+            wrapper of the model exchanges gradients in the last backward pass.
 
     Returns:
         This rank's summed loss, a detached scalar.
     """
     total = torch.zeros((), dtype=sum_dtype(accelerator.device), device=accelerator.device)
     for number, batch in enumerate(window, start=1):
-        exchange = nullcontext() if number == len(window) else accelerator.no_sync(model)
-        with exchange:
+        last = number == len(window)
+        with exchange(last) if exchange else nullcontext() if last else accelerator.no_sync(model):
             total += micro_batch(accelerator, task, model, batch, scale)
         beat()
     return total

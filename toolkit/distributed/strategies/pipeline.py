@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.base.shards import full, local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all, tensors_on_main
 from toolkit.distributed.collectives import sum_dtype
-from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.merging import merged_scalars
@@ -33,42 +31,22 @@ from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from toolkit.distributed.pipeline.stage import Stage
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
-from toolkit.distributed.strategies.sharded import device_mesh
-from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
-from toolkit.distributed.window import averaging_scale
-from toolkit.optim.gathered import gather_before_step, step_by_layout
-from toolkit.optim.presets import PRESETS
-from toolkit.optim.state import optimizer_state
+from toolkit.distributed.strategies.split import Split
+from toolkit.distributed.tensor_layers import split_layers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
-    from toolkit.api.strategy import LostGradient
     from toolkit.config.sections import Config
 
 
-class Pipeline(Strategy):
-    """Synchronous training of a model whose layers are split over processes.
-
-    Args:
-        accelerator: the run's Accelerator.
-        mesh: the run's processes.
-        cfg: the run's settings.
-    """
-
-    name = "sync"
-    wraps_model = False
-    gradient_is_shared = True
-    lost: LostGradient | None = None
+class Pipeline(Split):
+    """Synchronous training of a model whose layers are split over processes; arguments as for `Split`."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
-        devices = device_mesh(mesh, accelerator.device)
-        self.devices = devices
-        self.column = devices["pipeline"].get_group()
-        self.wire = Wire(devices["replicas"].get_group())
+        super().__init__(accelerator, mesh, cfg)
+        self.column = self.devices["pipeline"].get_group()
         self.links = Links(mesh, cfg.train.ddp_timeout)
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -86,20 +64,6 @@ class Pipeline(Strategy):
         self.own = model
         return model
 
-    def prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Gathers each split parameter for optimizers that need it complete; separates layouts for the others."""
-        if self.mesh.tensor > 1:
-            change = step_by_layout if PRESETS[self.cfg.train.optim].elementwise else gather_before_step
-            change(optimizer)
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the prepared model and optimizer."""
-        self.replica, self.model = replica, replica.bare_model
-
-    def begin_step(self, own_items: float, items: float) -> float:
-        """Returns the factor of summed losses whose gradients are averaged over replicas."""
-        return averaging_scale(self.mesh, items)
-
     @cached_property
     def actions(self) -> list[Action]:
         """This process's passes of a window, in order."""
@@ -115,14 +79,9 @@ class Pipeline(Strategy):
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
         total = self.executor.gradient(r.task, self.actions, window, scale, seed, r.beat)
-        if self.mesh.tensor > 1:
-            complete_gradients(self.model.parameters())
-            if step == 0:
-                check_equal_gradients(self.model, self.devices["tensor"])
+        self.complete_tensor_gradients()
         self._add_shared_gradients()
-        if self.mesh.replicas > 1:
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            average_gradients(self.wire, trained, 1 / self.mesh.replicas)
+        self.average_over_replicas()
         dist.all_reduce(total, group=self.column)
         return total
 
@@ -162,8 +121,7 @@ class Pipeline(Strategy):
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the tensors of this process's stages; the first process provides those that the last one shares."""
         elsewhere = self._held_by_first()
-        own = self.model.state_dict(keep_vars=True)
-        return {name: tensor for name, tensor in own.items() if id(tensor) not in elsewhere}
+        return {name: tensor for name, tensor in super().own_parameters().items() if id(tensor) not in elsewhere}
 
     def _held_by_first(self) -> set[int]:
         """Returns the `id` of each parameter of this process that the first process holds as well."""
@@ -171,7 +129,7 @@ class Pipeline(Strategy):
 
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the state of this process's optimizer, and the plain values of all stages' optimizers."""
-        tensors, scalars = optimizer_state(self.replica.optimizer, self.model)
+        tensors, scalars = super().own_optimizer()
         return tensors, merged_scalars(objects_of_all(scalars))
 
     def complete_model(self) -> PreTrainedModel:
@@ -184,14 +142,3 @@ class Pipeline(Strategy):
         complete = self.skeleton.model.state_dict(keep_vars=True)
         found = {id(complete[name]): tensor.cpu() for name, tensor in tensors.items()}
         return self.skeleton.filled({name: found[id(tensor)] for name, tensor in complete.items()})
-
-    def exchanged(self) -> dict[str, float]:
-        """Returns nothing: messages between stages are not counted."""
-        return {}
-
-    def log_metrics(self) -> dict[str, float]:
-        """Returns nothing: each step costs the same."""
-        return {}
-
-    def state(self) -> None:
-        """Returns None: there is no state besides the step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import LostGradient, Replica, Strategy
+from toolkit.api.strategy import Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.distributed.window import accumulate, averaging_scale, clip
 from toolkit.optim.state import optimizer_state
@@ -32,12 +32,6 @@ class Replicas(Strategy):
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
-        self.lost: LostGradient | None = None
-
-    @property
-    def gradient_is_shared(self) -> bool:
-        """Whether the gradient of the current step is the same on every rank."""
-        return True
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model unchanged."""
@@ -77,11 +71,3 @@ class Replicas(Strategy):
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the optimizer's own state."""
         return optimizer_state(self.replica.optimizer, self.model)
-
-    def log_metrics(self) -> dict[str, float]:
-        """Returns nothing."""
-        return {}
-
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Returns None: there is no state besides the step."""
-        return None

@@ -7,66 +7,40 @@ the model itself: accelerate would ignore both on the CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.base.shards import full
 from toolkit.distributed.clipping import clip_split
-from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.flat import Wire
 from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
-from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
-from toolkit.distributed.window import averaging_scale, micro_batch
-from toolkit.optim.gathered import gather_before_step, step_by_layout
-from toolkit.optim.presets import PRESETS
-from toolkit.optim.state import optimizer_state
+from toolkit.distributed.strategies.split import Split
+from toolkit.distributed.tensor_layers import split_layers
+from toolkit.distributed.window import accumulate
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
-    from torch.optim import Optimizer
     from transformers import PreTrainedModel
 
-    from toolkit.api.strategy import LostGradient
     from toolkit.config.sections import Config
 
-DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
-"""Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
 
-
-def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Returns torch's mesh of the run's processes; creates its process groups, so every process must call it."""
-    return init_device_mesh(device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS)
-
-
-class Sharded(Strategy):
-    """Synchronous training of one model that is split over processes.
-
-    Args:
-        accelerator: the run's Accelerator.
-        mesh: the run's processes.
-        cfg: the run's settings.
-    """
-
-    name = "sync"
-    wraps_model = False
-    gradient_is_shared = True
-    lost: LostGradient | None = None
+class Sharded(Split):
+    """Synchronous training of one model whose parameters are split over processes; arguments as for `Split`."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
-        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
-        self.devices = device_mesh(mesh, accelerator.device)
+        super().__init__(accelerator, mesh, cfg)
         self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2
-        self.wire, self.wire_to_all = Wire(self.devices["replicas"].get_group()), Wire()
+        self.wire_to_all = Wire()
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Splits the model: layers over `tensor`, then every parameter over `fsdp`."""
@@ -92,41 +66,24 @@ class Sharded(Strategy):
             fully_shard(layer, **options)
         fully_shard(model, **options)
 
-    def prepare_optimizer(self, optimizer: Optimizer) -> None:
-        """Gathers each parameter for optimizers that need it complete; separates layouts that kernels cannot mix."""
-        if not PRESETS[self.cfg.train.optim].elementwise:
-            gather_before_step(optimizer)
-        elif self.mesh.tensor > 1:
-            step_by_layout(optimizer)
-
-    def attach(self, replica: Replica) -> None:
-        """Takes the prepared model and optimizer."""
-        self.replica, self.model = replica, replica.bare_model
-
-    def begin_step(self, own_items: float, items: float) -> float:
-        """Returns the factor of summed losses whose gradients are averaged over data ranks."""
-        return averaging_scale(self.mesh, items)
-
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
         r = self.replica
-        losses = []
-        for number, batch in enumerate(window, start=1):
-            if isinstance(self.model, FSDPModule):
-                self.model.set_requires_gradient_sync(number == len(window))
-                if not self._reshards:
-                    self.model.set_reshard_after_backward(number == len(window))
-            losses.append(micro_batch(self.accelerator, r.task, self.model, batch, scale).double())
-            r.beat()
-        if self.mesh.tensor > 1:
-            complete_gradients(self.model.parameters())
-            if r.state.step == 0:
-                check_equal_gradients(self.model, self.devices["tensor"])
-        if self.mesh.fsdp == 1 and self.mesh.replicas > 1:
-            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-            average_gradients(self.wire, trained, 1 / self.mesh.replicas)
+        total = accumulate(self.accelerator, r.task, self.model, window, scale, r.beat, self._exchange)
+        self.complete_tensor_gradients()
+        if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
+            self.average_over_replicas()
         self.wire_to_all.copy_main(self._buffers())
-        return torch.stack(losses).sum()
+        return total
+
+    @contextmanager
+    def _exchange(self, last: bool) -> Iterator[None]:
+        """Makes FSDP2 exchange gradients, and free what it has gathered for a window, in the last micro-batch only."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+            if not self._reshards:
+                self.model.set_reshard_after_backward(last)
+        yield
 
     def _buffers(self) -> list[Tensor]:
         """Returns the saved floating-point buffers; each data rank changes them with its own rows (batch norm)."""
@@ -153,14 +110,6 @@ class Sharded(Strategy):
                 if isinstance(module, FSDPModule):
                     module.reshard()
 
-    def own_parameters(self) -> Mapping[str, Tensor]:
-        """Returns the split model's tensors."""
-        return self.model.state_dict(keep_vars=True)
-
-    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
-        """Returns the state of the optimizer, split like the parameters."""
-        return optimizer_state(self.replica.optimizer, self.model)
-
     def complete_model(self) -> PreTrainedModel:
         """Returns a complete copy of the model on the main process, and the split model on the others."""
         own, complete = self.own_parameters(), dict[int, Tensor]()
@@ -178,14 +127,3 @@ class Sharded(Strategy):
         # What was split unevenly is gathered with padding, which safetensors would refuse to leave out.
         padded = whole.untyped_storage().nbytes() > whole.nbytes
         return whole.clone().cpu() if padded else whole.cpu()
-
-    def exchanged(self) -> dict[str, float]:
-        """Returns nothing: torch does not count what FSDP2 and tensor parallelism send."""
-        return {}
-
-    def log_metrics(self) -> dict[str, float]:
-        """Returns nothing: each step costs the same."""
-        return {}
-
-    def state(self) -> None:
-        """Returns None: there is no state besides the step."""

@@ -1,0 +1,88 @@
+"""What strategies share that split one model over processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from toolkit.api.mesh import Mesh
+from toolkit.api.strategy import Replica, Strategy
+from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients
+from toolkit.distributed.window import averaging_scale
+from toolkit.optim.gathered import gather_before_step, step_by_layout
+from toolkit.optim.presets import PRESETS
+from toolkit.optim.state import optimizer_state
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from torch.optim import Optimizer
+
+    from toolkit.config.sections import Config
+
+DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
+"""Names of the device mesh's dimensions, outermost first, as `toolkit.api.mesh.Mesh` numbers the ranks."""
+
+
+def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """Returns torch's mesh of the run's processes; creates its process groups, so every process must call it."""
+    return init_device_mesh(device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS)
+
+
+class Split(Strategy):
+    """Base of strategies in which no process has a complete model.
+
+    Args:
+        accelerator: the run's Accelerator.
+        mesh: the run's processes.
+        cfg: the run's settings.
+    """
+
+    name = "sync"
+    wraps_model = False
+
+    def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
+        self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
+        self.devices = device_mesh(mesh, accelerator.device)
+        self.wire = Wire(self.devices["replicas"].get_group())
+
+    def prepare_optimizer(self, optimizer: Optimizer) -> None:
+        """Gathers parameters for optimizers that need complete ones; separates layouts that kernels cannot mix."""
+        if self.mesh.fsdp > 1 or self.mesh.tensor > 1:
+            if not PRESETS[self.cfg.train.optim].elementwise:
+                gather_before_step(optimizer)
+            elif self.mesh.tensor > 1:
+                step_by_layout(optimizer)
+
+    def attach(self, replica: Replica) -> None:
+        """Takes the prepared model and optimizer."""
+        self.replica, self.model = replica, replica.bare_model
+
+    def begin_step(self, own_items: float, items: float) -> float:
+        """Returns the factor of summed losses whose gradients are averaged over data ranks."""
+        return averaging_scale(self.mesh, items)
+
+    def complete_tensor_gradients(self) -> None:
+        """Adds up what the processes of a tensor group have of the gradient of a parameter that is not split."""
+        if self.mesh.tensor > 1:
+            complete_gradients(self.model.parameters())
+            if self.replica.state.step == 0:
+                check_equal_gradients(self.model, self.devices["tensor"])
+
+    def average_over_replicas(self) -> None:
+        """Averages the gradient over replicas of the split model."""
+        if self.mesh.replicas > 1:
+            trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+            average_gradients(self.wire, trained, 1 / self.mesh.replicas)
+
+    def own_parameters(self) -> Mapping[str, Tensor]:
+        """Returns the tensors that this process has, split or not."""
+        return self.model.state_dict(keep_vars=True)
+
+    def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
+        """Returns the state of this process's optimizer, split like the parameters."""
+        return optimizer_state(self.replica.optimizer, self.model)
