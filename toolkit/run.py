@@ -31,8 +31,8 @@ from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
 from toolkit.modalities.inputs import read_inputs
+from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
-from toolkit.models.load import build_model
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
 from toolkit.report.results import summary_figures, write_results
@@ -139,9 +139,8 @@ def prepared_run(
         on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
-        with accelerator.local_main_process_first():
-            model = build_model(cfg.model, inputs.model_config, inputs.auto_model, cfg.seed)
-            model = in_float64(model) if float64 else model
+        model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+        model = in_float64(model) if float64 else model
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(

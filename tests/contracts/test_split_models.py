@@ -58,6 +58,12 @@ def test_the_table_in_the_docs_has_the_cells_that_are_tested():
     assert max(measured.values()) <= 1e-9
 
 
+def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
+    main, other = (json.loads((output / f"on_meta-{rank}.json").read_text()) for rank in (0, 1))
+    assert main == dict.fromkeys(FAST, False)
+    assert other == {name: not name.startswith("zero1") for name in FAST}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4, 8])
 def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):

@@ -14,7 +14,7 @@ from runs import SGD, train, weights
 from stopping import StoppedError
 from torch import distributed as dist
 
-import toolkit.run
+import toolkit.models.build
 from toolkit.base.errors import RunError
 from toolkit.distributed.strategies.local_sgd import LocalSGD
 from toolkit.engine.session import Session
@@ -88,7 +88,7 @@ def checked_averages(file: Path) -> Iterator[None]:
 
 def with_buffers_and_frozen_parameters(output: Path) -> None:
     """Trains a model with batch normalisation, frozen embeddings and an unused parameter."""
-    build, kept = toolkit.run.build_model, {}
+    build, kept = toolkit.models.build.build_model, {}
 
     def changed(*arguments):
         model = build(*arguments)
@@ -98,7 +98,7 @@ def with_buffers_and_frozen_parameters(output: Path) -> None:
         kept.update({name: value.clone() for name, value in model.bert.embeddings.state_dict().items()})
         return model
 
-    with patch("toolkit.run.build_model", changed), checked_averages(output / "averages-buffers.json"):
+    with patch("toolkit.models.build.build_model", changed), checked_averages(output / "averages-buffers.json"):
         train("reviews", output / "local-buffers", *ROWS, LOCAL, "train.local_sgd_steps=2", "train.max_steps=5",
               "train.local_sgd_warmup_steps=1", "train.local_sgd_average_moments=true", "data.max_train_samples=40",
               "tracking.logging_steps=1", "checkpoint.save_steps=2")  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from runs import SGD
 
-import toolkit.run
+import toolkit.models.build
 
 RUN = (*SGD, "data.max_train_samples=37", "data.max_eval_samples=8", "train.per_device_train_batch_size=6",
        "train.gradient_accumulation_steps=2", "train.num_train_epochs=2", "checkpoint.save_steps=1")  # fmt: skip
@@ -19,7 +19,7 @@ AUTO = "train.auto_batch_size=true"
 
 def small_memory(monkeypatch: pytest.MonkeyPatch, max_rows: Callable[[], int], when: str = "forward") -> list[int]:
     """Makes training passes with more than `max_rows()` rows run out of memory; returns the rows of each pass."""
-    build, passes = toolkit.run.build_model, []
+    build, passes = toolkit.models.build.build_model, []
 
     def fail(rows: int) -> None:
         if rows > max_rows():
@@ -44,5 +44,5 @@ def small_memory(monkeypatch: pytest.MonkeyPatch, max_rows: Callable[[], int], w
             model.base_model.embeddings.register_forward_hook(backward)
         return model
 
-    monkeypatch.setattr(toolkit.run, "build_model", built)
+    monkeypatch.setattr(toolkit.models.build, "build_model", built)
     return passes

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from runs import SGD, SMALL, train
+
+from toolkit.models.trainable import make_trainable
 
 RUN = (
     *("data.max_train_samples=37", "data.max_eval_samples=5", "train.num_train_epochs=1"),
@@ -107,7 +112,11 @@ def names_of(strategy: str) -> list[str]:
 
 
 def main(output: Path, *names: str) -> None:
-    """Trains runs by name: `RUN` on one process, others as `run_name` names them on several."""
+    """Trains runs by name: `RUN` on one process, others as `run_name` names them on several.
+
+    Also writes which of their models this process built without weights.
+    """
+    on_meta: dict[str, bool] = {}
     for name in names:
         strategy, run, engine = name.split(":") if name.count(":") == 2 else (*name.rpartition(":")[::2], "loop")
         _, data_size, parallel = STRATEGIES.get(strategy, (1, 1, ()))
@@ -116,7 +125,14 @@ def main(output: Path, *names: str) -> None:
         recipe, *settings = RUNS[run]
         sizes = SMALL if {*GPT2, *VIT, *SPEECH} & {*settings} else None
         folder = output / name.replace(":", "-of-")
-        train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
+
+        def noting(model: Any, *arguments: Any, name: str = name) -> Any:
+            on_meta[name] = next(model.parameters()).is_meta
+            return make_trainable(model, *arguments)
+
+        with patch("toolkit.run.make_trainable", noting):
+            train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
+    (output / f"on_meta-{os.environ.get('RANK', 'one')}.json").write_text(json.dumps(on_meta))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,11 @@ from torch.nn.functional import cross_entropy
 from toolkit.base.errors import RunError
 from toolkit.base.shards import full, local_bytes
 from toolkit.distributed.clipping import clip_split
+from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.tensor_plans import HEAD_NORM, LIBRARY_PLANS, PLANS
 
+CPU = torch.device("cpu")
 VOCAB, BIG_NORM, SMALL_NORM = 23, 1e9, 0.1
 TEXT = {"vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4,
         "intermediate_size": 12, "max_position_embeddings": 20, "pad_token_id": 0}  # fmt: skip
@@ -131,7 +133,7 @@ def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]
     """Returns the greatest differences of a split model from its unsplit copy, in updates with and without clipping."""
     model = build(name)
     split = copy.deepcopy(model)
-    split_layers(split, mesh)
+    split_layers(split, mesh, Delivery(CPU))
     makers = [OPTIMIZERS[optimizer](each.parameters()) for each in (model, split)]
     pairs = [
         pair
@@ -153,7 +155,7 @@ def difference(name: str, mesh: Any, optimizer: str = "adamw") -> dict[str, Any]
 def dropout_masks(mesh: Any) -> dict[str, Any]:
     """Returns how the masks of two processes agree, by number of dimensions: 4 in attention, 3 outside."""
     model = build("bert", hidden_dropout_prob=0.3, attention_probs_dropout_prob=0.3, attn_implementation="eager")
-    split_layers(model, mesh)
+    split_layers(model, mesh, Delivery(CPU))
     masks: dict[int, list[Tensor]] = {3: [], 4: []}
     dropout = torch.nn.functional.dropout
 
@@ -180,7 +182,7 @@ def dropout_masks(mesh: Any) -> dict[str, Any]:
 def recomputed_gradients(mesh: Any) -> bool:
     """Returns whether activation checkpointing repeats the masks: gradients are equal bit for bit."""
     model = build("bart", dropout=0.3, attention_dropout=0.3, activation_dropout=0.3)
-    split_layers(model, mesh)
+    split_layers(model, mesh, Delivery(CPU))
     gradients = []
     for recompute in (False, True):
         if recompute:
@@ -199,7 +201,7 @@ def frozen_stay_frozen(mesh: Any) -> bool:
     for i, parameter in enumerate(model.parameters()):
         parameter.requires_grad_(i % 2 == 0)
     before = [parameter.requires_grad for parameter in model.parameters()]
-    split_layers(model, mesh)
+    split_layers(model, mesh, Delivery(CPU))
     return before == [parameter.requires_grad for parameter in model.parameters()]
 
 
@@ -208,7 +210,7 @@ def wrong_plan(mesh: Any) -> str:
     model = build("qwen3")
     styles = {name: style for name, style in model.config.base_model_tp_plan.items() if style != HEAD_NORM}
     with patch.object(type(model.config), "base_model_tp_plan", styles):
-        split_layers(model, mesh)
+        split_layers(model, mesh, Delivery(CPU))
     inputs, _ = next(batches("qwen3"))
     model(**inputs).logits.square().sum().backward()
     try:

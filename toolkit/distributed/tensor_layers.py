@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from toolkit.base.errors import RunError
 from toolkit.base.shards import is_split, local
 from toolkit.distributed import tensor_plans as plans
+from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.tensor_dropout import OwnDropout
 
 if TYPE_CHECKING:
@@ -32,12 +33,13 @@ DIFFERENT = 0.01
 """Relative difference of the gradients' norms on two processes that rounding cannot explain."""
 
 
-def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery) -> None:
     """Splits the layers of a model's plan over the processes of a mesh, in place.
 
     Args:
-        model: a complete model, the same on every process.
+        model: a model whose weights the main process has.
         mesh: the processes, in one dimension.
+        deliver: provides the weights of a layer before it is split.
 
     Raises:
         ConfigError: if the plan does not fit the model.
@@ -45,6 +47,7 @@ def split_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     plan, own_dropout = plans.plan_of(model.config), OwnDropout(model.config, mesh)
     assert plan is not None, "checked before the weights are loaded"
     for module, style in plans.split_modules(model, mesh.size()).values():
+        deliver(module.modules())
         frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         parallelize_module(module, mesh, _style(module, style))
         for name in frozen:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from runs import train
 
-import toolkit.run
+import toolkit.models.build
 from toolkit.base.errors import ConfigError
 from toolkit.checks import machine
 
@@ -86,13 +86,13 @@ def test_flags_and_slowdown_are_read(tmp_path):
 
 
 def test_float32_products_are_as_asked_during_the_run_only(tmp_path, monkeypatch):
-    build, seen = toolkit.run.build_model, []
+    build, seen = toolkit.models.build.build_model, []
 
     def noting(*arguments):
         seen.append((torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32))
         return build(*arguments)
 
-    monkeypatch.setattr(toolkit.run, "build_model", noting)
+    monkeypatch.setattr(toolkit.models.build, "build_model", noting)
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")

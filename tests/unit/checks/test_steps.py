@@ -34,7 +34,7 @@ def test_everything_that_comes_after_the_end_is_named():
 
 
 def test_steps_of_epochs_are_counted_before_the_model_is_built(tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.run.build_model", None)
+    monkeypatch.setattr("toolkit.models.build.build_model", None)
     few = ("data.max_train_samples=24", "train.num_train_epochs=1", "train.max_steps=-1",
            "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2")  # fmt: skip
     with pytest.raises(ConfigError, match=r"unfreeze\.step_3: that is after step 3, and this run ends with step 3"):

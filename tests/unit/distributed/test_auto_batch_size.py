@@ -11,7 +11,7 @@ from small_memory import AUTO, RUN, small_memory
 from stopping import StoppedError, stopper
 from tolerances import FLOAT64
 
-import toolkit.run
+import toolkit.models.build
 from toolkit.base.errors import RunError
 from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 
@@ -62,11 +62,11 @@ def test_what_was_found_is_kept_and_resumed_bit_for_bit(tmp_path, monkeypatch):
     dropout = (*RUN, AUTO, "train.optim=adamw_torch", "train.learning_rate=1.0e-3",
                "model.config_overrides.hidden_dropout_prob=0.1")  # fmt: skip
     small_memory(monkeypatch, lambda: 3)
-    built = toolkit.run.build_model
+    built = toolkit.models.build.build_model
     train("reviews", tmp_path / "whole", *dropout)
     stop_before = stopper(monkeypatch)
     stop_before(5)
-    monkeypatch.setattr(toolkit.run, "build_model", built)
+    monkeypatch.setattr(toolkit.models.build, "build_model", built)
     with pytest.raises(StoppedError):
         train("reviews", tmp_path / "parts", *dropout)
     stop_before(None)

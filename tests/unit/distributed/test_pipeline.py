@@ -16,6 +16,7 @@ from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from toolkit.distributed.pipeline.stage import Stage
 from toolkit.distributed.pipeline.timeline import bubble, expected_bubble, most_kept, timeline
 
+CPU = torch.device("cpu")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 50, "max_position_embeddings": 32, "attn_implementation": "sdpa"}
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -50,7 +51,7 @@ def test_stages_compute_what_the_model_computes(kind, chunks):
     expected = model(**inputs).logits
     expected.square().sum().backward()
     ranges = partition(parts_of(model).costs(), 2 * chunks)
-    stages = [Stage(copy.deepcopy(model), ranges, range(rank, 2 * chunks, 2)) for rank in range(2)]
+    stages = [Stage(copy.deepcopy(model), ranges, range(rank, 2 * chunks, 2), CPU) for rank in range(2)]
     for stage in stages:
         stage.model.zero_grad()
 
@@ -85,7 +86,7 @@ def test_hidden_states_have_the_same_type_on_every_stage_in_mixed_precision(kind
     model, inputs = build(kind)
     inputs = {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
     ranges = partition(parts_of(model.float()).costs(), 2)
-    stages = [Stage(copy.deepcopy(model), ranges, [rank]) for rank in range(2)]
+    stages = [Stage(copy.deepcopy(model), ranges, [rank], CPU) for rank in range(2)]
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         sent = stages[0].forward(0, inputs, lambda like: like)
         expected: list[torch.dtype] = []
@@ -97,7 +98,7 @@ def test_hidden_states_have_the_same_type_on_every_stage_in_mixed_precision(kind
 def test_each_parameter_is_held_once_unless_it_is_tied(kind):
     model, _ = build(kind)
     ranges = partition(parts_of(model).costs(), 2)
-    stages = [Stage(copy.deepcopy(model), ranges, [rank]) for rank in range(2)]
+    stages = [Stage(copy.deepcopy(model), ranges, [rank], CPU) for rank in range(2)]
     held = [dict(stage.model.named_parameters()) for stage in stages]
     assert held[0].keys() | held[1].keys() == dict(model.named_parameters()).keys()
     tied = {id(parameter) for parameter in stages[1].tied}

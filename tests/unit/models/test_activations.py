@@ -168,7 +168,7 @@ def test_the_attention_asked_for_is_the_models(monkeypatch, tmp_path):
     import toolkit.run
 
     built = []
-    build = toolkit.run.build_model
-    monkeypatch.setattr(toolkit.run, "build_model", lambda *a: built.append(build(*a)) or built[-1])
+    build = toolkit.models.build.build_model
+    monkeypatch.setattr(toolkit.models.build, "build_model", lambda *a: built.append(build(*a)) or built[-1])
     train("reviews", tmp_path / "run", "train.max_steps=1", "model.attn_implementation=eager")
     assert built[0].config._attn_implementation == "eager"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class Links:
 
     def __init__(self, mesh: Mesh, timeout: float) -> None:
         self._mesh = mesh
-        self._groups = [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(4)]
+        self._groups = _groups(dist.group.WORLD, timeout)
         self._sent: dict[int, list[tuple[Any, Tensor]]] = {}
 
     def send(self, tensor: Tensor, kind: Kind, to: int, stage: int, number: int) -> None:
@@ -80,3 +81,8 @@ class Links:
 
     def _tag(self, stage: int, number: int) -> int:
         return number * 1024 + stage
+
+
+@cache  # groups keep their threads and connections until they are destroyed, so the runs of a process share them
+def _groups(world: dist.ProcessGroup | None, timeout: float) -> list[dist.ProcessGroup]:
+    return [dist.new_group(timeout=timedelta(seconds=timeout)) for _ in range(4)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from toolkit.distributed.pipeline.partition import Parts, parts_of
@@ -23,16 +24,28 @@ class _Cut(Exception):  # noqa: N818 - ends a forward pass, never shown as an er
         self.hidden = hidden
 
 
+def held_modules(model: nn.Module, ranges: Sequence[range], own: Collection[int]) -> set[nn.Module]:
+    """Returns the modules whose own parameters a process needs; arguments as for `Stage`."""
+    parts = parts_of(model)
+    held = {module for stage in own for index in ranges[stage] for module in parts.stack[index].modules()}
+    if 0 in own:
+        held.update(parts.before)
+    if len(ranges) - 1 in own:
+        held.update(parts.after)
+    return held
+
+
 class Stage:
     """The layers of one process, in one or several chunks, and what surrounds the stack on its first and last stage.
 
     Args:
-        model: the complete model; what other processes hold is removed from it.
+        model: the complete model, with the weights of `held_modules`; what other processes hold is removed from it.
         ranges: layers of every stage of the model, in order.
         own: the stages that this process holds.
+        device: where they are.
     """
 
-    def __init__(self, model: nn.Module, ranges: Sequence[range], own: Collection[int]) -> None:
+    def __init__(self, model: nn.Module, ranges: Sequence[range], own: Collection[int], device: torch.device) -> None:
         self.model, self.ranges, self.own = model, ranges, own
         self._layers = ranges[0]
         self._receive: Callable[[Tensor], Tensor] = _nothing
@@ -41,9 +54,9 @@ class Stage:
         self.tied = _shared(parts) if first or last else []
         """Parameters that the first and the last process both hold (tied embeddings)."""
         if not first:
-            _empty(parts.before, keep=self.tied if last else ())
+            _empty(parts.before, device, keep=self.tied if last else ())
         if not last:
-            _empty(parts.after)
+            _empty(parts.after, device)
         held = {layer for stage in own for layer in ranges[stage]}
         for index, layer in enumerate(parts.stack):
             kept = layer if index in held else nn.Identity()
@@ -92,11 +105,11 @@ def _shared(parts: Parts) -> list[nn.Parameter]:
     return [parameter for key, parameter in front.items() if key in behind]
 
 
-def _empty(modules: Iterable[nn.Module], keep: Iterable[nn.Parameter] = ()) -> None:
+def _empty(modules: Iterable[nn.Module], device: torch.device, keep: Iterable[nn.Parameter] = ()) -> None:
     """Replaces the modules' own parameters by constants that take no memory."""
     kept = {id(parameter) for parameter in keep}
     for module in modules:
         for name, parameter in list(module._parameters.items()):
             if parameter is not None and id(parameter) not in kept:
                 del module._parameters[name]
-                setattr(module, name, parameter.detach().new_zeros(()).expand(parameter.shape))
+                setattr(module, name, torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape))

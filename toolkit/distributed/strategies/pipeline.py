@@ -23,12 +23,13 @@ from toolkit.base.shards import full, local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all, tensors_on_main
 from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.merging import merged_scalars
 from toolkit.distributed.pipeline.partition import partition, parts_of
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
-from toolkit.distributed.pipeline.stage import Stage
+from toolkit.distributed.pipeline.stage import Stage, held_modules
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
@@ -56,10 +57,12 @@ class Pipeline(Split):
         rank, processes = self.mesh.pipeline_rank, self.mesh.pipeline
         stages = processes * CHUNKS.get(self.cfg.parallel.schedule, 1)
         ranges = partition(parts_of(model).costs(), stages)
-        model = model.to(self.accelerator.device)
+        deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"])
-        self.stage = Stage(model, ranges, range(rank, stages, processes))
+            split_layers(model, self.devices["tensor"], deliver)
+        own = range(rank, stages, processes)
+        deliver(model.modules(), held_modules(model, ranges, own).__contains__)
+        self.stage = Stage(model, ranges, own, self.accelerator.device)
         self.executor = Executor(self.stage, self.links, rank, processes, self.accelerator.device)
         self.own = model
         return model

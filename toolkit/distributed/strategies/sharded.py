@@ -20,6 +20,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
 from toolkit.base.shards import full
 from toolkit.distributed.clipping import clip_split
+from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.flat import Wire
 from toolkit.distributed.modules import layers_of, sharing_modules
 from toolkit.distributed.skeleton import Skeleton
@@ -45,15 +46,17 @@ class Sharded(Split):
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Splits the model: layers over `tensor`, then every parameter over `fsdp`."""
         self.skeleton = Skeleton(model) if self.accelerator.is_main_process else None
-        model = model.to(self.accelerator.device)
+        deliver = Delivery(self.accelerator.device)
         if self.mesh.tensor > 1:
-            split_layers(model, self.devices["tensor"])
+            split_layers(model, self.devices["tensor"], deliver)
         if self.mesh.fsdp > 1:
-            self._shard(model)
+            self._shard(model, deliver)
+        else:
+            deliver(model.modules())
         self.whole = model
         return model
 
-    def _shard(self, model: nn.Module) -> None:
+    def _shard(self, model: nn.Module, deliver: Delivery) -> None:
         hybrid = self.mesh.replicas > 1
         options: dict[str, Any] = {
             "mesh": self.devices["replicas", "fsdp"] if hybrid else self.devices["fsdp"],
@@ -61,10 +64,11 @@ class Sharded(Split):
             "offload_policy": CPUOffloadPolicy() if self.cfg.parallel.offload else OffloadPolicy(),
         }
         for group in sharing_modules(model):
+            deliver(child for module in group for child in module.modules())
             fully_shard(group, **options)
-        for layer in layers_of(model):
-            fully_shard(layer, **options)
-        fully_shard(model, **options)
+        for part in (*layers_of(model), model):
+            deliver(part.modules())
+            fully_shard(part, **options)
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
@@ -29,8 +31,13 @@ DIMENSIONS = ("pipeline", "replicas", "fsdp", "tensor")
 
 
 def device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
-    """Returns torch's mesh of the run's processes; creates its process groups, so every process must call it."""
-    return init_device_mesh(device.type, tuple(mesh.sizes[name] for name in DIMENSIONS), mesh_dim_names=DIMENSIONS)
+    """Returns torch's mesh of the run's processes; may create process groups, so every process must call it."""
+    return _device_mesh(dist.group.WORLD, device.type, tuple(mesh.sizes[name] for name in DIMENSIONS))
+
+
+@cache  # groups keep their threads and connections until they are destroyed, so the runs of a process share them
+def _device_mesh(world: dist.ProcessGroup | None, device_type: str, sizes: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh(device_type, sizes, mesh_dim_names=DIMENSIONS)
 
 
 class Split(Strategy):
