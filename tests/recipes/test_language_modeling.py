@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command
+from launching import launch
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
 
@@ -305,3 +306,20 @@ def test_a_row_that_is_not_text_is_named(tmp_path):
     files = (f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.columns.text=body")
     with pytest.raises(DataError, match=r"row 2: column 'text' holds 3, not text"):
         train(TASK, tmp_path / "run", *files)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("name", "processes"), [("tensor", 2), ("pipeline", 2), ("tensor_pipeline_data", 8)])
+def test_shipped_configurations_of_split_models_train_like_one_process(tmp_path, name, processes):
+    config = ROOT / f"recipes/configs/language_modeling/{name}.yaml"
+    short = ("train.max_steps=3", "data.max_eval_samples=7", "tracking.logging_steps=1")
+    args = [ROOT / "recipes/language_modeling.py", "--config", config, *short]
+    launch([*args, f"output_dir={tmp_path / 'split'}"], processes)
+    unsplit = [f"parallel.{size}=1" for size in ("replicas", "tensor", "pipeline")]
+    rows = ("train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=4")
+    train(f"language_modeling/{name}", tmp_path / "one", *short, *unsplit, *rows, "parallel.schedule=1f1b", sizes=())
+    mesh = json.loads((tmp_path / "split/run.json").read_text())["mesh"]
+    assert math.prod(mesh.values()) == processes
+    one, split = (lines(tmp_path / run, "loss") for run in ("one", "split"))
+    assert_close(one, split, float32_tolerance(steps=3, terms=1000))
