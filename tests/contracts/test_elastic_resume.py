@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import layouts
-import psutil
 import pytest
-from launching import kill_tree, launch
+from launching import launch
 from layouts import LAYOUTS, SAVED_STEP
 from runs import assert_close, assert_same_weights, lines, weights
-from stopping import LONG, start, wait_for_step
 from tolerances import FLOAT64
 
 from toolkit.checkpoint.manifest import read_manifest, verify
@@ -82,28 +79,3 @@ def test_every_process_writes_a_part_of_a_sharded_checkpoint(runs: Path, layout:
     assert state["identity"]["num_processes"] == processes
     if shards and layout != "pipeline2":  # what several processes hold is shared out; stages differ in size
         assert max(shards.values()) < 1.5 * min(shards.values())
-
-
-@marked
-def test_a_killed_process_in_a_sharded_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
-    log, output = tmp_path / "log", tmp_path / "run"
-    settings = (*LONG, "checkpoint.save_steps=1", "checkpoint.format=sharded", "parallel.fsdp=2",
-                "checkpoint.save_total_limit=2")  # fmt: skip
-    launcher = start(output, log, *settings, processes=2)
-    wait_for_step(launcher, output, 4, log)
-    writing = output / "checkpoints"
-    while not list(writing.glob(".tmp-step-*")):
-        assert launcher.poll() is None, log.read_text()
-    psutil.Process(launcher.pid).children(recursive=True)[-1].send_signal(signal.SIGKILL)
-    try:
-        assert launcher.wait(60) != 0
-    finally:
-        if launcher.poll() is None:
-            kill_tree(launcher.pid)
-    steps = [path for path in writing.glob("step-*") if verify(path) == []]
-    assert steps
-    again = start(output, log, *settings, "train.max_steps=30", "checkpoint.resume=auto", processes=2)
-    assert again.wait(300) == 0, log.read_text()
-    newest = max(int(path.name.removeprefix("step-")) for path in steps)
-    assert f"resuming from {writing / f'step-{newest}'}" in log.read_text()
-    assert not list(writing.glob(".tmp-*"))

@@ -12,22 +12,57 @@ import failing_rank
 import psutil
 import pytest
 from launching import launch
-from runs import ROOT, TINY
-from stopping import LONG, start, wait_for_step
+from runs import ROOT, train
+from stopping import DROPOUT, LONG, command, start, wait_for_step
+
+from toolkit.checkpoint.manifest import verify
 
 pytestmark = pytest.mark.distributed
 
 
-@pytest.mark.parametrize("strategy", ["sync", pytest.param("local_sgd", marks=pytest.mark.slow)])
-def test_a_fault_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
-    config = ["--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY, f"train.strategy={strategy}",
-              f"output_dir={tmp_path / 'run'}"]  # fmt: skip
-    done = launch([Path(failing_rank.__file__), *config], 2, check=False)
+SPLIT = {name: (f"parallel.{name}=2", "checkpoint.format=sharded") for name in ("fsdp", "tensor", "pipeline")}
+"""Settings of runs whose model is split over two processes."""
+
+
+def train_with_fault(output_dir: Path, fault: str, rank: int, *settings: str) -> tuple[str, float]:
+    """Returns the output of a run on two processes, one of which fails, and how long it went on after that, in s."""
+    given = command(output_dir, *settings)[2:]
+    done = launch([Path(failing_rank.__file__), fault, str(rank), *given], 2, check=False)
+    after = time.time() - float((output_dir / "failed_at").read_text())
     assert done.returncode == 1
-    output = done.stdout + done.stderr
-    assert time.time() - float((tmp_path / "run" / "failed_at").read_text()) < 15 + 1  # and the time to read this
+    return done.stdout + done.stderr, after
+
+
+@pytest.mark.parametrize("strategy", ["sync", pytest.param("local_sgd", marks=pytest.mark.slow)])
+def test_an_error_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
+    output, seconds = train_with_fault(tmp_path / "run", "error", 1, f"train.strategy={strategy}")
+    assert seconds < 15 + 1  # and the time to read this
     assert "[rank 1] Traceback" in output
     assert "ValueError: a fault on one rank" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", SPLIT)
+def test_the_death_of_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
+    output, seconds = train_with_fault(tmp_path / "run", "kill", 1, *SPLIT[strategy])
+    assert seconds < 15 + 1
+    assert "Signal 9 (SIGKILL)" in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_killed_in_a_sharded_save_leaves_the_checkpoint_before(tmp_path, capsys, rank):
+    checkpoints = tmp_path / "run" / "checkpoints"
+    settings = (*DROPOUT, "checkpoint.save_steps=1")
+    _, seconds = train_with_fault(tmp_path / "run", "kill_in_save", rank, *settings, *SPLIT["fsdp"])
+    assert seconds < 15 + 1
+    before = checkpoints / f"step-{failing_rank.FAULT_STEP - 1}"
+    assert verify(before) == []
+    assert not (checkpoints / f"step-{failing_rank.FAULT_STEP}").exists()
+    alone = ("train.per_device_train_batch_size=4", "checkpoint.resume=auto")  # the same window on one process
+    train("reviews", tmp_path / "run", *settings, *alone, "train.max_steps=5")
+    assert f"resuming from {before}" in capsys.readouterr().out
+    assert not list(checkpoints.glob(".tmp-*"))
 
 
 def workers(launcher: subprocess.Popen) -> list[psutil.Process]:
@@ -63,12 +98,18 @@ def test_wrong_input_is_said_once_and_first_under_the_launcher(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
-def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, engine):
+@pytest.mark.parametrize(
+    "settings",
+    [("engine=loop",), ("engine=trainer",), *SPLIT.values(), ("engine=trainer", *SPLIT["pipeline"])],
+    ids=["loop", "trainer", *SPLIT, "pipeline-trainer"],
+)
+def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, settings):
     log = tmp_path / "log"
-    launcher = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", f"engine={engine}", processes=2)
+    launcher = start(tmp_path / "run", log, *LONG, "checkpoint.save_steps=null", *settings, processes=2)
     wait_for_step(launcher, tmp_path / "run", 5, log)
     workers(launcher)[-1].send_signal(signal.SIGTERM)
     launcher.wait(120)
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert f"SIGTERM: stopped after {saved.name.replace('-', ' ')}" in log.read_text()
+    assert verify(saved) == []
+    assert len(list(saved.glob("model/*.safetensors"))) == (2 if {*SPLIT["fsdp"]} & {*settings} else 0)

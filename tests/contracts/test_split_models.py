@@ -3,45 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 import split_runs
 import torch
 from launching import launch
-from runs import assert_close, lines, predictions, weights
-from split_runs import RUNS
+from runs import ROOT, assert_close, lines, predictions, weights
+from split_runs import CELLS, ENGINES, STRATEGIES, TASKS, names_of, run_name
 
 pytestmark = pytest.mark.distributed
 
 FAST = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews", "tensor:uneven", "zero1:reviews")
-TENSOR = (
-    "reviews",
-    "qa",
-    "translation",
-    "language_modeling",
-    "uneven",
-    "masked",
-    "vit",
-    "gpt2",
-    "trainer-reviews",
-    "trainer-translation",
-    "adafactor",
-    "recompute",
-    "ema",
-    "fused",
-    "few",
-)
-"""Runs whose architecture has a plan for tensor parallelism."""
-ALL = {
-    2: [
-        *(f"fsdp:{run}" for run in RUNS),
-        *(f"zero2:{run}" for run in ("reviews", "translation")),
-        *(f"zero1:{run}" for run in RUNS if run != "schedule_free"),
-        *(f"tensor:{run}" for run in TENSOR),
-    ],
-    4: [f"{strategy}:{run}" for strategy in ("hsdp", "fsdp-tensor", "replicas-tensor") for run in TENSOR],
-}  # fmt: skip
+FIGURES = ROOT / "docs" / "strategies.json"
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +42,22 @@ def test_each_process_holds_its_share(output, name):
         assert split["optimizer_state"] <= 0.55 * one["optimizer_state"]
 
 
+def test_the_table_in_the_docs_has_the_cells_that_are_tested():
+    found = json.loads(FIGURES.read_text(encoding="utf-8"))
+    assert found["tasks"] == {name: {"recipe": recipe, "settings": rest} for name, (recipe, *rest) in TASKS.items()}
+    assert {name: each["settings"] for name, each in found["strategies"].items()} == {
+        name: list(settings) for name, (_, _, settings) in STRATEGIES.items()
+    }
+    measured = {
+        (strategy, task, engine): figure
+        for strategy, each in found["strategies"].items()
+        for task, engines in each["differences"].items()
+        for engine, figure in engines.items()
+    }
+    assert measured.keys() == {(name, task, engine) for name in CELLS for task in CELLS[name] for engine in ENGINES}
+    assert max(measured.values()) <= 1e-9
+
+
 def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
     main, other = (json.loads((output / f"on_meta-{rank}.json").read_text()) for rank in (0, 1))
     assert main == dict.fromkeys(FAST, False)
@@ -74,12 +65,46 @@ def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", ALL)
+@pytest.mark.parametrize("processes", [2, 4, 8])
 def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):
-    launch([Path(split_runs.__file__), tmp_path, *ALL[processes]], processes, timeout=1500)
-    split_runs.main(tmp_path, *dict.fromkeys(name.split(":")[1] for name in ALL[processes]))
-    for name in ALL[processes]:
+    strategies = [strategy for strategy in STRATEGIES if STRATEGIES[strategy][0] == processes]
+    names = [name for strategy in strategies for name in names_of(strategy)]
+    launch([Path(split_runs.__file__), tmp_path, *names], processes, timeout=1500)
+    split_runs.main(tmp_path, *dict.fromkeys(name.split(":")[1] for name in names))
+    for name in names:
         assert_like_one_process(tmp_path, name)
+    if os.environ.get("WRITE_FIGURES"):
+        write_figures(tmp_path, strategies)
+
+
+def write_figures(folder: Path, strategies: list[str]) -> None:
+    """Writes the greatest difference of each strategy, task and engine, for docs/render_strategies.py."""
+    found = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {"strategies": {}}
+    found["tasks"] = {task: {"recipe": recipe, "settings": settings} for task, (recipe, *settings) in TASKS.items()}
+    for strategy in strategies:
+        differences = {
+            task: {engine: difference(folder, run_name(strategy, task, engine)) for engine in ENGINES}
+            for task in CELLS[strategy]
+        }
+        _, _, settings = STRATEGIES[strategy]
+        found["strategies"][strategy] = {"settings": settings, "differences": differences}
+    found["strategies"] = {name: found["strategies"][name] for name in STRATEGIES if name in found["strategies"]}
+    FIGURES.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def difference(folder: Path, name: str) -> float:
+    """Returns the greatest difference of a run's losses, norms (relative, if they exceed 1) and parameters."""
+    one, split = (folder / run for run in folders(name))
+    pairs = [
+        (before[key], after[key])
+        for before, after in zip(lines(one, "loss"), lines(split, "loss"), strict=True)
+        for key in ("loss", "grad_norm")
+    ]
+    expected, found = weights(one), weights(split)
+    return max(
+        *(abs(before - after) / max(1.0, abs(before)) for before, after in pairs),
+        *(float((value - found[key]).abs().max()) for key, value in expected.items()),
+    )
 
 
 def folders(name: str) -> tuple[str, str]:

@@ -255,7 +255,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-@pytest.mark.parametrize("script", ["render_commands", "render_switches"])
+@pytest.mark.parametrize("script", ["render_commands", "render_strategies", "render_switches"])
 def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = import_module(script)
@@ -269,6 +269,15 @@ def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
     assert page == example.PAGE.read_text(encoding="utf-8"), "run `python docs/worked_example.py --render`"
     for name, picture in pictures.items():
         assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
+
+
+def test_the_pictures_of_strategies_show_what_their_processes_held(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    draw = import_module("draw_strategies")
+    held = json.loads(draw.HELD.read_text(encoding="utf-8"))
+    assert held.keys() == draw.STRATEGIES.keys()
+    for name, picture in draw.rendered(held).items():
+        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_strategies.py`"
 
 
 def test_scripts_are_valid_shell() -> None:

@@ -1,12 +1,18 @@
-"""The reviews recipe with a fault on the last rank: `accelerate launch failing_rank.py <arguments of the recipe>`."""
+"""The reviews recipe with a fault on one rank: `accelerate launch failing_rank.py FAULT RANK <recipe's arguments>`."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
+from torch import Tensor
+
+from toolkit.checkpoint import writing
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -14,15 +20,59 @@ from toolkit.recipe import load_task_type
 FAULT_STEP = 3
 
 
-def check_update(self, grad_norm, batches):
-    """Fails on the last rank only; the other ranks would wait for it forever."""
-    if self.state.step + 1 == FAULT_STEP and os.environ["RANK"] == "1":
-        (Path(self.run.output_dir) / "failed_at").write_text(str(time.time()))
-        raise ValueError("a fault on one rank")
+def note(output_dir: Path) -> None:
+    (output_dir / "failed_at").write_text(str(time.time()))
 
+
+def kill_this_process(output_dir: Path) -> NoReturn:
+    note(output_dir)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("SIGKILL cannot be handled")
+
+
+def error() -> None:
+    """Raises an error after the gradient of a step, which the other ranks do not see."""
+
+    def check_update(self, grad_norm, batches):
+        if self.state.step + 1 == FAULT_STEP:
+            note(Path(self.run.output_dir))
+            raise ValueError("a fault on one rank")
+
+    Session.check_update = check_update
+
+
+def kill() -> None:
+    """Kills the process before it computes its gradient, for which the other ranks wait."""
+    compute = Session.window_gradient
+
+    def window_gradient(self, batches, scale):
+        if self.state.step + 1 == FAULT_STEP:
+            kill_this_process(Path(self.run.output_dir))
+        return compute(self, batches, scale)
+
+    Session.window_gradient = window_gradient
+
+
+def kill_in_save() -> None:
+    """Kills the process when it has written the first tensor of its part of a checkpoint."""
+    write_file = writing.write_file
+
+    def write_some(path, entries, tensors, metadata):
+        def some() -> Iterator[Tensor]:
+            yield from list(tensors)[:1]
+            kill_this_process(path.parents[3])
+
+        return write_file(path, entries, some() if f"step-{FAULT_STEP}" in str(path) else tensors, metadata)
+
+    writing.write_file = write_some
+
+
+FAULTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (error, kill, kill_in_save)}
 
 if __name__ == "__main__":
-    Session.check_update = check_update
+    fault, rank, *arguments = sys.argv[1:]
+    if os.environ["RANK"] == rank:
+        FAULTS[fault]()
     recipe = Path(__file__).resolve().parents[2] / "recipes" / "reviews.py"
-    sys.argv[0] = str(recipe)
+    sys.argv = [str(recipe), *arguments]
     main(load_task_type(recipe))

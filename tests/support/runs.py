@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tolerances import FLOAT64
 
 import toolkit.run
-from toolkit.api.run import FitResult
+from toolkit.api.run import FitResult, Observer
 from toolkit.base.errors import InputError
 from toolkit.recipe import load_settings, load_task_type
 
@@ -44,6 +44,7 @@ def train(
     double: bool = False,
     sizes: tuple[str, ...] | None = None,
     predict_memory: bool = False,
+    observer: Observer | None = None,
 ) -> FitResult:
     """Runs a configuration of the recipes with `TINY` (or its `SIZES`) and further overrides.
 
@@ -54,6 +55,7 @@ def train(
         double: whether weights and computation are float64, so that equal mathematics agrees to `FLOAT64`.
         sizes: overrides instead of `TINY` or `SIZES`.
         predict_memory: whether the report predicts memory, which takes longer than training such a small model.
+        observer: called during training.
     """
     name, _, yaml = config.partition("/")
     recipe = ROOT / "recipes" / f"{name}.py"
@@ -65,7 +67,7 @@ def train(
     settings = [*tiny, *overrides, f"output_dir={output_dir}"]
     cfg = load_settings(task_type, file, settings).config
     with nullcontext() if predict_memory else _no_prediction():
-        return toolkit.run.run(cfg, task_type(cfg), recipe, float64=double)
+        return toolkit.run.run(cfg, task_type(cfg), recipe, observer, float64=double)
 
 
 def _no_prediction() -> AbstractContextManager[Any]:

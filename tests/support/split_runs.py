@@ -30,19 +30,29 @@ GPT2 = ("model.from_config={model_type: gpt2, vocab_size: 400, n_embd: 32, n_lay
 VIT = ("model.from_config={model_type: vit, image_size: 32, patch_size: 8, hidden_size: 32, num_hidden_layers: 2, "
        "num_attention_heads: 2, intermediate_size: 48}",)  # fmt: skip
 
-RUNS: dict[str, tuple[str, ...]] = {
+SPEECH = ("model.from_config={model_type: wav2vec2, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, "
+          "intermediate_size: 16, conv_dim: [8, 8], conv_kernel: [400, 2], conv_stride: [160, 2], "
+          "num_feat_extract_layers: 2, num_conv_pos_embeddings: 8, num_conv_pos_embedding_groups: 2, "
+          "classifier_proj_size: 8, mask_time_prob: 0.0, layerdrop: 0.0, feat_extract_norm: layer, "
+          "do_stable_layer_norm: true, hidden_dropout: 0.0, attention_dropout: 0.0, activation_dropout: 0.0, "
+          "feat_proj_dropout: 0.0, final_dropout: 0.0}",
+          "task.audio.num_mel_bins=64", "task.audio.sampling_rate=16000", "task.audio.min_seconds=0.25")  # fmt: skip
+
+TASKS: dict[str, tuple[str, ...]] = {
     "reviews": ("reviews", *ADAMW),
     "qa": ("qa", *SGD),
     "translation": ("translation", *SGD),
     "language_modeling": ("language_modeling", *SGD),
-    "uneven": ("language_modeling", *ADAMW, "model.from_config.vocab_size=401"),
     "masked": ("language_modeling/smoke_masked", *SGD),
-    "image": ("reviews/smoke_image", *SGD),
     "vit": ("reviews/smoke_image", *SGD, *VIT),
+    "image": ("reviews/smoke_image", *SGD),
+    "speech": ("reviews/smoke_audio", *SGD, *SPEECH),
+}
+"""Recipe and settings of each task in the table of docs/parallel.md, which both engines train."""
+FURTHER: dict[str, tuple[str, ...]] = {
     "gpt2": ("language_modeling", *SGD, *GPT2, "checkpoint.format=sharded", "checkpoint.load_best_model_at_end=true"),
+    "uneven": ("language_modeling", *ADAMW, "model.from_config.vocab_size=401"),
     "audio": ("reviews/smoke_audio", *SGD),
-    "trainer-reviews": ("reviews", *ADAMW, "engine=trainer"),
-    "trainer-translation": ("translation", *SGD, "engine=trainer"),
     "adafactor": ("reviews", "train.optim=adafactor", "train.learning_rate=0.01"),
     "muon": ("reviews", "train.optim=muon", "train.learning_rate=0.01"),
     "schedule_free": ("reviews", "train.optim=schedule_free_adamw", "train.learning_rate=0.001"),
@@ -54,29 +64,67 @@ RUNS: dict[str, tuple[str, ...]] = {
     "best": ("reviews", *SGD, "checkpoint.load_best_model_at_end=true", "eval.metric_for_best_model=loss"),
     "few": ("reviews", *SGD, "data.max_train_samples=5"),
 }
+RUNS = TASKS | FURTHER
 """Recipe and settings of each run; `max_grad_norm` is below the norm of every step."""
-STRATEGIES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "fsdp": (2, ("parallel.fsdp=2",)),
-    "zero2": (2, ("parallel.zero_stage=2",)),
-    "zero1": (2, ("parallel.zero_stage=1",)),
-    "tensor": (1, ("parallel.tensor=2",)),
-    "hsdp": (4, ("parallel.fsdp=2", "parallel.replicas=2")),
-    "fsdp-tensor": (2, ("parallel.fsdp=2", "parallel.tensor=2")),
-    "replicas-tensor": (2, ("parallel.replicas=2", "parallel.tensor=2")),
+STRATEGIES: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "ddp": (2, 2, ()),
+    "zero1": (2, 2, ("parallel.zero_stage=1",)),
+    "zero2": (2, 2, ("parallel.zero_stage=2",)),
+    "fsdp": (2, 2, ("parallel.fsdp=2",)),
+    "hsdp": (4, 4, ("parallel.replicas=2", "parallel.fsdp=2")),
+    "tensor": (2, 1, ("parallel.tensor=2",)),
+    "replicas-tensor": (4, 2, ("parallel.replicas=2", "parallel.tensor=2")),
+    "fsdp-tensor": (4, 2, ("parallel.fsdp=2", "parallel.tensor=2")),
+    "pipeline": (2, 1, ("parallel.pipeline=2",)),
+    "replicas-pipeline": (4, 2, ("parallel.replicas=2", "parallel.pipeline=2")),
+    "tensor-pipeline": (4, 1, ("parallel.tensor=2", "parallel.pipeline=2")),
+    "3d": (8, 2, ("parallel.replicas=2", "parallel.tensor=2", "parallel.pipeline=2")),
 }
-"""Number of data ranks and settings of each strategy."""
+"""Number of processes, of data ranks, and settings of each strategy."""
+ONLY = {
+    "parallel.tensor=2": [task for task in TASKS if task != "image"],
+    "parallel.pipeline=2": ["reviews", "qa", "language_modeling", "masked", "vit"],
+}
+"""Tasks whose architectures can be split so."""
+CELLS = {
+    strategy: [task for task in TASKS if all(task in ONLY.get(setting, TASKS) for setting in settings)]
+    for strategy, (_, _, settings) in STRATEGIES.items()
+}
+"""The tasks that each strategy trains; the others are refused."""
+ALSO = {
+    "fsdp": [*FURTHER],
+    "zero1": [run for run in FURTHER if run != "schedule_free"],
+    "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
+    **dict.fromkeys(("hsdp", "fsdp-tensor", "replicas-tensor"), ["gpt2", "uneven", "adafactor"]),
+}
+"""Further runs of strategies, with the loop."""
+ENGINES = ("loop", "trainer")
+
+
+def run_name(strategy: str, run: str, engine: str = "loop") -> str:
+    """Returns the name of a run on several processes: `STRATEGY:RUN`, or `STRATEGY:RUN:trainer`."""
+    return ":".join([strategy, run, *([engine] if engine != "loop" else [])])
+
+
+def names_of(strategy: str) -> list[str]:
+    """Returns the names of all runs of a strategy."""
+    tasks = [run_name(strategy, task, engine) for engine in ENGINES for task in CELLS[strategy]]
+    return [*tasks, *(run_name(strategy, run) for run in ALSO.get(strategy, ()))]
 
 
 def main(output: Path, *names: str) -> None:
-    """Trains runs: `RUN` on one process, `STRATEGY:RUN` on several; writes which models this process built on meta."""
+    """Trains runs by name: `RUN` on one process, others as `run_name` names them on several.
+
+    Also writes which of their models this process built without weights.
+    """
     on_meta: dict[str, bool] = {}
     for name in names:
-        strategy, _, run = name.rpartition(":")
-        data_size, parallel = STRATEGIES[strategy] if strategy else (1, ())
+        strategy, run, engine = name.split(":") if name.count(":") == 2 else (*name.rpartition(":")[::2], "loop")
+        _, data_size, parallel = STRATEGIES.get(strategy, (1, 1, ()))
         rows = f"train.per_device_train_batch_size={ROWS // ACCUMULATION // data_size}"
-        split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}")
+        split = (rows, f"train.gradient_accumulation_steps={ACCUMULATION}", f"engine={engine}")
         recipe, *settings = RUNS[run]
-        sizes = SMALL if {*GPT2, *VIT} & {*settings} else None
+        sizes = SMALL if {*GPT2, *VIT, *SPEECH} & {*settings} else None
         folder = output / name.replace(":", "-of-")
 
         def noting(model: Any, *arguments: Any, name: str = name) -> Any:

@@ -1,0 +1,104 @@
+"""Writes the table of docs/parallel.md: which tasks each strategy trains like one process, and which it refuses.
+
+python docs/render_strategies.py
+
+The figures in docs/strategies.json are measured by the slow tests of tests/contracts/test_split_models.py, which write
+them if WRITE_FIGURES is set. Why the others are refused is asked of the toolkit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from toolkit.document.markdown import table
+from toolkit.recipe import load_task_type, validate
+
+HERE = Path(__file__).resolve().parent
+PAGE, FIGURES, RECIPES = HERE / "parallel.md", HERE / "strategies.json", HERE.parent / "recipes"
+BEGIN, END = "<!-- strategies: written by docs/render_strategies.py -->\n", "\n<!-- end of strategies -->"
+STRATEGIES = {
+    "ddp": "data parallel",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP2",
+    "hsdp": "HSDP",
+    "tensor": "tensor",
+    "replicas-tensor": "replicas, tensor",
+    "fsdp-tensor": "FSDP2, tensor",
+    "pipeline": "pipeline",
+    "replicas-pipeline": "replicas, pipeline",
+    "tensor-pipeline": "tensor, pipeline",
+    "3d": "replicas, tensor, pipeline (3D)",
+}
+TASKS = {
+    "reviews": "text classification (BERT)",
+    "qa": "question answering (BERT)",
+    "translation": "translation (T5)",
+    "language_modeling": "causal LM (Llama)",
+    "masked": "masked LM (BERT)",
+    "vit": "image classification (ViT)",
+    "image": "image classification (ConvNeXt)",
+    "speech": "audio classification (Wav2Vec2)",
+}
+ENGINES = ("loop", "trainer")
+
+
+def refused(recipe: str, *settings: str) -> str:
+    """Returns why the toolkit refuses a task with these settings; empty if it does not.
+
+    Args:
+        recipe: name of a recipe, or `<recipe>/<configuration>`.
+        *settings: `section.key=value` each.
+    """
+    name, _, config = recipe.partition("/")
+    file = RECIPES / "configs" / name / f"{config or 'smoke'}.yaml"
+    found = validate(load_task_type(RECIPES / f"{name}.py"), file, settings, elsewhere=True).problems
+    # Without the place of the setting, the supported models, and what to do instead.
+    return " ".join(re.split(r"; |, only for ", problem.split(": ", 1)[1])[0] + "." for problem in found[:1])
+
+
+def cell(strategy: dict[str, Any], task: dict[str, Any], name: str, reasons: list[str]) -> str:
+    """Returns the figures of both engines, or the numbers of the reasons why they are refused.
+
+    Args:
+        strategy: settings and figures of a strategy.
+        task: recipe and settings of a task.
+        name: name of the task.
+        reasons: all reasons so far; new ones are added.
+
+    Raises:
+        ValueError: if an engine was not measured although it is not refused.
+    """
+    figures, words = strategy["differences"].get(name, {}), []
+    for engine in ENGINES:
+        if engine in figures:
+            words.append(f"{figures[engine]:.0e}")
+            continue
+        why = refused(task["recipe"], *task["settings"], *strategy["settings"], f"engine={engine}")
+        if not why:
+            raise ValueError(f"{name} with {strategy['settings']} under {engine}: neither measured nor refused")
+        if why not in reasons:
+            reasons.append(why)
+        words.append(f"no ({reasons.index(why) + 1})")
+    return " / ".join(dict.fromkeys(words))
+
+
+def rendered() -> str:
+    """Returns the page with the table as figures and rules have it."""
+    page, found = PAGE.read_text(encoding="utf-8"), json.loads(FIGURES.read_text(encoding="utf-8"))
+    reasons: list[str] = []
+    rows = [
+        [title, *(cell(strategy, task, name, reasons) for name, task in found["tasks"].items())]
+        for title, strategy in ((STRATEGIES[name], each) for name, each in found["strategies"].items())
+    ]
+    notes = "\n".join(f"{number}. {why}" for number, why in enumerate(reasons, start=1))
+    before, rest = page.split(BEGIN)
+    text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows)}\n\n{notes}"
+    return before + BEGIN + text + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(), encoding="utf-8")

@@ -1,0 +1,64 @@
+"""Each process of a split model holds the share that docs/parallel.md says, and drops activations on its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_runs
+from launching import launch
+from rank_runs import DROPPED, STRATEGIES
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+HALF, ALL = pytest.approx(0.5, abs=0.01), pytest.approx(1.0)
+ABOUT_HALF = pytest.approx(0.5, abs=0.05)
+"""Embeddings, norms and heads are not split into equal parts."""
+PARTS = ("parameters", "gradients", "optimizer_state")
+SHARES = {
+    "zero1": {"parameters": ALL, "gradients": ALL, "optimizer_state": HALF, "in_window": ALL},
+    "zero2": {"parameters": HALF, "gradients": HALF, "optimizer_state": HALF, "in_window": ALL},
+    "fsdp": dict.fromkeys((*PARTS, "in_window"), HALF),
+    "tensor": dict.fromkeys((*PARTS, "in_window"), ABOUT_HALF),
+    "pipeline": dict.fromkeys((*PARTS, "in_window"), ABOUT_HALF),
+}
+"""The share of one process's bytes that each of two processes holds."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
+    """Returns what each process holds and drops, by strategy, and what one process holds."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch([Path(rank_runs.__file__), folder], 2)
+    files = {name: [folder / f"{name}-{rank}.json" for rank in range(2)] for name in STRATEGIES}
+    one = {"held": vars(rank_runs.count(folder, "one"))}
+    return {"one": [one], **{name: [json.loads(file.read_text()) for file in two] for name, two in files.items()}}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_process_holds_its_share(found, strategy):
+    complete = found["one"][0]["held"]
+    assert complete["parameters"] >= 10_000_000 * 4
+    for process in found[strategy]:
+        assert {part: process["held"][part] / complete[part] for part in SHARES[strategy]} == SHARES[strategy]
+
+
+def test_the_stages_of_a_pipeline_hold_each_parameter_once(found):
+    for part in PARTS:
+        assert sum(process["held"][part] for process in found["pipeline"]) == found["one"][0]["held"][part]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_dropout_is_that_of_one_process_in_distribution(found, strategy):
+    """Checks that each activation is kept with the configured probability, independently of other processes."""
+    kept = 1 - DROPPED
+    # The residual streams of a tensor group are the same, so their masks must be.
+    agreeing = 1.0 if strategy == "tensor" else kept**2 + DROPPED**2
+    for process in found[strategy]:
+        dropped = process["dropped"]
+        error = (0.25 / dropped["elements"]) ** 0.5
+        assert dropped["elements"] > 10_000
+        assert abs(dropped["kept"] - kept) < 5 * error
+        assert abs(dropped["agreeing"] - agreeing) < 5 * error
