@@ -95,7 +95,7 @@ ALSO = {
     "fsdp": [*FURTHER],
     "zero1": [run for run in FURTHER if run != "schedule_free"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
-    **dict.fromkeys(("hsdp", "fsdp-tensor", "replicas-tensor"), ["gpt2", "uneven", "adafactor"]),
+    **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }
 """Further runs of strategies, with the loop."""
 ENGINES = ("loop", "trainer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -60,7 +60,7 @@ class Strategy(Protocol):
     Every method is called on every rank, in the same order, and may communicate: `prepare`, `prepare_optimizer`,
     `attach`; for each step `begin_step`, `window_gradient`, `clip`, `skip_update` if necessary, and `after_update`;
     `settle` before parameters are evaluated or saved, then `full_model`, `own_parameters` or `own_optimizer`;
-    `complete_model` at the end.
+    `loading` around what restores a checkpoint; `complete_model` at the end.
     """
 
     name: str
@@ -140,6 +140,16 @@ class Strategy(Protocol):
 
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the optimizer's state that this process has, as `optimizer_state` does; tensors may be split."""
+
+    @contextmanager
+    def loading(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
+        """Yields the model and the optimizer to load a checkpoint into; every rank must have loaded it at the end.
+
+        Args:
+            model: the model as trained.
+            optimizer: its optimizer.
+        """
+        yield model, optimizer
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process has sent during the run: `exchange_collectives` and `exchange_bytes`, if known."""

@@ -146,6 +146,6 @@ def fill_part(target: Tensor, held: Mapping[Box, Box], value: Tensor, box: Box) 
 
 
 def local_bytes(tensor: Tensor) -> int:
-    """Returns the bytes of a tensor that this process holds."""
-    part = local(tensor)
+    """Returns the bytes of a tensor that this process holds; `ds_tensor` is DeepSpeed's part of an empty parameter."""
+    part = getattr(tensor, "ds_tensor", local(tensor))
     return part.numel() * part.element_size()

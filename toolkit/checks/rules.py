@@ -7,7 +7,7 @@ from collections import Counter
 from toolkit.checks import efficiency_rules as efficiency
 from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
-from toolkit.distributed import parallel_rules
+from toolkit.distributed import deepspeed_rules, parallel_rules
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
 from toolkit.optim import rules as optim_rules
@@ -157,4 +157,5 @@ RULES = (
     ),
     *strategy_rules.RULES,
     *parallel_rules.RULES,
+    *deepspeed_rules.RULES,
 )

@@ -16,6 +16,7 @@ from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
 from toolkit.data.sources import find_hub
+from toolkit.distributed.deepspeed_rules import library_problems as deepspeed_problems
 from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.hub import hub_problems
@@ -62,6 +63,7 @@ CHECKS = (
     Check("train.train_sampling_strategy", _sampling_problems),
     Check("train.snapshot_ensemble", _ensemble_problems),
     Check("the optimizer's library", lambda cfg, task: library_problems(cfg.train), "libraries"),
+    Check("DeepSpeed", lambda cfg, task: deepspeed_problems(cfg), "libraries"),
     Check("train.optim_args", lambda cfg, task: argument_problems(cfg.train)),
     Check("train.lr_scheduler_kwargs", lambda cfg, task: schedule_problems(cfg.train)),
     Check("tracking.report_to", lambda cfg, task: tracker_problems(cfg.tracking), "machine"),
@@ -97,7 +99,7 @@ CHECKS = (
 """All checks, in the order in which problems are listed."""
 
 LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
-    "libraries": "libraries of optimizers and adapters, and callbacks",
+    "libraries": "libraries of optimizers, adapters and parallelism, and callbacks",
     "machine": "GPUs, compilers, trackers and logins",
     "inputs": "the data files and their first rows",
     "folder": "output_dir",

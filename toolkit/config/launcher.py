@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from toolkit.config.keys import _hints
-from toolkit.config.messages import choices, show
+from toolkit.config.messages import Key, choices, show
 from toolkit.config.sections import TrainConfig
 from toolkit.config.source import Settings, Source
 
@@ -39,6 +39,27 @@ NOT_TRANSLATED: dict[str, tuple[frozenset[str], str]] = {
     "FSDP_IGNORED_MODULES": (frozenset(), "remove fsdp_ignored_modules: every parameter is sharded"),
 }
 """Other variables of the launcher: values that change nothing, and what to do about any other."""
+USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+"""Whether the launcher asks for DeepSpeed; the toolkit drives its engine itself, so accelerate must not see it."""
+ZERO_STAGE, GRADIENT_CLIPPING = "ACCELERATE_DEEPSPEED_ZERO_STAGE", "ACCELERATE_GRADIENT_CLIPPING"
+OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS = (
+    "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+)
+NOT_TRANSLATED_DEEPSPEED: dict[str, tuple[frozenset[str], str]] = {
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": (
+        frozenset(),
+        "remove deepspeed_config_file: its settings are those of the YAML",
+    ),
+    OFFLOAD_OPTIMIZER: (frozenset({"cpu"}), "set offload_optimizer_device to none or cpu"),
+    OFFLOAD_PARAMETERS: (frozenset({"cpu"}), "set offload_param_device to none or cpu"),
+    "ACCELERATE_DEEPSPEED_ZERO3_INIT": (
+        frozenset({"false"}),
+        "set zero3_init_flag to false: each process builds the complete model before it is split",
+    ),
+    "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": (frozenset(), "remove deepspeed_moe_layer_cls_names"),
+}
+"""The same for DeepSpeed. The final model is always complete, whatever `zero3_save_16bit_model` says."""
 _TRUE = {"1", "true", "yes", "on", "t", "y"}
 
 
@@ -64,6 +85,8 @@ def ask_launcher(settings: Settings, environ: Mapping[str, str]) -> None:
             )
     if environ.get(USE_FSDP, "").lower() in _TRUE:
         _translate_fsdp(settings, environ)
+    if environ.get(USE_DEEPSPEED, "").lower() in _TRUE:
+        _translate_deepspeed(settings, environ)
 
 
 def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -78,15 +101,44 @@ def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
         processes = int(environ.get("WORLD_SIZE", "1")) // prod(others)
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))
     for field, (variable, default) in FSDP.items():
-        asked, own = environ.get(variable, str(default)).lower() in _TRUE, parallel.get(field)
-        if own is None and asked != default:
-            settings.set(("parallel", field), asked, Source("launcher", f"launcher {variable}={str(asked).lower()}"))
-        elif own is not None and asked != own:
-            settings.report(
-                ("parallel", field),
-                f"received {show(own)}, but the launcher says {show(asked)} ({variable}); set both to the same",
-            )
-    for variable, (harmless, remedy) in NOT_TRANSLATED.items():
+        _agree(settings, ("parallel", field), environ.get(variable, str(default)).lower() in _TRUE, variable, default)
+    _refuse_others(settings, key, environ, NOT_TRANSLATED)
+
+
+def _translate_deepspeed(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Translates a launcher file with `distributed_type: DEEPSPEED` into the section `parallel`."""
+    stage, clipping = environ.get(ZERO_STAGE, "2"), environ.get(GRADIENT_CLIPPING, "none")
+    optimizer, parameters = (environ.get(name, "none") for name in (OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS))
+    if parameters != (optimizer if stage == "3" else "none"):
+        settings.report(
+            ("parallel", "offload"),
+            f"the launcher says offload_optimizer_device {optimizer} and offload_param_device {parameters} with stage "
+            f"{stage}; in stage 3 both move to the CPU or none, in stages 1 and 2 only the optimizer can",
+        )
+    _agree(settings, ("parallel", "backend"), "deepspeed", USE_DEEPSPEED, "torch")
+    _agree(settings, ("parallel", "zero_stage"), int(stage), ZERO_STAGE, None)
+    _agree(settings, ("parallel", "offload"), optimizer == "cpu", OFFLOAD_OPTIMIZER, False)
+    if clipping != "none":
+        _agree(settings, ("train", "max_grad_norm"), float(clipping), GRADIENT_CLIPPING, None)
+    _refuse_others(settings, ("parallel", "backend"), environ, NOT_TRANSLATED_DEEPSPEED)
+
+
+def _agree(settings: Settings, key: Key, asked: Any, variable: str, default: Any) -> None:
+    """Fills in what the launcher asks for, or reports that the file says something else."""
+    own = settings.get(key)
+    if own is None and asked != default:
+        settings.set(key, asked, Source("launcher", f"launcher {variable} ({show(asked)})"))
+    elif own is not None and asked != own:
+        settings.report(
+            key, f"received {show(own)}, but the launcher says {show(asked)} ({variable}); set both to the same"
+        )
+
+
+def _refuse_others(
+    settings: Settings, key: Key, environ: Mapping[str, str], others: Mapping[str, tuple[frozenset[str], str]]
+) -> None:
+    """Reports variables of the launcher that ask for what the toolkit does not do."""
+    for variable, (harmless, remedy) in others.items():
         text = environ.get(variable, "")
         if text and text not in harmless and text.lower() != "none":
             settings.report(key, f"the launcher says {variable}={text}, which the toolkit does not use; {remedy}")

@@ -38,7 +38,10 @@ class ParallelConfig:
     reshard_after_forward: bool = True
     """Frees gathered parameters between the forward and the backward pass, which gathers them again (`fsdp`)."""
     offload: bool = False
-    """Keeps parameters, gradients and optimizer state in CPU memory while they are not needed on the GPU (`fsdp`)."""
+    """Keeps parameters, gradients and optimizer state in CPU memory while they are not needed on the GPU (`fsdp`). With
+    `backend: deepspeed`, stages 1 and 2 keep only the optimizer's state there."""
     zero_stage: Literal[1, 2, 3] | None = None
     """ZeRO's names. 1: replicas that each keep a part of the optimizer's state. 2 and 3: FSDP over all processes, where
     2 keeps gathered parameters for a window."""
+    backend: Literal["torch", "deepspeed"] = "torch"
+    """The library that does `zero_stage`. `deepspeed` (extra `deepspeed`) splits over all processes, in float32."""

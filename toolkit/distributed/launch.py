@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from toolkit.base.errors import RunError
-from toolkit.config.launcher import USE_FSDP
+from toolkit.config.launcher import USE_DEEPSPEED, USE_FSDP
 from toolkit.config.sections import Config
 from toolkit.distributed.strategies import strategy_type
 
@@ -34,7 +34,8 @@ def build_accelerator(cfg: Config) -> Accelerator:
     # The toolkit counts items over a window and scales by that count; accelerate must not divide again. The
     # environment would win over the argument, and its value is already part of the configuration.
     os.environ.pop("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", None)
-    os.environ.pop(USE_FSDP, None)  # translated into `parallel`
+    for variable in (USE_FSDP, USE_DEEPSPEED):  # translated into `parallel`
+        os.environ.pop(variable, None)
     if train.tf32 is not None:
         torch.set_float32_matmul_precision("high" if train.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = train.tf32

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
@@ -26,3 +31,22 @@ def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:
             merged = list(dict.fromkeys([module for group in joined for module in group] + modules))
             groups = [group for group in groups if group not in joined] + [merged]
     return groups
+
+
+def trained_buffers(model: nn.Module) -> list[Tensor]:
+    """Returns the saved floating-point buffers, which each data rank changes with its own rows (batch norm)."""
+    saved = model.state_dict().keys()
+    return [b for name, b in model.named_buffers() if name in saved and b.is_floating_point()]
+
+
+@contextmanager
+def generating_together(model: Any) -> Iterator[None]:
+    """Makes a model's `generate` wait for all ranks, which gather its parameters together."""
+    generate = getattr(model, "generate", None)
+    if generate is not None:
+        model.generate = partial(generate, synced_gpus=True)
+    try:
+        yield
+    finally:
+        if generate is not None:
+            del model.generate

@@ -31,7 +31,7 @@ def _sharded_only(name: str) -> Rule:
         f"parallel.{name}",
         getattr(ParallelConfig(), name),
         "parallel",
-        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage in (2, 3),
+        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage in (2, 3) or parallel.backend == "deepspeed",
         "only sharded parameters have this setting",
         "set parallel.fsdp",
     )

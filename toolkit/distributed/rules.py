@@ -7,7 +7,6 @@ from toolkit.config.sections import Config, TrainConfig
 from toolkit.optim.presets import PRESETS
 
 REFUSED_LAUNCHES = {
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
     "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
     "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism configuration",
     "ACCELERATE_USE_SAGEMAKER": "SageMaker",

@@ -48,7 +48,14 @@ def accumulate(
     return total
 
 
-def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: Batch, scale: float) -> torch.Tensor:
+def micro_batch(
+    accelerator: Accelerator,
+    task: Task,
+    model: nn.Module,
+    batch: Batch,
+    scale: float,
+    backward: Callable[[torch.Tensor], None] | None = None,
+) -> torch.Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
 
     Args:
@@ -57,12 +64,13 @@ def micro_batch(accelerator: Accelerator, task: Task, model: nn.Module, batch: B
         model: the prepared model.
         batch: the micro-batch, on the CPU.
         scale: factor of the summed loss.
+        backward: performs the backward pass of the scaled loss; None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
     batch = send_to_device(batch, accelerator.device, non_blocking=True)
     with kept_buffers(model) if empty else nullcontext():
         loss = task.loss_sum(model(**batch["inputs"]), batch)
-        accelerator.backward(loss * scale)
+        (backward or accelerator.backward)(loss * scale)
     return loss.detach()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,8 @@ from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
 
 Kept = tuple[Mapping[str, "Tensor"], dict[str, Any]]
 """State of the strategy or of a callback in a checkpoint: tensors, and JSON-able values."""
@@ -92,7 +93,8 @@ class Checkpointer:
             DamagedCheckpoint: on every rank, if any rank found a damaged file.
         """
         context, run = self._context, self._context.run
-        kept = on_every(run.accelerator, self._load, saved)
+        with run.strategy.loading(context.bare_model, context.optimizer) as (model, optimizer):
+            kept = on_every(run.accelerator, self._load, saved, model, optimizer)
         content, state = SavedState.from_json(saved.state), context.state
         state.restore(content.train)
         schedules.seek(context.schedule, state.step - state.skipped_steps)
@@ -106,16 +108,16 @@ class Checkpointer:
             part.restore(tensors, values)
         self._saved = (state.step, state.ended)
 
-    def _load(self, saved: Checkpoint) -> list[tuple[Any, Kept]]:
+    def _load(self, saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> list[tuple[Any, Kept]]:
         """Loads all tensors and returns those of the strategy and of callbacks."""
-        context, run = self._context, self._context.run
-        self._load_model(saved)
-        contents.load_optimizer_into(saved, context.optimizer, context.bare_model, run.mesh, run.strategy.outline)
+        run = self._context.run
+        self._load_model(saved, model)
+        contents.load_optimizer_into(saved, optimizer, model, run.mesh, run.strategy.outline)
         return list(self._kept(saved))
 
-    def _load_model(self, saved: Checkpoint) -> None:
+    def _load_model(self, saved: Checkpoint, model: nn.Module) -> None:
         run = self._context.run
-        contents.load_model_into(saved, self._context.bare_model, run.mesh, run.strategy.outline)
+        contents.load_model_into(saved, model, run.mesh, run.strategy.outline)
 
     def load_best(self) -> bool:
         """Replaces the last step's parameters by the best step's.
@@ -128,22 +130,31 @@ class Checkpointer:
         try:
             if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
                 on_main(accelerator, _refuse_damaged, path)
-            best, kept = on_every(accelerator, self._load_best, path)
+            with self._loading() as model:
+                best, kept = on_every(accelerator, self._load_best, path, model)
         except CheckpointError as error:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
                 last = store.open_checkpoint(self._folder(context.state.step))
-                on_every(accelerator, self._load_model, last)
+                with self._loading() as model:
+                    on_every(accelerator, self._load_model, last, model)
             return False
         for part, (tensors, values) in kept:
             if part is not context.run.strategy:
                 part.on_best_loaded(best, tensors, values)
         return True
 
-    def _load_best(self, path: Path) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
+    @contextmanager
+    def _loading(self) -> Iterator[nn.Module]:
+        """Yields the model to load parameters into."""
+        context = self._context
+        with context.run.strategy.loading(context.bare_model, context.optimizer) as (model, _):
+            yield model
+
+    def _load_best(self, path: Path, model: nn.Module) -> tuple[Checkpoint, list[tuple[Any, Kept]]]:
         """Loads the parameters of the best checkpoint; returns it with the tensors of callbacks."""
         best = store.open_checkpoint(path)
-        self._load_model(best)
+        self._load_model(best, model)
         return best, list(self._kept(best))
 
     def _finish(self, folder: Path, kept: Mapping[str, Kept], transaction: ExitStack) -> None:

@@ -70,7 +70,8 @@ class WindowTrainer(Trainer):
         self.window: list[Batch] = []
         self.scale = self.grad_norm = 0.0
         self.loss_sum: torch.Tensor
-        self.num_weights: int | None = None
+        # Counted once, and before the strategy can leave empty parameters.
+        self.num_weights: int = run.model.num_parameters(exclude_embeddings=True)
         validation = run.data.evals.get("validation")
         own = callbacks(run.cfg.trainer)
         self.exportable = {name: callback for name, callback in own.items() if isinstance(callback, ExportableState)}
@@ -173,8 +174,6 @@ class WindowTrainer(Trainer):
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Estimates a micro-batch's operations like the library, without counting the parameters every time."""
-        if self.num_weights is None:
-            self.num_weights = self.run.model.num_parameters(exclude_embeddings=True)
         main = inputs["inputs"].get(self.run.model.main_input_name)
         return 0 if main is None else 6 * main.numel() * self.num_weights
 

@@ -36,6 +36,7 @@ def load(*overrides: str, **environ: str) -> Config:
     return load_config(Options, "a.yaml", overrides, environ, rules=RULES).config
 
 
+ZERO = "parallel.backend=deepspeed parallel.zero_stage="
 CONFLICTS = {
     "model.name_or_path=null": "no model is given",
     "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
@@ -148,6 +149,21 @@ CONFLICTS = {
     "parallel.pipeline=2 parallel.schedule=interleaved_1f1b train.gradient_accumulation_steps=3": "to a multiple of",
     "parallel.pipeline=2 parallel.fsdp=2 train.gradient_accumulation_steps=2": "would gather the parameters of its",
     "parallel.pipeline=2 model.peft.method=prompt_tuning train.gradient_accumulation_steps=2": "virtual tokens are",
+    "parallel.backend=deepspeed": "DeepSpeed is used for ZeRO only; set parallel.zero_stage to 1, 2 or 3",
+    f"{ZERO}3 parallel.fsdp=2": "splits over all processes; remove parallel.fsdp, parallel.tensor and",
+    f"{ZERO}2 parallel.replicas=2": "so there are no replicas; remove parallel.replicas",
+    f"{ZERO}2 parallel.reshard_after_forward=false": "DeepSpeed's stage decides when parameters are freed",
+    f"{ZERO}2 train.optim=muon": "DeepSpeed updates flat parts of many parameters; set train.optim to adamw_torch",
+    f"{ZERO}2 train.optim=schedule_free_adamw": "and DeepSpeed evaluates a copy of them",
+    f"{ZERO}2 train.optim=adagrad": "replaces this optimizer by one without the groups for weight decay",
+    f"{ZERO}2 train.ema_decay=0.9": "cannot be exchanged for their averages; remove train.ema_decay",
+    f"{ZERO}2 model.freeze=backbone model.unfreeze.step_2=[a.*]": "splits the parameters that are trained at the start",
+    f"{ZERO}2 train.activation_offload=true": "with parameters that DeepSpeed gathers and frees",
+    f"{ZERO}1 train.optim=lion_8bit": "bitsandbytes needs parameters in their shape",
+    f"{ZERO}1 train.mixed_precision=fp16": "would scale losses and cast in its own way; set train.mixed_precision",
+    f"{ZERO}1 train.torch_compile=true": "the model is compiled before DeepSpeed changes it",
+    f"{ZERO}1 train.snapshot_ensemble=true": "snapshots cannot be loaded into DeepSpeed's parameters",
+    f"{ZERO}1 model.peft.method=qlora": "DeepSpeed updates float32 parameters",
     "parallel.tensor=2 model.peft.method=lora": "adapters change the layers that tensor parallelism splits",
     "output_dir=": "output_dir: received '', expected the name of a folder",
     "output_dir=rows.csv": "output_dir: received 'rows.csv', which is a file",

@@ -402,6 +402,43 @@ def test_launcher_may_not_ask_for_what_there_is_not(own: str) -> None:
     )
 
 
+LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+
+def test_the_launcher_may_ask_for_deepspeed() -> None:
+    parallel = load(GOOD, **LAUNCHED).config.parallel
+    assert (parallel.backend, parallel.zero_stage, parallel.offload) == ("deepspeed", 3, False)
+    devices = {f"ACCELERATE_DEEPSPEED_OFFLOAD_{what}_DEVICE": "cpu" for what in ("OPTIMIZER", "PARAM")}
+    loaded = load(GOOD, "parallel.zero_stage=3", ACCELERATE_GRADIENT_CLIPPING="0.5", **LAUNCHED, **devices)
+    assert (loaded.config.parallel.offload, loaded.config.train.max_grad_norm) == (True, 0.5)
+    assert loaded.origins["parallel.offload"] == "launcher"
+
+
+def test_launcher_and_file_must_agree_about_deepspeed() -> None:
+    yaml = GOOD + "parallel: {backend: torch, zero_stage: 2, offload: true}\ntrain: {max_grad_norm: 2.0}\n"
+    found = problems(yaml, ACCELERATE_GRADIENT_CLIPPING="0.5", **LAUNCHED)
+    assert [problem.partition(";")[0].partition(": ")[2] for problem in found] == [
+        "parallel.backend: received 'torch', but the launcher says 'deepspeed' (ACCELERATE_USE_DEEPSPEED)",
+        "parallel.zero_stage: received 2, but the launcher says 3 (ACCELERATE_DEEPSPEED_ZERO_STAGE)",
+        "parallel.offload: received true, but the launcher says false (ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE)",
+        "train.max_grad_norm: received 2.0, but the launcher says 0.5 (ACCELERATE_GRADIENT_CLIPPING)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ds.json", "remove deepspeed_config_file"),
+        ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme", "set offload_optimizer_device to none or cpu"),
+        ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu", "in stage 3 both move to the CPU or none"),
+        ("ACCELERATE_DEEPSPEED_ZERO3_INIT", "true", "set zero3_init_flag to false"),
+        ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0", "parallel.zero_stage: received 0, allowed:"),
+    ],
+)
+def test_what_the_launcher_asks_of_deepspeed_is_done_or_refused(variable: str, value: str, message: str) -> None:
+    assert any(message in problem for problem in problems(GOOD, **LAUNCHED | {variable: value}))
+
+
 def test_bad_configuration_is_answered_without_torch() -> None:
     Path("a.yaml").write_text(GOOD + "trian: 1\n")
     code = """

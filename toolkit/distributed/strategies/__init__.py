@@ -22,6 +22,7 @@ STRATEGIES = {
     "zero_one": "toolkit.distributed.strategies.zero_one.ZeroOne",
     "sharded": "toolkit.distributed.strategies.sharded.Sharded",
     "pipeline": "toolkit.distributed.strategies.pipeline.Pipeline",
+    "deepspeed": "toolkit.distributed.strategies.deepspeed.DeepSpeed",
     "auto_batch_size": "toolkit.distributed.strategies.auto_batch_size.AutoBatchSize",
 }
 """The strategies of `train.strategy`, and the synchronous ones for split models and `train.auto_batch_size`."""
@@ -31,7 +32,9 @@ def strategy_type(cfg: Config, environ: Mapping[str, str] = os.environ) -> type[
     """Returns the class of the run's strategy; a single process always trains as with `sync`."""
     processes = int(environ.get("WORLD_SIZE", "1"))
     mesh = mesh_of(cfg.parallel, processes)
-    if mesh.pipeline > 1:
+    if cfg.parallel.backend == "deepspeed" and processes > 1:
+        name = "deepspeed"
+    elif mesh.pipeline > 1:
         name = "pipeline"
     elif mesh.is_split:
         name = "sharded"
@@ -50,4 +53,6 @@ def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strateg
     kind = strategy_type(cfg)
     if kind.name != cfg.train.strategy and not cfg.train.auto_batch_size:
         warn(f"train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
+    if cfg.parallel.backend == "deepspeed" and mesh.size == 1:
+        warn("parallel.backend deepspeed needs several processes; this one trains as with torch.")
     return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]

@@ -8,8 +8,7 @@ the model itself: accelerate would ignore both on the CPU.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from toolkit.base.shards import full
 from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.flat import Wire
-from toolkit.distributed.modules import layers_of, sharing_modules
+from toolkit.distributed.modules import generating_together, layers_of, sharing_modules, trained_buffers
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor_layers import split_layers
@@ -79,7 +78,7 @@ class Sharded(Split):
         self.complete_tensor_gradients()
         if self.mesh.fsdp == 1:  # FSDP2 has averaged over replicas too
             self.average_over_replicas()
-        self.wire_to_all.copy_main(self._buffers())
+        self.wire_to_all.copy_main(trained_buffers(self.model) if self.mesh.data_size > 1 else [])
         return total
 
     @contextmanager
@@ -91,11 +90,6 @@ class Sharded(Split):
                 self.model.set_reshard_after_backward(last)
         yield
 
-    def _buffers(self) -> list[Tensor]:
-        """Returns the saved floating-point buffers; each data rank changes them with its own rows (batch norm)."""
-        saved = self.model.state_dict().keys() if self.mesh.data_size > 1 else ()
-        return [b for name, b in self.model.named_buffers() if name in saved and b.is_floating_point()]
-
     def clip(self, max_norm: float) -> float:
         """Clips the gradient to a norm and returns its norm before clipping."""
         return clip_split(self.model.parameters(), max_norm)
@@ -103,14 +97,10 @@ class Sharded(Split):
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
         """Yields the split model; every rank must call it equally often, and `generate` waits for all ranks."""
-        generate = getattr(self.model, "generate", None)
-        if self.mesh.fsdp > 1 and generate is not None:
-            self.model.generate = partial(generate, synced_gpus=True)  # type: ignore[assignment]
         try:
-            yield self.model
+            with generating_together(self.model) if self.mesh.fsdp > 1 else nullcontext():
+                yield self.model
         finally:
-            if self.mesh.fsdp > 1 and generate is not None:
-                del self.model.generate
             # After a forward pass without a backward pass, the model's own parameters would stay gathered.
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
