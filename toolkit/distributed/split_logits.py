@@ -22,7 +22,7 @@ def _getters(*names: str) -> set[Any]:
 
 
 _OF_COMPLETE = {
-    *_getters("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse"),
+    *_getters("shape", "dtype", "device", "ndim", "layout", "is_cuda", "is_sparse", "_base"),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, torch.is_floating_point),
 }
 _OF_OWN = {*_getters("requires_grad", "grad_fn"), Tensor.register_hook}

@@ -6,6 +6,7 @@ loss (`toolkit.distributed.split_logits`). In evaluation and generation they are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +37,8 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery
         deliver: provides weights before they are split.
         shards: number of further processes over which each part is sharded (FSDP).
     """
-    head = model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        return
-    weights = {id(head.weight), id(getattr(model.get_input_embeddings(), "weight", None))}
-    tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and id(module.weight) in weights]
-    if not all(_is_lookup(table) for table in tables) or not _divisible([head, *tables], mesh.size(), shards):
+    head, *tables = vocabulary_modules(model) or [None]
+    if head is None or not divides([len(module.weight) for module in (head, *tables)], mesh.size(), shards):
         return
     tied = {id(parameter) for module in (head, *tables) for parameter in module.parameters()}
     holders = [module for module in model.modules() if any(id(p) in tied for p in module._parameters.values())]
@@ -56,7 +53,7 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery
         if id(weight) not in parts:
             part = distribute_tensor(weight.detach(), mesh, [Shard(0)], src_data_rank=None)
             parts[id(weight)] = nn.Parameter(part, weight.requires_grad)
-        table.forward = partial(_look_up, table, mesh)  # type: ignore[method-assign]
+        table.forward = partial(_look_up, table, mesh)
     for module in holders:  # tied weights and biases stay tied
         for name, parameter in module._parameters.items():
             if id(parameter) in parts:
@@ -64,14 +61,23 @@ def split_vocabulary(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery
     head.register_forward_hook(partial(_split_logits, mesh))
 
 
+def vocabulary_modules(model: PreTrainedModel) -> list[Any]:
+    """Returns the output head and the embeddings that can be split by the vocabulary; nothing if they cannot."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return []
+    weights = {id(head.weight), id(getattr(model.get_input_embeddings(), "weight", None))}
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding) and id(module.weight) in weights]
+    return [head, *tables] if all(_is_lookup(table) for table in tables) else []
+
+
+def divides(rows: Iterable[int], size: int, shards: int) -> bool:
+    """Returns whether each of `size` processes gets rows, and, if they are sharded again, equally many."""
+    return all(count >= size**2 and (shards == 1 or count % (size * shards) == 0) for count in rows)
+
+
 def _is_lookup(module: nn.Module) -> bool:
     return type(module) is nn.Embedding or type(module).__name__.endswith("ScaledWordEmbedding")
-
-
-def _divisible(modules: list[Any], size: int, shards: int) -> bool:
-    """Returns whether each process gets rows, and, if they are sharded again, equally many."""
-    rows = [module.weight.shape[0] for module in modules]
-    return all(count >= size**2 and (shards == 1 or count % (size * shards) == 0) for count in rows)
 
 
 def _look_up(table: Any, mesh: DeviceMesh, ids: Tensor) -> Tensor:

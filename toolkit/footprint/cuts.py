@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from toolkit.base.errors import ConfigError
 from toolkit.distributed import tensor_plans as plans
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, parts_of
+from toolkit.distributed.vocabulary import vocabulary_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_PER_TOKEN = 4
+"""Numbers per token that the cross entropy of split logits sums."""
 _BY_INPUTS = (plans.ROWS, plans.SCATTERED_ROWS)
 
 
@@ -32,11 +35,14 @@ class Cuts:
         self.figures: dict[str, Any] = {
             "largest": max((_bytes([parameter]) for parameter in model.parameters()), default=0),
             "single_rows": _bytes(p for p in model.parameters() if p.dim() > 0 and p.shape[0] == 1),
-            "tensor_parameters": 0, "tensor_summed": 0,
+            "tensor_parameters": 0, "tensor_summed": 0, "vocabulary_summed": 0,
         }  # fmt: skip
-        with suppress(ConfigError):  # a plan that does not fit the model: a run would refuse it
-            for module, style in plans.split_modules(model, 1).values() if plans.plan_of(model.config) else ():
-                self._watch(module, style)
+        if plans.plan_of(model.config):
+            with suppress(ConfigError):  # a plan that does not fit the model: a run would refuse it
+                for module, style in plans.split_modules(model, 1).values():
+                    self._watch(module, style)
+            if modules := vocabulary_modules(model):
+                self._watch_vocabulary(*modules)
         with suppress(ValueError):  # layers that are not in one stack
             if model.config.model_type in ARCHITECTURES:
                 self._divide(model)
@@ -62,12 +68,26 @@ class Cuts:
         elif style != plans.HEAD_NORM:
             module.register_forward_pre_hook(lambda module, arguments: self._sum_gradient(arguments[0]))
 
-    def _sum(self, tensor: Tensor) -> None:
-        self.figures["tensor_summed"] += tensor.numel() * tensor.element_size()
+    def _watch_vocabulary(self, head: nn.Module, *tables: nn.Module) -> None:
+        front = [parameter for table in tables for parameter in table.parameters()]
+        self.figures |= {
+            "vocabulary_front": _bytes(front), "vocabulary_back": _bytes(head.parameters()),
+            "vocabulary_parameters": _bytes([*front, *head.parameters()]),
+            "vocabulary_rows": [len(cast(Tensor, module.weight)) for module in (head, *tables)],
+        }  # fmt: skip
+        for table in tables:
+            table.register_forward_hook(lambda module, arguments, output: self._sum(output, "vocabulary_summed"))
+        head.register_forward_pre_hook(lambda module, inputs: self._sum_gradient(inputs[0], "vocabulary_summed"))
+        head.register_forward_hook(
+            lambda module, arguments, logits: self._sum(logits[..., :_PER_TOKEN], "vocabulary_summed")
+        )
 
-    def _sum_gradient(self, inputs: Tensor) -> None:
-        if inputs.requires_grad:
-            inputs.register_hook(self._sum)  # not called for a repeated forward pass
+    def _sum(self, tensor: Tensor, figure: str = "tensor_summed") -> None:
+        self.figures[figure] += tensor.numel() * tensor.element_size()
+
+    def _sum_gradient(self, inputs: Tensor, figure: str = "tensor_summed") -> None:
+        if inputs.requires_grad:  # the hook is not called for a repeated forward pass
+            inputs.register_hook(lambda gradient: self._sum(gradient, figure))
 
 
 def _bytes(parameters: Iterable[Tensor]) -> int:

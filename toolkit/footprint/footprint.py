@@ -38,6 +38,11 @@ class Footprint:
         single_rows: bytes of the weights that have one row, and so cannot be sharded.
         tensor_parameters: bytes of the weights that tensor parallelism splits, 0 if it has no plan for the model.
         tensor_summed: bytes of the outputs and gradients that its processes sum in a micro-batch.
+        vocabulary_front: bytes of the embeddings that tensor parallelism splits by the vocabulary, 0 if there are none.
+        vocabulary_back: bytes of the output head that it splits likewise; tied weights count in both.
+        vocabulary_parameters: bytes of both, tied weights counted once.
+        vocabulary_summed: bytes of the outputs, gradients and losses that are then summed in a micro-batch.
+        vocabulary_rows: number of tokens of each.
         stage_layers: bytes of the weights of each layer, if a pipeline can separate the layers.
         stage_costs: multiplications of a token in each layer (`toolkit.distributed.pipeline.partition.Parts.costs`).
         stage_front: bytes of the weights that the first stage needs besides its layers.
@@ -70,6 +75,11 @@ class Footprint:
     single_rows: int = 0
     tensor_parameters: int = 0
     tensor_summed: int = 0
+    vocabulary_front: int = 0
+    vocabulary_back: int = 0
+    vocabulary_parameters: int = 0
+    vocabulary_summed: int = 0
+    vocabulary_rows: Sequence[int] = ()
     stage_layers: Sequence[int] = ()
     stage_costs: Sequence[int] = ()
     stage_front: int = 0

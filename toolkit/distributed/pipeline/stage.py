@@ -9,6 +9,7 @@ other processes may run to make masks, are replaced by a single zero that is onl
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,6 +56,9 @@ class Stage:
         """Parameters that the first and the last process both hold (tied embeddings)."""
         if not first:
             _empty(parts.before, device, keep=self.tied if last else ())
+            for module in parts.before:  # tied embeddings are only held, not looked up
+                if isinstance(module, nn.Embedding):
+                    module.forward = partial(_no_embeddings, module)  # type: ignore[method-assign]
         if not last:
             _empty(parts.after, device)
         held = {layer for stage in own for layer in ranges[stage]}
@@ -92,6 +96,10 @@ class Stage:
             return self._receive(hidden_states) if index == self._layers.start - 1 else hidden_states
 
         return gate
+
+
+def _no_embeddings(module: nn.Embedding, ids: Tensor) -> Tensor:
+    return torch.zeros((), dtype=module.weight.dtype, device=ids.device).expand(*ids.shape, module.embedding_dim)
 
 
 def _nothing(hidden: Tensor) -> Tensor:

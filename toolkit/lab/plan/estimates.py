@@ -16,6 +16,7 @@ from toolkit.distributed.flat import share_sent
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
+from toolkit.distributed.vocabulary import divides
 from toolkit.footprint.footprint import Footprint
 
 
@@ -68,7 +69,7 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
         parameters=round(own * f.parameters) + f.buffers,
         gradients=round(own * f.gradients),
         optimizer_state=round(state * f.optimizer_state),
-        peak=_peak(f, replica, *held, spared) + _copies(f, cfg, mesh, replica),
+        peak=_peak(f, replica, *held, spared, f.logits / _vocabulary(f, mesh)) + _copies(f, cfg, mesh, replica),
         states=round(f.buffers + held[0] * f.parameters + held[2] * (f.optimizer_state + f.copies)),
         sent=round(_sent(f, cfg, mesh)),
         speed=processes * window * chunks / (window * chunks + mesh.pipeline - 1),
@@ -83,19 +84,25 @@ def _chunks(schedule: str, mesh: Mesh) -> int:
     return CHUNKS.get(schedule, 1) if mesh.pipeline > 1 else 1
 
 
+def _vocabulary(f: Footprint, mesh: Mesh) -> int:
+    """Returns the number of processes over which the vocabulary is split."""
+    split = f.vocabulary_rows and divides(f.vocabulary_rows, mesh.tensor, mesh.fsdp)
+    return mesh.tensor if split else 1
+
+
 def _stages(f: Footprint, mesh: Mesh, schedule: str) -> list[float]:
     """Returns the bytes of the weights of each stage, of which tensor ranks hold a part; shards count as gathered."""
-    spared = (1 - 1 / mesh.tensor) * f.tensor_parameters
+    spared, of_vocabulary = 1 - 1 / mesh.tensor, 1 - 1 / _vocabulary(f, mesh)
     if mesh.pipeline == 1:
-        return [f.parameters - spared]
-    in_layers = 1 - spared / sum(f.stage_layers)
+        return [f.parameters - spared * f.tensor_parameters - of_vocabulary * f.vocabulary_parameters]
+    in_layers = 1 - spared * f.tensor_parameters / sum(f.stage_layers)
     ranges = partition(f.stage_costs, mesh.pipeline * _chunks(schedule, mesh))
     held = [
         in_layers * sum(f.stage_layers[layer] for stage in ranges[rank :: mesh.pipeline] for layer in stage)
         for rank in range(mesh.pipeline)
     ]
-    held[0] += f.stage_front
-    held[-1] += f.stage_back
+    held[0] += f.stage_front - of_vocabulary * f.vocabulary_front
+    held[-1] += f.stage_back - of_vocabulary * f.vocabulary_back
     return held
 
 
@@ -107,13 +114,17 @@ def _activations(f: Footprint, mesh: Mesh, schedule: str, window: int) -> float:
     if mesh.pipeline == 1:
         return kept
     chunks, under_way, most = _chunks(schedule, mesh), 0, 0
-    for action in SCHEDULES[schedule](0, mesh.pipeline, chunks, window):
-        under_way += 1 if action.kind == "forward" else -1
+    actions = SCHEDULES[schedule](0, mesh.pipeline, chunks, window)
+    frees = actions[-1].kind  # backward passes, or those for weights, if they are separate
+    for action in actions:
+        under_way += (action.kind == "forward") - (action.kind == frees)
         most = max(most, under_way)
     return kept * most / (mesh.pipeline * chunks)
 
 
-def _peak(f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float) -> int:
+def _peak(
+    f: Footprint, replica: float, parameters: float, gradients: float, state: float, spared: float, logits: float
+) -> int:
     """Returns the peak in bytes of a process that holds only parts of a single device's memory.
 
     Without all gradients, the peak may move to the beginning of the backward pass.
@@ -125,12 +136,13 @@ def _peak(f: Footprint, replica: float, parameters: float, gradients: float, sta
         gradients: share of the gradients that it holds at the peak.
         state: share of the optimizer's state and copies of weights that it holds.
         spared: bytes of activations that it does not hold.
+        logits: bytes of the logits that it holds.
     """
     states = f.states - (1 - parameters) * f.parameters - (1 - state) * (f.optimizer_state + f.copies)
     copies = (1 - replica) * f.weight_copies
     late = f.gradients_at_peak > f.gradients / 2  # weight copies are freed as gradients are created
     passing = f.passing - (1 - gradients) * f.gradients_at_peak - spared - (0 if late else copies)
-    turning = f.activations + f.logits + f.batch + f.weight_copies - copies - spared
+    turning = f.activations + logits + f.batch + f.weight_copies - copies - spared
     stepping = f.step_peak - f.states - (1 - gradients) * f.gradients
     return round(states + max(0.0, passing, turning, stepping))
 
@@ -165,10 +177,11 @@ def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
     # Collectives of shards have the same size on every process, so what has a single row is padded.
     padded = 1 + (mesh.fsdp - 1) * f.single_rows / f.parameters
     gathered = away * ((1 if keeps else 2 * window) * weights + gradients) * padded
-    summed = 2 * share_sent(mesh.tensor) * f.tensor_summed * window / mesh.pipeline
+    sums = f.tensor_summed + (f.vocabulary_summed if _vocabulary(f, mesh) > 1 else 0)
+    summed = 2 * share_sent(mesh.tensor) * sums * window / mesh.pipeline
     passed = 0.0
     if mesh.pipeline > 1:
-        tied = f.stage_front + sum(f.stage_layers) + f.stage_back - f.parameters
+        tied = (f.stage_front + sum(f.stage_layers) + f.stage_back - f.parameters) / _vocabulary(f, mesh)
         borders = mesh.pipeline * _chunks(parallel.schedule, mesh) - 1
         passed = 2 * (borders * f.boundary * window + tied) / mesh.pipeline
     return gathered + all_reduced * gradients / mesh.fsdp + summed + passed
