@@ -21,6 +21,8 @@ OWN = {
     "momentum": ("reviews", *SGD, "train.optim_args={momentum: 0.9}"),
     "decay": ("reviews", *ADAMW, "train.layerwise_lr_decay=0.9", "train.weight_decay=0.1"),
     "freeze": ("reviews", *SGD, "model.freeze=backbone"),
+    "trainer-reviews": (*RUNS["reviews"], "engine=trainer"),
+    "trainer-translation": (*RUNS["translation"], "engine=trainer"),
 }
 ALL = RUNS | OWN
 STRATEGIES = {

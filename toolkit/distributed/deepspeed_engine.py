@@ -118,14 +118,16 @@ def parameter_states(engine: Any) -> Iterator[tuple[nn.Parameter, dict[str, Any]
 
 
 @torch.no_grad()
-def set_parameters(engine: Any, values: Mapping[nn.Parameter, Tensor]) -> None:
+def set_parameters(values: Mapping[nn.Parameter, Tensor]) -> None:
     """Replaces parameters by complete values, which must be the same on every process; each must call it."""
     import deepspeed
+    from deepspeed.utils import safe_set_full_fp32_param
 
     for parameter, value in values.items():
         with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.copy_(value)
-    engine.optimizer.refresh_fp32_params()
+        if parameter.requires_grad:  # the copy that is updated
+            safe_set_full_fp32_param(parameter, value.to(parameter.device))
 
 
 def set_states(engine: Any, states: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:

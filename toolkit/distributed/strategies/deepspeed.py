@@ -152,7 +152,7 @@ class DeepSpeed(Replicas):
         complete = Skeleton(self.skeleton.model).filled(empty)
         loaded, twins = self._on(complete)
         yield complete, loaded
-        zero.set_parameters(self.engine, twins)
+        zero.set_parameters(twins)
         own, saved = dict(self.own.named_buffers()), dict(complete.named_buffers())
         for name, buffer in own.items():
             buffer.copy_(saved[name])
