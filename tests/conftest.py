@@ -40,6 +40,7 @@ def pytest_unconfigure() -> None:
     CACHE.cleanup()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps the tests of a file that share a fixture on one worker, so that it is set up once (`--dist loadgroup`)."""
     for item in items:
