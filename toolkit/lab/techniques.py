@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
@@ -72,6 +73,16 @@ def techniques(processes: int) -> list[Technique]:
                   "the layers do not fit; the network is slow"),
         Technique("3D", eight, cube, "highest", "very large models on many machines"),
     ]  # fmt: skip
+
+
+def by_deepspeed(processes: int) -> list[Technique]:
+    """Returns the stages of ZeRO by DeepSpeed, if it is installed."""
+    if importlib.util.find_spec("deepspeed") is None:
+        return []
+    settings = {stage: {"parallel.backend": "deepspeed", "parallel.zero_stage": stage} for stage in "123"}
+    when = "as the same stage above, and you know DeepSpeed"
+    return [Technique(f"ZeRO-{stage}, DeepSpeed", processes, each, "medium; another library", when)
+            for stage, each in settings.items()]  # fmt: skip
 
 
 OFFLOADED = "FSDP2, offload"

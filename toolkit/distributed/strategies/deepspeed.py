@@ -141,10 +141,6 @@ class DeepSpeed(Replicas):
         tensors, scalars = optimizer_state(optimizer, model)
         return {key: tensor for key, tensor in tensors.items() if not tensor.is_meta}, scalars
 
-    def exchanged(self) -> dict[str, float]:
-        """Returns nothing: what DeepSpeed sends is not counted."""
-        return {}
-
     @contextmanager
     def loading(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
         """Yields a complete model and its optimizer, on the CPU, and splits what was loaded into them."""

@@ -29,8 +29,8 @@ def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, An
         subject = subject_of(first, task_type(first))
         for variant in checked.variants:
             cfg = checked.configs.get(variant.name) or checked.planned.get(variant.name)
-            if cfg is None or variant.technique is None:
-                continue
+            if cfg is None or variant.technique is None or cfg.parallel.backend == "deepspeed":
+                continue  # what DeepSpeed holds in addition is not known here
             rows = cfg.train.per_device_train_batch_size
             if rows not in footprints:
                 footprints[rows] = simulate(resized(subject, cfg))

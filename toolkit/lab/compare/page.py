@@ -59,7 +59,9 @@ def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
         figures = [variant["figures"].get(name) for name in names]
         peak, *others = (_cell(name, figure) for name, figure in zip(names, figures, strict=True))
         exchange = variant["exchange"]
-        sent = [Cell(format_bytes(exchange["bytes"]), exchange["bytes"]), round(exchange["collectives"], 2)]
+        sent: list[Any] = [None, None]
+        if exchange:
+            sent = [Cell(format_bytes(exchange["bytes"]), exchange["bytes"]), round(exchange["collectives"], 2)]
         state, padding = variant["memory"]["optimizer_state"], variant["padding"]
         rows.append([
             number, variant["name"], peak, Cell(format_bytes(state), state), *others,

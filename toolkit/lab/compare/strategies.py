@@ -42,7 +42,7 @@ def pairs(found: Mapping[str, Any], variant: Mapping[str, Any]) -> list[tuple[fl
     estimate, ran = variant.get("estimate"), "ranks" in variant
     measured = [most(variant, part) for part in (*HELD, "train_peak")] if ran else [None] * 4
     guessed = [estimate[part] for part in HELD] + [estimate["peak"] + shift(found)] if estimate else [None] * 4
-    sent = (variant["exchange"]["bytes"] if ran else None, estimate["sent"] if estimate else None)
+    sent = (variant["exchange"].get("bytes") if ran else None, estimate["sent"] if estimate else None)
     return [*zip(measured, guessed, strict=True), sent]
 
 

@@ -11,7 +11,7 @@ from itertools import product
 
 from toolkit.base.errors import InputError
 from toolkit.config.sections import Config
-from toolkit.lab.techniques import DATA_PARALLEL, Technique, plain_settings, techniques
+from toolkit.lab.techniques import DATA_PARALLEL, Technique, by_deepspeed, plain_settings, techniques
 
 MODES = ("product", "one-at-a-time", "cumulative")
 Settings = dict[str, str]
@@ -221,5 +221,5 @@ def of_question(question: Question, cfg: Config, processes: int) -> list[Variant
     if question.variants:
         return [Variant(named(settings), settings) for settings in question.variants]
     base = plain_settings(cfg)
-    found = [*techniques(processes), DATA_PARALLEL]
+    found = [*techniques(processes), *by_deepspeed(processes), DATA_PARALLEL]
     return [Variant(each.name, {**base, **each.settings}, technique=each) for each in found]

@@ -45,7 +45,10 @@ def _memory(memory: MemoryUse) -> dict[str, int]:
 
 
 def _exchange(result: FitResult) -> dict[str, float]:
-    return {"collectives": result.further.get(EXCHANGES, 0), "bytes": result.further.get(EXCHANGED_BYTES, 0)}
+    names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
+    return {
+        name: result.further[key] for name, key in names.items() if key in result.further
+    }  # DeepSpeed's are unknown
 
 
 def _measurement(
