@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+DEEPSPEED := .venv-deepspeed/installed
+SITE := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml
 SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
 # A file goes to one worker, which builds its fixtures once, and files in the order of their names: contracts, the longest,
@@ -11,10 +13,10 @@ WORKERS := --numprocesses auto --maxprocesses 4
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-slow test-distributed test-real quality bench worked-example
+.PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real quality bench worked-example
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-slow test-distributed test-real worked-example: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-distributed test-deepspeed test-real worked-example: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +27,13 @@ setup: $(INSTALLED) ## create .venv with the tested versions (nothing to do when
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+# Once DeepSpeed is installed, accelerate imports it in every run. Everything else comes from .venv.
+$(DEEPSPEED): $(INSTALLED)
+	$(PYTHON) -m venv .venv-deepspeed
+	$(BIN)/python $(SITE) > "$$(.venv-deepspeed/bin/python $(SITE))/shared.pth"
+	.venv-deepspeed/bin/python -m pip install --constraint constraints.txt --editable '.[deepspeed]'
 	@touch $@
 
 demo: setup ## train on the sample reviews in this repository, offline, on the CPU
@@ -50,6 +59,9 @@ test-slow: setup ## run the slow tests: several processes, faults, repetitions o
 
 test-distributed: setup ## run the tests on several processes, and the slow ones
 	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(distributed or slow) and not real"
+
+test-deepspeed: $(DEEPSPEED) ## run the tests of DeepSpeed, which has an environment of its own
+	.venv-deepspeed/bin/python -m pytest -m "not real" $(wildcard tests/*/test_deepspeed.py tests/unit/*/test_deepspeed.py)
 
 test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)
 	$(BIN)/python -m pytest -m real

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,14 +42,27 @@ def pytest_unconfigure() -> None:
     CACHE.cleanup()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a file that share a fixture on one worker, so that it is set up once (`--dist loadgroup`)."""
-    for item in items:
-        names = getattr(item, "fixturenames", ())
-        shared = [item._fixtureinfo.name2fixturedefs.get(name) for name in names]  # type: ignore[attr-defined]
-        if any(found and found[-1].scope == "module" for found in shared):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Sends a file whose tests share a fixture to one worker, so that it is set up once (`--dist loadgroup`).
+
+    The marks of pytest-xdist 3.8 for this have no effect with pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFixture(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return file if _shares_fixture(ROOT / file) else nodeid
+
+    return ByFixture(config, log)
+
+
+@cache
+def _shares_fixture(file: Path) -> bool:
+    return 'scope="module"' in file.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session", autouse=True)

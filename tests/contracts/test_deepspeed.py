@@ -16,7 +16,9 @@ from tolerances import float32_tolerance
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="the extra deepspeed is not installed"),
+    pytest.mark.skipif(
+        find_spec("deepspeed") is None, reason="the extra deepspeed is not installed; `make test-deepspeed` runs them"
+    ),
 ]
 
 FAST = ("stage1:reviews", "stage2:reviews", "stage3:reviews", "stage1:reviews<-stage3:reviews")
