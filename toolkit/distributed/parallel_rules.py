@@ -140,7 +140,7 @@ RULES = (
     _refused(
         lambda c: PRESETS[c.train.optim].library == "bitsandbytes",
         "train.optim",
-        "bitsandbytes cannot update split parameters",
+        "the states of bitsandbytes' optimizers cannot be split or merged",
         "set train.optim to another optimizer",
     ),
     _refused(
