@@ -55,7 +55,7 @@ NOT_TRANSLATED_DEEPSPEED: dict[str, tuple[frozenset[str], str]] = {
     OFFLOAD_PARAMETERS: (frozenset({"cpu"}), "set offload_param_device to none or cpu"),
     "ACCELERATE_DEEPSPEED_ZERO3_INIT": (
         frozenset({"false"}),
-        "set zero3_init_flag to false: each process builds the complete model before it is split",
+        "set zero3_init_flag to false: only the main process builds the complete model anyway",
     ),
     "ACCELERATE_DEEPSPEED_MOE_LAYER_CLS_NAMES": (frozenset(), "remove deepspeed_moe_layer_cls_names"),
 }
@@ -94,9 +94,10 @@ def _translate_fsdp(settings: Settings, environ: Mapping[str, str]) -> None:
     given = settings.get(("parallel",))
     parallel = given if isinstance(given, dict) else {}
     key = ("parallel", "fsdp")
-    if parallel.get("fsdp") == 1:
-        settings.report(key, f"received 1, but the launcher asks for FSDP ({USE_FSDP}); remove one of the two")
-    elif parallel.get("fsdp") is None and parallel.get("zero_stage") is None:
+    for name in [name for name in ("fsdp", "zero_stage") if parallel.get(name) == 1]:
+        text = f"received 1, but the launcher asks for FSDP ({USE_FSDP}); remove one of the two"
+        settings.report(("parallel", name), text)
+    if parallel.get("fsdp") is None and parallel.get("zero_stage") is None:
         others = [size for size in map(parallel.get, ("replicas", "tensor")) if isinstance(size, int) and size > 0]
         processes = int(environ.get("WORLD_SIZE", "1")) // prod(others)
         settings.set(key, max(1, processes), Source("launcher", f"launcher {USE_FSDP}=true"))

@@ -402,6 +402,41 @@ def test_launcher_may_not_ask_for_what_there_is_not(own: str) -> None:
     )
 
 
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "WORLD_SIZE": "4"}
+
+
+def test_the_launcher_may_ask_for_fsdp() -> None:
+    loaded = load(GOOD, FSDP_RESHARD_AFTER_FORWARD="false", FSDP_OFFLOAD_PARAMS="true", **FSDP)
+    parallel = loaded.config.parallel
+    assert (parallel.fsdp, parallel.reshard_after_forward, parallel.offload) == (4, False, True)
+    assert loaded.origins["parallel.fsdp"] == "launcher"
+    assert load(GOOD, "parallel.tensor=2", **FSDP).config.parallel.fsdp == 2
+    assert load(GOOD, "parallel.fsdp=2", **FSDP).config.parallel.fsdp == 2  # and two replicas
+
+
+def test_launcher_and_file_must_agree_about_fsdp() -> None:
+    yaml = GOOD + "parallel: {zero_stage: 1, reshard_after_forward: true}\n"
+    found = problems(yaml, FSDP_RESHARD_AFTER_FORWARD="false", **FSDP)
+    assert [problem.partition(";")[0].partition(": ")[2] for problem in found] == [
+        "parallel.zero_stage: received 1, but the launcher asks for FSDP (ACCELERATE_USE_FSDP)",
+        "parallel.reshard_after_forward: received true, but the launcher says false (FSDP_RESHARD_AFTER_FORWARD)",
+    ]
+    found = problems(GOOD + "parallel: {fsdp: 1}\n", **FSDP)
+    assert "parallel.fsdp: received 1, but the launcher asks for FSDP" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("FSDP_VERSION", "1", "set fsdp_version to 2"),
+        ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "remove fsdp_auto_wrap_policy"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "set train.activation_checkpointing to full"),
+    ],
+)
+def test_what_the_launcher_asks_of_fsdp_is_done_or_refused(variable: str, value: str, message: str) -> None:
+    assert any(message in problem for problem in problems(GOOD, **FSDP | {variable: value}))
+
+
 LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 
 
