@@ -59,5 +59,7 @@ def test_a_resumed_run_with_split_layers_and_dropout_ends_like_one_that_was_not(
     launch([Path(tensor_runs.__file__), tmp_path], 2)
     through, resumed = tmp_path / "through", tmp_path / "resumed"
     assert_same_weights(through, resumed)
-    assert lines(through) == lines(resumed)
+    for one, other in zip(lines(through), lines(resumed), strict=True):
+        one.pop("exchange_bytes", None), other.pop("exchange_bytes", None)  # counted in a process's first steps
+        assert one == other
     assert predictions(through) == predictions(resumed)
