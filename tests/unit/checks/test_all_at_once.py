@@ -140,7 +140,7 @@ def test_elsewhere_leaves_out_what_only_the_other_machine_knows(faulty):
     named = {kind for kind, messages in FAULTS.items() if all(message in text for message in messages)}
     assert named == FAULTS.keys() - set(theirs)
     assert [what.removesuffix(" (depends on the other machine)") for what in found.unchecked] == [
-        "libraries of optimizers and adapters, and callbacks",
+        "libraries of optimizers, adapters and parallelism, and callbacks",
         "GPUs, compilers, trackers and logins",
         "the data files and their first rows",
         "output_dir",

@@ -135,7 +135,7 @@ CONFLICTS = {
     "parallel.tensor=2 train.strategy=local_sgd": "train.strategy ('local_sgd'), parallel.tensor (2): local SGD needs",
     "parallel.fsdp=2 train.auto_batch_size=true": "processes that share a model cannot begin a window again",
     "parallel.zero_stage=2 train.mixed_precision=fp16": "are not synchronised over the parts of a model; set",
-    "parallel.fsdp=2 train.optim=lion_8bit": "bitsandbytes cannot update split parameters",
+    "parallel.fsdp=2 train.optim=lion_8bit": "the states of bitsandbytes' optimizers cannot be split",
     "parallel.fsdp=2 train.torch_compile=true": "the model is compiled before it is split",
     "parallel.fsdp=2 train.snapshot_ensemble=true": "snapshots are complete models",
     "parallel.fsdp=2 model.peft.method=qlora": "weights of 4 bits cannot be split",
