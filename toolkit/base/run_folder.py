@@ -159,9 +159,15 @@ class CheckpointFolder:
         """Returns the file of a callback's tensors."""
         return self.path / f"{name}.safetensors"
 
-    def shard(self, name: str, rank: int, size: int) -> Path:
-        """Returns the file of a process's part of the tensors `name`: `model`, `optimizer` or those of a callback."""
-        return self.path / name / f"shard-{rank + 1:05d}-of-{size:05d}.safetensors"
+    def shard(self, name: str, number: int, count: int) -> Path:
+        """Returns a file with parts of the tensors `name`: `model`, `optimizer` or those of a callback.
+
+        Args:
+            name: name of the tensors.
+            number: the file's number, from 0; files of several processes alternate.
+            count: number of files.
+        """
+        return self.path / name / f"shard-{number + 1:05d}-of-{count:05d}.safetensors"
 
     @property
     def manifest(self) -> Path:

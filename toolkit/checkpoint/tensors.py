@@ -1,6 +1,6 @@
 """Reads and verifies the tensors of a checkpoint, each process the parts that it needs.
 
-The format is safetensors: `<name>.safetensors`, or one file per process that wrote, `<name>/shard-*.safetensors`, whose
+The format is safetensors: `<name>.safetensors`, or files of each process, `<name>/shard-*.safetensors`, whose
 headers say where their tensors lie in the complete ones.
 """
 

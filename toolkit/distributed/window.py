@@ -23,6 +23,7 @@ def accumulate(
     scale: float,
     beat: Callable[[], None],
     exchange: Callable[[bool], AbstractContextManager[None]] | None = None,
+    backward: Callable[[torch.Tensor], object] | None = None,
 ) -> torch.Tensor:
     """Adds up the gradient of this rank's part of a window, from summed losses.
 
@@ -35,6 +36,7 @@ def accumulate(
         beat: called after each micro-batch.
         exchange: returns the context of a micro-batch, given whether it is the last one; by default, accelerate's
             wrapper of the model exchanges gradients in the last backward pass.
+        backward: computes the gradient of a scaled loss; by default the Accelerator.
 
     Returns:
         This rank's summed loss, a detached scalar.
@@ -43,7 +45,7 @@ def accumulate(
     for number, batch in enumerate(window, start=1):
         last = number == len(window)
         with exchange(last) if exchange else nullcontext() if last else accelerator.no_sync(model):
-            total += micro_batch(accelerator, task, model, batch, scale)
+            total += micro_batch(accelerator, task, model, batch, scale, backward)
         beat()
     return total
 
@@ -54,7 +56,7 @@ def micro_batch(
     model: nn.Module,
     batch: Batch,
     scale: float,
-    backward: Callable[[torch.Tensor], None] | None = None,
+    backward: Callable[[torch.Tensor], object] | None = None,
 ) -> torch.Tensor:
     """Adds one micro-batch's part of a window's gradient; returns its summed loss, a detached scalar.
 

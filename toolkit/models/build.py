@@ -42,8 +42,7 @@ def build_for(
     build = build_model if accelerator.is_main_process else _build_without_weights
     model: PreTrainedModel | None = on_every(accelerator, build, *arguments)
     expected, generation = on_main(accelerator, _layout_and_generation, model)
-    if model is None or layout(model) != expected:
-        model = build_model(*arguments)
+    model = on_every(accelerator, lambda: model if model and layout(model) == expected else build_model(*arguments))
     if generation is not None:  # from_pretrained may have read it from a file of its own
         model.generation_config = generation
     return model

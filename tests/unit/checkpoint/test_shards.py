@@ -128,6 +128,25 @@ def test_a_manifest_without_all_shards_is_refused(tmp_path: Path) -> None:
     assert verify(found.path) == ["model/shard-00001-of-00002.safetensors: not in the manifest"]
 
 
+def test_several_parts_of_a_tensor_take_several_files(tmp_path: Path) -> None:
+    save(tmp_path, 1, *make(), {})
+    complete = torch.arange(12.0).reshape(2, 6)
+    boxes = [Box((0, column), (2, 1)) for column in range(6)]  # rank 1 has every other column
+    parts = [Part(box, box.start[1] % 2, Box((0, box.start[1] // 2), (2, 1))) for box in boxes]
+    written: dict[str, FileEntry] = {}
+    with new_checkpoint(tmp_path, 2, written) as folder:
+        for rank in range(2):
+            group, saved = Group("ema", {"columns": complete[:, rank::2]}), Saved(complete.dtype, (2, 6), parts)
+            written |= writing._write_shard(as_rank(rank), folder, group, {"columns": saved})
+            for name in ("model", "optimizer"):
+                written |= writing._write_shard(as_rank(rank), folder, Group(name, {}), {})
+        (folder / "state.json").write_text("{}")
+    found = open_checkpoint(tmp_path / "step-2")
+    assert len(list(found.path.glob("ema/*"))) == 6
+    assert verify(found.path) == []
+    assert torch.equal(load_tensors(found, "ema")["columns"], complete)
+
+
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_torch_reads_the_shards(tmp_path: Path) -> None:
     found = save_in_two_shards(tmp_path)

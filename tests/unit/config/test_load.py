@@ -425,33 +425,21 @@ def test_launcher_and_file_must_agree_about_fsdp() -> None:
     assert "parallel.fsdp: received 1, but the launcher asks for FSDP" in found[0]
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("FSDP_VERSION", "1", "set fsdp_version to 2"),
-        ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "remove fsdp_auto_wrap_policy"),
-        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "set train.activation_checkpointing to full"),
-    ],
-)
-def test_what_the_launcher_asks_of_fsdp_is_done_or_refused(variable: str, value: str, message: str) -> None:
-    assert any(message in problem for problem in problems(GOOD, **FSDP | {variable: value}))
-
-
-LAUNCHED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 
 
 def test_the_launcher_may_ask_for_deepspeed() -> None:
-    parallel = load(GOOD, **LAUNCHED).config.parallel
+    parallel = load(GOOD, **DEEPSPEED).config.parallel
     assert (parallel.backend, parallel.zero_stage, parallel.offload) == ("deepspeed", 3, False)
     devices = {f"ACCELERATE_DEEPSPEED_OFFLOAD_{what}_DEVICE": "cpu" for what in ("OPTIMIZER", "PARAM")}
-    loaded = load(GOOD, "parallel.zero_stage=3", ACCELERATE_GRADIENT_CLIPPING="0.5", **LAUNCHED, **devices)
+    loaded = load(GOOD, "parallel.zero_stage=3", ACCELERATE_GRADIENT_CLIPPING="0.5", **DEEPSPEED, **devices)
     assert (loaded.config.parallel.offload, loaded.config.train.max_grad_norm) == (True, 0.5)
     assert loaded.origins["parallel.offload"] == "launcher"
 
 
 def test_launcher_and_file_must_agree_about_deepspeed() -> None:
     yaml = GOOD + "parallel: {backend: torch, zero_stage: 2, offload: true}\ntrain: {max_grad_norm: 2.0}\n"
-    found = problems(yaml, ACCELERATE_GRADIENT_CLIPPING="0.5", **LAUNCHED)
+    found = problems(yaml, ACCELERATE_GRADIENT_CLIPPING="0.5", **DEEPSPEED)
     assert [problem.partition(";")[0].partition(": ")[2] for problem in found] == [
         "parallel.backend: received 'torch', but the launcher says 'deepspeed' (ACCELERATE_USE_DEEPSPEED)",
         "parallel.zero_stage: received 2, but the launcher says 3 (ACCELERATE_DEEPSPEED_ZERO_STAGE)",
@@ -463,6 +451,9 @@ def test_launcher_and_file_must_agree_about_deepspeed() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
+        ("FSDP_VERSION", "1", "set fsdp_version to 2"),
+        ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "remove fsdp_auto_wrap_policy"),
+        ("FSDP_ACTIVATION_CHECKPOINTING", "true", "set train.activation_checkpointing to full"),
         ("ACCELERATE_DEEPSPEED_CONFIG_FILE", "ds.json", "remove deepspeed_config_file"),
         ("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "nvme", "set offload_optimizer_device to none or cpu"),
         ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu", "in stage 3 both move to the CPU or none"),
@@ -470,8 +461,9 @@ def test_launcher_and_file_must_agree_about_deepspeed() -> None:
         ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0", "parallel.zero_stage: received 0, allowed:"),
     ],
 )
-def test_what_the_launcher_asks_of_deepspeed_is_done_or_refused(variable: str, value: str, message: str) -> None:
-    assert any(message in problem for problem in problems(GOOD, **LAUNCHED | {variable: value}))
+def test_what_the_launcher_asks_for_is_done_or_refused(variable: str, value: str, message: str) -> None:
+    kind = FSDP if variable.startswith("FSDP") else DEEPSPEED
+    assert any(message in problem for problem in problems(GOOD, **kind | {variable: value}))
 
 
 def test_bad_configuration_is_answered_without_torch() -> None:

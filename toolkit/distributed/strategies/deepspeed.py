@@ -26,7 +26,7 @@ from toolkit.distributed.flat import Wire
 from toolkit.distributed.modules import generating_together, trained_buffers
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.replicas import Replicas
-from toolkit.distributed.window import micro_batch
+from toolkit.distributed.window import accumulate
 from toolkit.optim.state import optimizer_state, unwrapped
 
 if TYPE_CHECKING:
@@ -78,14 +78,15 @@ class DeepSpeed(Replicas):
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
         """Computes the gradient of a window; returns this rank's summed loss, a scalar."""
-        r, losses = self.replica, []
-        backward = partial(self.engine.backward, scale_wrt_gas=False)
-        for number, batch in enumerate(window, start=1):
-            self.engine.set_gradient_accumulation_boundary(number == len(window))
-            losses.append(micro_batch(self.accelerator, r.task, self.engine, batch, scale, backward).double())
-            r.beat()
+        r, backward = self.replica, partial(self.engine.backward, scale_wrt_gas=False)
+        total = accumulate(self.accelerator, r.task, self.engine, window, scale, r.beat, self._exchange, backward)
         self.wire.copy_main(trained_buffers(self.own))
-        return torch.stack(losses).sum()
+        return total
+
+    @contextmanager
+    def _exchange(self, last: bool) -> Iterator[None]:
+        self.engine.set_gradient_accumulation_boundary(last)
+        yield
 
     def clip(self, max_norm: float) -> float:
         """Returns the gradient's norm; DeepSpeed clips at the beginning of its step, to `train.max_grad_norm`."""

@@ -46,9 +46,8 @@ def _memory(memory: MemoryUse) -> dict[str, int]:
 
 def _exchange(result: FitResult) -> dict[str, float]:
     names = {"collectives": EXCHANGES, "bytes": EXCHANGED_BYTES}
-    return {
-        name: result.further[key] for name, key in names.items() if key in result.further
-    }  # DeepSpeed's are unknown
+    # What DeepSpeed sends is not known.
+    return {name: result.further[key] for name, key in names.items() if key in result.further}
 
 
 def _measurement(
