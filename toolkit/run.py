@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from toolkit.api.run import FitResult, Observer, Run, best_metric
@@ -15,6 +16,7 @@ from toolkit.base.exits import leave_group
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
 from toolkit.checkpoint.claim import claim
+from toolkit.checkpoint.complete import collected
 from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
 from toolkit.checks.machine import machine_notes
@@ -89,7 +91,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
         ToolkitError: if the run fails.
     """
     result = fit(run)
-    run = replace(run, model=run.strategy.complete_model())
+    run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
     # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:

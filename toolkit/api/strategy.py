@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from toolkit.api.state import TrainState
 from toolkit.api.task import Batch, Task
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
     from transformers import PreTrainedModel
+
+Collect: TypeAlias = "Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]"
 
 
 @dataclass(frozen=True)
@@ -132,8 +134,12 @@ class Strategy(Protocol):
     def full_model(self) -> AbstractContextManager[nn.Module]:
         """Yields the model with all its parameters, for evaluation, generation and saving."""
 
-    def complete_model(self) -> PreTrainedModel:
-        """Returns the model to save and to use after training, complete on the main process."""
+    def complete_model(self, collect: Collect) -> PreTrainedModel:
+        """Returns the model to save and to use after training, complete on the main process.
+
+        Args:
+            collect: turns the parameters that each process has, split or not, into complete ones on the main process.
+        """
 
     def own_parameters(self) -> Mapping[str, Tensor]:
         """Returns the parameters and saved buffers that this process has, by name; they may be split."""

@@ -100,7 +100,7 @@ def write_groups(
     """
     written: dict[str, FileEntry] = {}
     for group in groups:
-        saved = _planned(accelerator, group, spread=sharded)
+        saved = planned(accelerator, group, spread=sharded)
         write = _write_shard if sharded else _write_complete
         own = on_every(accelerator, write, accelerator, folder, group, saved)
         for entries in objects_of_all(own):
@@ -174,8 +174,20 @@ def write_file(
     return FileEntry(size, digest.hexdigest())
 
 
-def _planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, Saved]:
-    """Decides which process saves which part, the same on every process: the first that has it, or the least busy."""
+def planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, Saved]:
+    """Decides which process saves which part of the tensors; every process must call it.
+
+    Args:
+        accelerator: the run's Accelerator.
+        group: this process's tensors.
+        spread: whether the least busy process that has a part saves it; otherwise the first one does.
+
+    Returns:
+        The tensors of all processes by name, the same on every process, those with the longest elements first.
+
+    Raises:
+        CheckpointError: if a checkpoint cannot hold a tensor.
+    """
     own = {name: (tensor.dtype, tuple(tensor.shape), own_parts(tensor)) for name, tensor in group.tensors.items()}
     if unknown := [name for name, (dtype, _, _) in own.items() if dtype not in _DTYPE_NAMES]:
         types = sorted({str(own[name][0]) for name in unknown})
@@ -204,18 +216,37 @@ def _planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, 
 def _write_complete(
     accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]
 ) -> dict[str, FileEntry]:
-    """Writes one file on the main process, to which the others send their parts."""
-    stream = _gathered(accelerator, saved, group.tensors)
     path = CheckpointFolder(folder).callback(group.name)
+    try:
+        entry = write_complete(accelerator, path, group, saved)
+    except OSError as error:
+        raise not_written(folder, error) from error
+    return {path.name: entry} if entry else {}
+
+
+def write_complete(accelerator: Accelerator, path: Path, group: Group, saved: Mapping[str, Saved]) -> FileEntry | None:
+    """Writes one file on the main process, to which the others send their parts; every process must call it.
+
+    Args:
+        accelerator: the run's Accelerator.
+        path: the file, which must not exist.
+        group: this process's tensors.
+        saved: what `planned` returned for them.
+
+    Returns:
+        Size and hash of the file, None on other processes than the main one.
+
+    Raises:
+        OSError: on the main process, if it cannot be written.
+    """
+    stream = _gathered(accelerator, saved, group.tensors)
     try:
         if accelerator.is_main_process:
             entries = {name: (each.dtype, each.shape) for name, each in saved.items()}
-            return {path.name: write_file(path, entries, stream, group.metadata)}
-    except OSError as error:
-        raise not_written(folder, error) from error
+            return write_file(path, entries, stream, group.metadata)
     finally:
         deque(stream, maxlen=0)  # the others send all tensors, also after an error of the main process
-    return {}
+    return None
 
 
 def _gathered(accelerator: Accelerator, saved: Mapping[str, Saved], tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:

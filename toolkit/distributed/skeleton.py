@@ -31,18 +31,17 @@ class Skeleton:
         """Returns the model with these parameters and saved buffers, on the CPU; the skeleton is used up.
 
         Args:
-            tensors: complete tensors by name, those of tied weights under each of their names.
+            tensors: complete tensors by name, those of tied weights under one of their names.
         """
+        own = self.model.state_dict(keep_vars=True)
+        values = {id(own[name]): tensor for name, tensor in tensors.items()}
         made: dict[int, nn.Parameter] = {}
-        for prefix, module in self.model.named_modules():
+        for module in self.model.modules():
             for name, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                if id(parameter) not in made:
-                    tensor = tensors[f"{prefix}.{name}" if prefix else name]
-                    made[id(parameter)] = nn.Parameter(tensor, parameter.requires_grad)
-                module._parameters[name] = made[id(parameter)]
+                if parameter is not None:
+                    if id(parameter) not in made:
+                        made[id(parameter)] = nn.Parameter(values[id(parameter)], parameter.requires_grad)
+                    module._parameters[name] = made[id(parameter)]
             for name, buffer in module.named_buffers(recurse=False):
-                saved = tensors.get(f"{prefix}.{name}" if prefix else name)
-                module._buffers[name] = (buffer if saved is None else saved).cpu()
+                module._buffers[name] = values.get(id(buffer), buffer).cpu()
         return self.model

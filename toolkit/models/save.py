@@ -11,6 +11,9 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import save_adapters
 
+_MAX_FILE = "5GB"
+"""Greatest size of a file with weights; safetensors copies a file's tensors in memory before it writes them."""
+
 
 def save_model(run: Run) -> None:
     """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it."""
@@ -29,7 +32,7 @@ def write_model(model: Any, processor: Processor, settings: ModelConfig, folder:
         base: folder of a new base model, which becomes part of the folder.
     """
     if settings.peft.method == "none":
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, max_shard_size=_MAX_FILE)
     else:
         save_adapters(model, folder, base, settings.name_or_path)
     processor.save_pretrained(folder)

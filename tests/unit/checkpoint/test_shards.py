@@ -175,16 +175,16 @@ def test_what_several_processes_hold_is_shared_out(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(writing, "objects_of_all", lambda value: [value, value])
     tensors = {f"{number}": torch.zeros(8) for number in range(6)} | {"buffer": torch.zeros(2)}
     group = Group("model", tensors, first_only=["buffer"])
-    owners = {name: each.parts[0].owner for name, each in writing._planned(as_rank(0), group, spread=True).items()}
+    owners = {name: each.parts[0].owner for name, each in writing.planned(as_rank(0), group, spread=True).items()}
     assert sorted(owners[str(number)] for number in range(6)) == [0, 0, 0, 1, 1, 1]
     assert owners["buffer"] == 0
-    complete = writing._planned(as_rank(0), group, spread=False)
+    complete = writing.planned(as_rank(0), group, spread=False)
     assert {part.owner for each in complete.values() for part in each.parts} == {0}
 
 
 def test_a_type_that_no_checkpoint_holds_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"cannot hold tensors of type torch\.complex64: phase"):
-        writing._planned(as_rank(0), Group("model", {"phase": torch.zeros(2, dtype=torch.complex64)}), spread=False)
+        writing.planned(as_rank(0), Group("model", {"phase": torch.zeros(2, dtype=torch.complex64)}), spread=False)
 
 
 def test_a_view_of_a_larger_weight_is_saved_once(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.strategy import Replica
+from toolkit.api.strategy import Collect, Replica
 from toolkit.api.task import Batch
 from toolkit.base.errors import ConfigError
 from toolkit.distributed import deepspeed_engine as zero
@@ -105,9 +105,9 @@ class DeepSpeed(Replicas):
         """Returns complete copies of this process's share of the parameters, and all buffers."""
         return self._complete(lambda number: number % self.mesh.size == self.mesh.rank)
 
-    def complete_model(self) -> PreTrainedModel:
+    def complete_model(self, collect: Collect) -> PreTrainedModel:
         """Returns a complete copy of the model on the main process, and ends the engine."""
-        tensors = self._complete(lambda number: self.mesh.rank == 0)
+        tensors = collect(self.own_parameters())
         self.engine.destroy()
         return self.skeleton.filled(tensors) if self.mesh.rank == 0 else self.own
 

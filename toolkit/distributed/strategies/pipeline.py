@@ -19,9 +19,9 @@ from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
-from toolkit.base.shards import full, local
+from toolkit.base.shards import local
 from toolkit.distributed.clipping import clip_split, scale_gradients
-from toolkit.distributed.collect import objects_of_all, tensors_on_main
+from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
@@ -138,14 +138,3 @@ class Pipeline(Split):
         """Returns the state of this process's optimizer, and the plain values of all stages' optimizers."""
         tensors, scalars = super().own_optimizer()
         return tensors, merged_scalars(objects_of_all(scalars))
-
-    def complete_model(self) -> PreTrainedModel:
-        """Returns a complete copy of the model on the main process, and this process's part on the others."""
-        own = {name: full(tensor.detach()) for name, tensor in self.own_parameters().items()}
-        provides = self.mesh.data_rank == self.mesh.tensor_rank == 0
-        tensors = tensors_on_main(own if provides else {}, self.accelerator.device)
-        if not self.accelerator.is_main_process:
-            return self.own
-        complete = self.skeleton.model.state_dict(keep_vars=True)
-        found = {id(complete[name]): tensor.cpu() for name, tensor in tensors.items()}
-        return self.skeleton.filled({name: found[id(tensor)] for name, tensor in complete.items()})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Replica, Strategy
+from toolkit.api.strategy import Collect, Replica, Strategy
 from toolkit.api.task import Batch
 from toolkit.distributed.window import accumulate, averaging_scale, clip
 from toolkit.optim.state import optimizer_state
@@ -60,7 +60,7 @@ class Replicas(Strategy):
         """Yields the bare model: its wrapper would wait for ranks that have fewer batches."""
         yield self.model
 
-    def complete_model(self) -> PreTrainedModel:
+    def complete_model(self, collect: Collect) -> PreTrainedModel:
         """Returns the model."""
         return self.own
 

@@ -11,13 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
-from toolkit.base.shards import full
 from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.flat import Wire
@@ -53,7 +51,7 @@ class Sharded(Split):
             self._shard(model, deliver)
         else:
             deliver(model.modules())
-        self.whole = model
+        self.own = model
         return model
 
     def _shard(self, model: nn.Module, deliver: Delivery) -> None:
@@ -105,21 +103,3 @@ class Sharded(Split):
             for module in self.model.modules():
                 if isinstance(module, FSDPModule):
                     module.reshard()
-
-    def complete_model(self) -> PreTrainedModel:
-        """Returns a complete copy of the model on the main process, and the split model on the others."""
-        own, complete = self.own_parameters(), dict[int, Tensor]()
-        for tensor in own.values():  # tied weights are gathered once
-            if id(tensor) not in complete:
-                complete[id(tensor)] = self._complete(tensor)
-        tensors = {name: complete[id(tensor)] for name, tensor in own.items()}
-        return self.whole if self.skeleton is None else self.skeleton.filled(tensors)
-
-    def _complete(self, tensor: Tensor) -> Tensor:
-        """Returns the complete tensor, on the CPU; on other ranks than the main one without its values."""
-        whole = full(tensor.detach())
-        if not self.accelerator.is_main_process:
-            return torch.empty_like(whole, device="meta")
-        # What was split unevenly is gathered with padding, which safetensors would refuse to leave out.
-        padded = whole.untyped_storage().nbytes() > whole.nbytes
-        return whole.clone().cpu() if padded else whole.cpu()

@@ -12,8 +12,9 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.strategy import Replica, Strategy
+from toolkit.api.strategy import Collect, Replica, Strategy
 from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients
 from toolkit.distributed.traffic import Counted
 from toolkit.distributed.window import averaging_scale
@@ -24,6 +25,7 @@ from toolkit.optim.state import optimizer_state
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch.optim import Optimizer
+    from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
 
@@ -52,6 +54,10 @@ class Split(Strategy):
 
     name = "sync"
     wraps_model = False
+    skeleton: Skeleton | None
+    """The model without its parameters; on the main process at least."""
+    own: PreTrainedModel
+    """What this process has of the model."""
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         self.accelerator, self.mesh, self.cfg = accelerator, mesh, cfg
@@ -96,6 +102,11 @@ class Split(Strategy):
     def own_optimizer(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]:
         """Returns the state of this process's optimizer, split like the parameters."""
         return optimizer_state(self.replica.optimizer, self.model)
+
+    def complete_model(self, collect: Collect) -> PreTrainedModel:
+        """Returns a complete copy of the model on the main process, and this process's part on the others."""
+        tensors = collect(self.own_parameters())
+        return self.skeleton.filled(tensors) if self.skeleton and self.accelerator.is_main_process else self.own
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process sent, as counted in its first steps."""

@@ -1,0 +1,74 @@
+"""Complete copies of tensors that are split over processes, for which no process needs the memory."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import safe_open
+from torch import Tensor
+
+from toolkit.base.errors import RunError
+from toolkit.checkpoint.contents import model_group
+from toolkit.checkpoint.writing import Group, Saved, planned, write_complete
+from toolkit.distributed.collectives import on_every, on_main
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def collected(accelerator: Accelerator, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns complete tensors on the main process; every process must call it.
+
+    They are written into a file, one after another, which the main process maps into memory and removes. So the
+    operating system can free their memory and read them again, and the disk space is freed with the tensors.
+
+    Args:
+        accelerator: the run's Accelerator.
+        folder: folder of the main process with space for the tensors.
+        tensors: this process's tensors by name, split or not.
+
+    Returns:
+        On the main process the tensors of all processes, on the CPU; of those that share memory (tied weights), one.
+        On others an empty dictionary.
+
+    Raises:
+        RunError: on every process, if the file cannot be written.
+    """
+    group = model_group(tensors)
+    saved = planned(accelerator, group, spread=False)
+    temporary = on_main(accelerator, _temporary, folder)
+    try:
+        return on_every(accelerator, _collected, accelerator, temporary, group, saved)
+    finally:
+        if accelerator.is_main_process:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix=".model-", dir=folder))
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _collected(accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]) -> dict[str, Tensor]:
+    file = folder / "model.safetensors"
+    try:
+        write_complete(accelerator, file, group, saved)
+        if not accelerator.is_main_process:
+            return {}
+        with safe_open(file, framework="pt") as mapped:
+            return {name: mapped.get_tensor(name) for name in saved}
+    except OSError as error:
+        raise _not_written(folder.parent, error) from error
+
+
+def _not_written(folder: Path, error: Exception) -> RunError:
+    return RunError(
+        f"cannot write a complete copy of the model into {folder.absolute()}: {error}. Checkpoints are intact: free "
+        "some space, then resume with checkpoint.resume=auto"
+    )
