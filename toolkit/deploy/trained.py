@@ -182,10 +182,12 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
     Raises:
         InputError: if the recipe does not exist, or must be named by the user.
     """
-    how = "with --recipe recipes/<task>.py (in Python: load(..., recipe=...))"
+    how = "with --recipe NAME_OR_FILE (in Python: load(..., recipe=...))"
+    if named:
+        return load_task_type(recipe)
     if not recipe.is_file():
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
-    if not named and recipe.resolve().is_relative_to(folder.resolve()):
+    if recipe.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
     return load_task_type(recipe)
 
