@@ -368,6 +368,15 @@ def test_metrics_are_cut_back(tmp_path: Path, torn: bytes) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_damaged_line_before_the_checkpoint_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n{"step": 4}\n')
+    truncate_metrics(path, 3)
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == '{"step": 2, "lo\n'
+    assert caplog.messages == [f"{path}: line 2 cannot be read and was moved to metrics.jsonl.damaged"]
+
+
 def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     truncate_metrics(path, 5)
