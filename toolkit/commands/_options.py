@@ -45,11 +45,11 @@ def fraction(text: str) -> float:
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "recipe": {"help": "recipe file, for example recipes/qa.py"},
+    "recipe": {"metavar": "RECIPE", "help": "name of a recipe, for example qa, or the path of your own"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
     "run": {"metavar": "RUN", "help": "output folder of a finished run"},
-    "--config": {"metavar": "FILE", "help": "the run's YAML"},
-    "--recipe": {"metavar": "FILE", "help": "the recipe, if it was moved after the run"},
+    "--config": {"metavar": "FILE", "help": "the run's YAML, or the name of a configuration of the recipe"},
+    "--recipe": {"metavar": "RECIPE", "help": "the recipe, if it was moved after the run"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
     "--output": {"metavar": "FILE", "help": "file to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},

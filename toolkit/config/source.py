@@ -73,10 +73,12 @@ class Settings:
         if meant := nearest_key(key, known):
             self.reported.add(meant)  # do not report the setting that was meant as missing, too
             hint = f"did you mean {'.'.join(meant)}?"
-        elif siblings := [other[-1] for other in known if other[:-1] == key[:-1]]:
-            hint = f"{'.'.join(key[:-1]) or 'the file'} can have {join(siblings, 'and')}"
         else:
-            hint = f"there is no section {key[0]}"
+            group = max((key[:size] for size in range(len(key)) if key[:size] in known), key=len, default=())
+            siblings = [other[-1] for other in known if other[:-1] == group]
+            hint = f"{'.'.join(group) or 'the file'} can have {join(siblings, 'and')}"
+            if len(key) > 1 and not group:
+                hint = f"there is no section {key[0]}"
         self.report(key, f"unknown key ({hint})", source)
 
     def get(self, key: Key) -> Any:

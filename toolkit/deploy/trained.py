@@ -30,7 +30,7 @@ from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
-from toolkit.recipe import load_settings, load_task_type
+from toolkit.recipe import load_settings, load_task_type, recipe_names
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -206,10 +206,15 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
     Raises:
         InputError: if the recipe does not exist, or must be named by the user.
     """
-    how = "with --recipe recipes/<task>.py (in Python: load(..., recipe=...))"
+    how = "with --recipe NAME_OR_FILE (in Python: load(..., recipe=...))"
+    if named:
+        return load_task_type(recipe)
     if not recipe.is_file():
+        if recipe.parent.name == "recipes" and recipe.stem in recipe_names():
+            say(f"the run's recipe {recipe} is not on this machine; the toolkit's {recipe.stem} is used")
+            return load_task_type(recipe.stem)
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
-    if not named and recipe.resolve().is_relative_to(folder.resolve()):
+    if recipe.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
     return load_task_type(recipe)
 
