@@ -33,6 +33,17 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def fraction(text: str) -> float:
+    """Argparse `type` for numbers from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"received {text}, must be a number from 0 to 1")
+    return value
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "recipe": {"metavar": "RECIPE", "help": "name of a recipe, for example qa, or the path of your own"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
@@ -54,7 +65,7 @@ FORMER = {
     "lr-plot": {"--num_processes": "--processes"},
     "merge": {"--output": "--output-dir"},
     "plan": {"--json": "--output"},
-    "predict": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
+    "predict": {"--batch-size": "--per-device-eval-batch-size", "--data": "--input"},
 }
 """Deprecated names of options by command; they still work but are not documented."""
 

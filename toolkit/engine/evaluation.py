@@ -68,7 +68,7 @@ def predict(
         model: the model, not wrapped in DDP, which would wait for ranks with fewer batches.
         data: rows and features.
         title: label of the progress bar.
-        beat: called after each batch.
+        beat: called after each batch of an evaluation during training, whose own progress bar is shown.
 
     Returns:
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
@@ -82,7 +82,7 @@ def predict(
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
+    with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
         for cpu_batch in loader:
             num_items += float(count_items(task, cpu_batch))
             batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
@@ -92,7 +92,8 @@ def predict(
                 predictions = task.predict(model, outputs, batch)
             if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
                 parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
-            bar.update()
+            # All ranks together; the last of their batches may have fewer rows.
+            bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
                 beat()
     model.train(was_training)
