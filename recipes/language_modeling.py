@@ -87,6 +87,7 @@ class LanguageModeling:
     scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
+    answer_columns = ("prediction", "loss", "num_tokens")
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -209,6 +210,9 @@ class LanguageModeling:
         num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

@@ -82,6 +82,7 @@ class QuestionAnswering:
     scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
+    answer_columns = ("prediction", "score", "n_best")
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
@@ -185,6 +186,9 @@ class QuestionAnswering:
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         pairs = [(record["prediction_text"], record["answers"]) for record in records]
         return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None

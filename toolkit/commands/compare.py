@@ -1,4 +1,4 @@
-"""Compare settings: `toolkit compare recipes/<task>.py --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
+"""Compare settings: `toolkit compare RECIPE --config FILE --switch KEY=A,B ... [KEY=VALUE ...]`."""
 
 from __future__ import annotations
 

@@ -385,7 +385,7 @@ def test_the_best_model_is_kept(comparison):
     }  # fmt: skip
     assert kept(found) == (
         "The best variant is 1 (mean accuracy 0.815). The run with seed 2 is kept:",
-        f"toolkit predict {models[3].parent} --data FILE",
+        f"toolkit predict {models[3].parent} --input FILE",
     )
     lower = replace(asked, metric=Score("eval_accuracy", greater_is_better=False))
     again = keep_and_show(lower, repeats_of(lower))  # its model was deleted: it is trained once more

@@ -53,7 +53,7 @@ def kept(found: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     mean = f"mean {best['metric']} {format_value(best['mean'])}"
     sentence = f"The best variant is {shorten(best['variant'], 60)} ({mean}). The run with seed {best['seed']} is kept:"
-    return sentence, f"toolkit predict {shlex.quote(best['run'])} --data FILE"
+    return sentence, f"toolkit predict {shlex.quote(best['run'])} --input FILE"
 
 
 def _busy(found: Mapping[str, Any]) -> str | None:
