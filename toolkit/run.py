@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from toolkit.api.milestones import Milestones
 from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, warn
@@ -137,8 +138,9 @@ def prepared_run(
             warn(f"{note}.")
     with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
-        refuse_wrong_steps(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch, claimed.resume)
-        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, claimed.output_dir)
+        milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
+        refuse_wrong_steps(cfg, milestones, claimed.resume)
+        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, milestones, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
