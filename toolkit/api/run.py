@@ -14,6 +14,7 @@ from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
@@ -95,14 +96,15 @@ class FitResult:
 
     Args:
         steps: optimizer steps of the run, previous sessions included.
-        train_loss: mean loss over all items trained on in this session, None if there were none.
+        train_loss: mean loss over all items of the run, previous sessions included; None if there were none.
         evaluations: evaluations of the final model by set (`validation`, `test`).
         best: best value of the metric that selects the best model, or None.
         best_step: step of that value.
         train_seconds: seconds spent in training steps of this session, without evaluation and saving.
-        items_per_second: items trained on per second of that time.
+        items_per_second: items of this session per second of that time.
         memory: memory use of the main process.
         further: figures of the strategy and the callbacks.
+        quality: how far the scores of each set can be trusted; the same on every process. Empty until training is over.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
 
@@ -115,6 +117,7 @@ class FitResult:
     items_per_second: float
     memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
+    quality: Mapping[str, Quality] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
