@@ -37,7 +37,7 @@ def work(arguments: argparse.Namespace) -> None:
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     metrics = run.scores(data)
-    title = f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)"
+    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {len(data.rows)} rows"
     print_table(title, without_classes(metrics, run.task.scores))
     if output:
         on_main(run.accelerator, write_json, output, metrics)

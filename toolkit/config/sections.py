@@ -174,8 +174,9 @@ class TrackingConfig:
 
     __pydantic_config__ = STRICT
 
-    logging_steps: Positive = 500
-    """Steps between training lines; the loss of a line is the mean over all items since the previous line."""
+    logging_steps: Positive | Literal["auto"] = "auto"
+    """Steps between training lines; the loss of a line is the mean over all items since the previous line. `auto` is
+    the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that gives at most 100 lines, so 50 to 100 for 50 steps or more."""
     report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=list)
     """Trackers that receive the same numbers (extra `tracking`)."""
     project: str = "finetune-toolkit"

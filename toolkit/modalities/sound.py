@@ -1,4 +1,4 @@
-"""Opens audio files: with soundfile, or for AAC and WMA with PyAV or the ffmpeg program."""
+"""Opens audio files; AAC and WMA are decoded with PyAV or the program ffmpeg."""
 
 from __future__ import annotations
 
@@ -20,27 +20,19 @@ COMPRESSED = (".aac", ".m4a", ".wma")
 
 
 @contextmanager
-def open_sound(file: Mapping[str, Any]) -> Iterator[Any]:
-    """Opens a row's file as a `soundfile.SoundFile`.
+def open_sound(file: Mapping[str, Any]) -> Iterator[BinaryIO]:
+    """Opens a row's audio file for reading, in a format that soundfile knows: AAC and WMA become a WAV file in memory.
 
     Args:
         file: a reference with the file's `name` and location.
 
     Raises:
         ValueError: if the file is AAC or WMA, and cannot be decoded, or nothing that can is installed.
-        soundfile.SoundFileError: if any other file is not in a known format.
         OSError: if it cannot be opened.
     """
-    import soundfile
-
+    name = Path(file["name"])
     with open_file(file) as opened:
-        if Path(file["name"]).suffix.lower() not in COMPRESSED:
-            with soundfile.SoundFile(opened) as sound:
-                yield sound
-            return
-        wave = io.BytesIO(_wave(opened, Path(file["name"])))
-    with soundfile.SoundFile(wave) as sound:
-        yield sound
+        yield io.BytesIO(_wave(opened, name)) if name.suffix.lower() in COMPRESSED else opened
 
 
 def _wave(opened: BinaryIO, name: Path) -> bytes:
