@@ -88,6 +88,7 @@ class LanguageModeling:
     scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
+    answer_columns = ("prediction", "loss", "num_tokens")
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -216,6 +217,9 @@ class LanguageModeling:
 
         sums = by_document(predictions, data.features, len(data.rows))
         return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

@@ -83,6 +83,7 @@ class QuestionAnswering:
     scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
+    answer_columns = ("prediction", "score", "n_best")
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
@@ -190,6 +191,9 @@ class QuestionAnswering:
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
         return squad_quality(texts, answers)
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None

@@ -131,13 +131,31 @@ def best_metric(cfg: Config, task: Task) -> Score:
     Raises:
         ConfigError: if the task has no metric of the configured name.
     """
-    name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
-    scores = [Score("loss", greater_is_better=False), *task.scores]
-    known = {score.name: score for score in scores if not score.per_class}
+    return metric_named(cfg.eval.metric_for_best_model or task.best_metric, task, "eval.metric_for_best_model")
+
+
+def metric_named(name: str, task: Task, setting: str) -> Score:
+    """Returns a metric of a task; its name gets the prefix `eval_`.
+
+    Args:
+        name: its name, with or without the prefix.
+        task: the task.
+        setting: the setting that received the name, for the error.
+
+    Raises:
+        ConfigError: if the task has no such metric; lists those that it has.
+    """
+    name = name.removeprefix("eval_")
+    known = {score.name: score for score in overall_scores(task)}
     if name not in known:
         near = did_you_mean(name, list(known))
-        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
+        raise ConfigError([f"{setting}: received {name!r}, this task has {', '.join(known)}{near}"])
     return replace(known[name], name=f"eval_{name}")
+
+
+def overall_scores(task: Task) -> list[Score]:
+    """Returns the loss and the metrics of a task, without those of single classes."""
+    return [Score("loss", greater_is_better=False), *(score for score in task.scores if not score.per_class)]
 
 
 @dataclass(frozen=True)

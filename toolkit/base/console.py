@@ -104,7 +104,7 @@ def report_error(text: str) -> None:
     LOGGER.error("%s", text, extra={_BLANK_LINE: True})
 
 
-def progress(total: int, description: str, initial: int = 0, inner: bool = False) -> Any:
+def progress(total: int, description: str, initial: int = 0, inner: bool = False, unit: str = "it") -> Any:
     """Returns a tqdm progress bar, which is silent unless it should be shown.
 
     A bar is shown on the main process if records of level INFO are printed (see `log_to_console`). If the output is
@@ -116,6 +116,7 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
         description: text before the bar.
         initial: number of updates already made.
         inner: whether the bar is shown inside another one.
+        unit: what an update counts, for the speed.
     """
     from tqdm import tqdm
 
@@ -124,6 +125,7 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
         total=total,
         initial=initial,
         desc=description,
+        unit=unit,
         disable=not shown or (inner and not sys.stderr.isatty()),
         dynamic_ncols=True,
         mininterval=0.5 if sys.stderr.isatty() else 10.0,
@@ -191,7 +193,7 @@ def rich_console() -> Console:
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Logs a titled two-column table on the main process."""
+    """Logs a two-column table with its title above it on the main process."""
     if not is_first_rank():
         return
     from rich.console import Group
@@ -203,7 +205,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(Text(name), Text(format_value(value)))
-    LOGGER.info(_Rendered(Group(Text(title), table)))
+    LOGGER.info(_Rendered(Group(Text(title), table)))  # a table's own title is wrapped to the width of the table
 
 
 def shorten(text: str, width: int = 70) -> str:

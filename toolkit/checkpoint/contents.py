@@ -47,7 +47,7 @@ def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -
         tensors: the tensors that `toolkit.optim.state.optimizer_state` returned.
         scalars: the other values that it returned.
     """
-    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars)})
+    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars, sort_keys=True)})
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:

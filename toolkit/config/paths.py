@@ -7,12 +7,30 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from toolkit.base.shipped import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
+from toolkit.config.source import Settings
 
 FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 """Suffixes of data files that can be read."""
+
+
+DATA_FILES = ("train_file", "validation_file", "test_file")
+
+
+def find_shipped_data(settings: Settings, file: Path) -> None:
+    """Replaces the paths of sample data in a shipped configuration that do not exist in the current directory.
+
+    Args:
+        settings: the values of the file.
+        file: the configuration; one that is not shipped is left as it is, since its paths may be typos.
+    """
+    for key in [("data", name) for name in DATA_FILES] if is_shipped(file) else []:
+        value = settings.get(key)
+        if isinstance(value, str) and not Path(value).exists() and (found := find_shipped(value)):
+            settings.set(key, str(found), settings.source(key))
 
 
 def path_problems(config: Config, present: bool = True) -> Iterator[str]:
@@ -27,7 +45,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
     if not config.output_dir.strip():
         yield f"output_dir: received {show(config.output_dir)}, expected the name of a folder"
     if present:
-        for name in ("train_file", "validation_file", "test_file"):
+        for name in DATA_FILES:
             yield from _data_file(f"data.{name}", getattr(config.data, name))
         yield from _model(config.model.name_or_path or "", config.model.revision)
         yield from _resume(config.checkpoint.resume)
@@ -70,6 +88,8 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
         command = command_for(path)
         hint = f"; `{command}` downloads this public dataset" if command else ""
+        if found := find_shipped(value):
+            hint = f"; the toolkit's sample data is {found}"
         yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"

@@ -22,6 +22,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.checkpoint.writing import Group, write_groups
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import on_every, on_main
+from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
 
@@ -66,16 +67,18 @@ class Checkpointer:
         """Writes a checkpoint of this step, then removes surplus ones. Every rank must call it.
 
         Raises:
-            RunError: on every rank, if the checkpoint cannot be written.
+            RunError: on every rank, if the model is not finite or the checkpoint cannot be written.
         """
         context, run = self._context, self._context.run
         root = RunFolder(run.output_dir).checkpoints
         run.strategy.settle(for_checkpoint=True)
+        model = run.strategy.own_parameters()
+        refuse_non_finite(run.accelerator, model, context.state.step)
         kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
         # A stage of a pipeline may have no tensors of a callback that others have.
         saved = set(chain(*objects_of_all([name for name, (tensors, _) in kept.items() if tensors])))
         groups = [
-            contents.model_group(run.strategy.own_parameters()),
+            contents.model_group(model),
             contents.optimizer_group(*run.strategy.own_optimizer()),
             *(Group(name, tensors) for name, (tensors, _) in kept.items() if name in saved),
         ]

@@ -21,7 +21,7 @@ from toolkit.base.console import format_duration
 from toolkit.base.errors import Interrupted
 from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.guard import is_lost, refuse, row_numbers
+from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.callbacks import build_callbacks
@@ -244,6 +244,7 @@ class Session:
         self._pause()
         for callback in self.callbacks:
             callback.finish()
+        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
         return self._result()
 
     def _result(self) -> FitResult:

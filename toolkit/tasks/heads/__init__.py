@@ -43,6 +43,10 @@ class Head(Protocol):
     def scores(self) -> Sequence[Score]:
         """See `toolkit.api.task.Task.scores`; includes scores per class once the labels are known."""
 
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """See `toolkit.api.supports.SupportsAnswers`."""
+
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
 
@@ -83,6 +87,9 @@ class Head(Protocol):
 
     def record(self, scores: np.ndarray, label: Any) -> Record:
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """See `toolkit.api.supports.SupportsAnswers.answer`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         """Returns a record's prediction and label as text; the label is None if unknown."""

@@ -36,6 +36,7 @@ class MultiLabel:
 
     best_metric = "f1_micro"
     error_name = "mean distance"
+    answer_columns = ("prediction", "scores")
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -107,6 +108,9 @@ class MultiLabel:
             "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"], "scores": record["scores"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _listed(record["prediction"]), None if record["label"] is None else _listed(record["label"])

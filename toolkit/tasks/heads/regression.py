@@ -34,6 +34,7 @@ class Regression:
 
     best_metric = "mse"
     error_name = "squared error"
+    answer_columns = ("prediction",)
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -98,6 +99,9 @@ class Regression:
     def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
         known = [None if number is None or math.isnan(number) else float(number) for number in numbers]
         return known[0] if len(known) == 1 else dict(zip(self.state["labels"], known, strict=True))
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _shown(record["prediction"]), None if record["label"] is None else _shown(record["label"])

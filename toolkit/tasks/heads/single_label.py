@@ -30,6 +30,7 @@ class SingleLabel:
 
     best_metric = "accuracy"
     error_name = "confidence"
+    answer_columns = ("prediction", "score", "scores")
     has_classes = True
 
     def __init__(self, options: Any) -> None:
@@ -101,6 +102,10 @@ class SingleLabel:
             "prediction": labels[int(scores.argmax())],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        scores = record["scores"]
+        return {"prediction": record["prediction"], "score": scores[record["prediction"]], "scores": scores}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%})", record["label"]
