@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 
 import pytest
@@ -94,7 +95,16 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     assert run_command("evaluate", finished, "--data", labelled, "--output", tmp_path / "scores.json") == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
-    assert "eval_accuracy" in capsys.readouterr().out
+    result = json.loads((finished / "run.json").read_text())["result"]
+    ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
+    assert ends.items() <= scores.items()
+    low, high, baseline = (f"{value:.4g}" for value in ends.values())
+    shown = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always '\w+': {baseline}\)"
+    assert re.search(shown, capsys.readouterr().out)
+    assert (
+        f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
+        in (finished / "model" / "README.md").read_text()
+    )
 
 
 def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finished, tmp_path, monkeypatch):

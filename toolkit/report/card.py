@@ -8,7 +8,7 @@ from toolkit import modalities
 from toolkit.api.run import FitResult, Run
 from toolkit.document.markdown import table
 from toolkit.models.adapters import BASE
-from toolkit.report.text import score_table
+from toolkit.report.scores import Scores
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -63,9 +63,9 @@ def model_card(run: Run, result: FitResult) -> str:
 
 def score_text(run: Run, result: FitResult) -> str:
     """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
-    header, rows = score_table(result, run.task)
-    hints = [hint for quality in result.quality.values() for hint in quality.hints]
-    return "\n\n".join([table(header, rows), *hints]) if rows else "Not evaluated."
+    scores = Scores.of(result, run.task)
+    header, rows = scores.table()
+    return "\n\n".join([table(header, rows), *scores.hints]) if rows else "Not evaluated."
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:
