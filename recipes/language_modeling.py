@@ -212,7 +212,8 @@ class LanguageModeling:
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
     def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
+        shown = record.get("prediction", record["perplexity"])
+        return {"prediction": shown, "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

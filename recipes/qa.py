@@ -190,6 +190,9 @@ class QuestionAnswering:
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        return "question_answering", {}
+
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None
         return Description(record["question"], repr(record["prediction_text"]), expected)

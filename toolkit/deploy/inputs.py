@@ -82,7 +82,7 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str]) -> Mapping[st
     Raises:
         DataError: if the file cannot be read.
     """
-    inputs = _inputs(task)
+    inputs = needed_columns(task)
     if Path(file).expanduser().is_dir():
         return {name: theirs for name, theirs in columns.items() if name in inputs and not inputs[name].file}
     present = columns_of(islice(read_rows(file), PEEKED_ROWS))
@@ -94,7 +94,7 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str]) -> Mapping[st
     return {**columns, name: present[0]}
 
 
-def _inputs(task: Task) -> dict[str, Column]:
+def needed_columns(task: Task) -> dict[str, Column]:
     """Returns the columns that a row needs for a prediction; of several that may replace each other, the first."""
     given = {name: column for name, column in used_columns(task).items() if not column.label}
     required = {name: column for name, column in given.items() if column.required}
@@ -113,7 +113,7 @@ def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
         InputError: if the task reads files, or a column is unknown or missing.
         DataError: if a text cannot be used.
     """
-    inputs = _inputs(run.task)
+    inputs = needed_columns(run.task)
     if any(column.file for column in inputs.values()):
         raise InputError("--input-text: this run reads files; name them with --input")
     rows = [{name: text} for text in texts for name in inputs] if len(inputs) == 1 else _pairs(texts, list(inputs))
