@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
     from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
@@ -194,6 +195,11 @@ class Reviews:
         names = ["prediction", *(["score"] if self.head.has_classes else [])]
         answers = [f"prediction_{label}" for label in labels] if several and len(labels) > 1 else names
         return f"{self.modality}_classification", {"answers": answers}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

@@ -21,7 +21,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.deploy.inputs import needed_columns
 from toolkit.deploy.trained import TrainedRun, load, read_settings
 from toolkit.models.adapters import merged
-from toolkit.report.card import Card, model_card
+from toolkit.report.card import Card, model_card, scores_of
 
 TEMPLATES = Path(__file__).with_name("templates")
 LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfile", "soxr")}
@@ -80,7 +80,8 @@ def _write_folder(run: TrainedRun, task: SupportsScript, run_folder: Path, folde
         model.save_pretrained(folder / "model")
         run.processor.save_pretrained(folder / "model")
     facts = json.loads(files.facts.read_text(encoding="utf-8"))
-    card = Card(name, run.cfg, run.task, model.config, facts, facts.get("result", {}), adapted=False)
+    scores = scores_of(files.model_card.read_text(encoding="utf-8")) if files.model_card.is_file() else "Not evaluated."
+    card = Card(name, run.cfg, run.task, model.config, facts, scores, adapted=False)
     write_text(folder / "model" / "README.md", model_card(card))
     if files.report_html.is_file():
         shutil.copyfile(files.report_html, folder / files.report_html.name)

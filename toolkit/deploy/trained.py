@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
+from toolkit.data.reading import Reading
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows")
+READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 
@@ -97,7 +98,7 @@ class TrainedRun:
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     def _given(self, rows: Any, labelled: bool) -> EvalData:
-        table = given_table(rows, self.task, self.cfg.data.columns, labelled).rows
+        table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows
         return EvalData(table, tokenise(table, self.task, self.processor, labelled=labelled), self.processor)
 
 
@@ -259,7 +260,7 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     """
     accelerator = run.accelerator
     with accelerator.local_main_process_first():
-        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
+        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)

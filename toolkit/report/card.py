@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from toolkit import modalities
-from toolkit.api.run import Run
+from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
 from toolkit.document.markdown import table
 from toolkit.models.adapters import BASE
-from toolkit.report.text import base_name, readable
+from toolkit.report.text import base_name, score_table
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -25,6 +25,7 @@ PIPELINES = {
     "AutoModelForAudioClassification": "audio-classification",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
+SCORES = "## Scores\n\n"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Card:
         task: its task.
         config: configuration of the model.
         facts: content of `run.json`.
-        figures: metrics and measurements by name.
+        scores: the scores of all evaluation sets, as Markdown.
         adapted: whether the model is a folder of adapters.
     """
 
@@ -46,14 +47,14 @@ class Card:
     task: Task
     config: Any
     facts: Mapping[str, Any]
-    figures: Mapping[str, Any]
+    scores: str
     adapted: bool
 
 
-def card_of(run: Run, facts: Mapping[str, Any], figures: Mapping[str, Any]) -> Card:
+def card_of(run: Run, result: FitResult, facts: Mapping[str, Any]) -> Card:
     """Returns the card of the model of a run."""
     adapted = run.cfg.model.peft.method != "none"
-    return Card(run.output_dir.name, run.cfg, run.task, run.model.config, facts, figures, adapted)
+    return Card(run.output_dir.name, run.cfg, run.task, run.model.config, facts, score_text(run, result), adapted)
 
 
 def model_card(card: Card) -> str:
@@ -62,7 +63,6 @@ def model_card(card: Card) -> str:
     kind = card.config.model_type
     origin = f"`{base_name(base)}`, fine-tuned" if base else f"a new {kind} model, trained from scratch"
     licence = _licence(base)
-    scores = {name: value for name, value in readable(card.figures).items() if name.startswith(("eval_", "test_"))}
     blocks = [
         _front(card, licence),
         f"# {card.name}",
@@ -71,7 +71,7 @@ def model_card(card: Card) -> str:
         f"## Intended use\n\n{_use(card.task)}",
         "## Data\n\n" + table(["set", "source", "rows"], list(_sources(card.cfg.data, card.facts["num_rows"]))),
         *_labels(card),
-        "## Scores\n\n" + (table(["metric", "value"], list(scores.items())) if scores else "Not evaluated."),
+        f"{SCORES}{card.scores}",
         f"## Licence\n\nLicence of the base model: {licence}. That of the data is not known to the toolkit.",
         "The settings, versions and data fingerprints are in `config.yaml` and `run.json` of the run.",
     ]
@@ -156,6 +156,18 @@ def _licence(base: str | None) -> str:
     front = Path(found).read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
     named = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", front, re.M)
     return named[1] if named else "unknown"
+
+
+def score_text(run: Run, result: FitResult) -> str:
+    """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
+    header, rows = score_table(result, run.task)
+    hints = [hint for quality in result.quality.values() for hint in quality.hints]
+    return "\n\n".join([table(header, rows), *hints]) if rows else "Not evaluated."
+
+
+def scores_of(card: str) -> str:
+    """Returns the scores in a model card."""
+    return card.partition(SCORES)[2].partition("\n\n## ")[0].partition("\n\nThe settings, ")[0] or "Not evaluated."
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:
