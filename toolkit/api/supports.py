@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -127,6 +127,18 @@ class SupportsAnswers(Protocol):
         """Returns the values of these columns for a record of `Task.decode`.
 
         A mapping must have the same keys for every record, because a table has a column for each of them.
+        """
+
+
+@runtime_checkable
+class SupportsScript(Protocol):
+    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        """Returns the name of the script's template in `toolkit/deploy/templates`, and values that it needs.
+
+        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, and
+        the `columns` of a row.
         """
 
 

@@ -33,6 +33,7 @@ COMMANDS = {
         "toolkit.commands.reproduce",
         "repeat a run and check that the results are bit-identical",
     ),
+    "export": ("toolkit.commands.export", "pack a finished run for others: model, card, report and a script"),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
     "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
     "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),

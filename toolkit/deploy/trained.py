@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows")
+READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 

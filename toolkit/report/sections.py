@@ -23,7 +23,7 @@ from toolkit.report.curves import History, curves
 from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
 from toolkit.report.scores import Scores
-from toolkit.report.text import counted, readable
+from toolkit.report.text import base_name, counted, readable
 from toolkit.report.worst import Worst
 
 SIZES = {
@@ -69,7 +69,7 @@ class Outcome:
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
-    model = f"{base}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
+    model = f"{base_name(base)}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
     alone = "one process" if processes == 1 else f"{processes} processes"
     return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
 
