@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.column import Column
 from toolkit.config.messages import join
+from toolkit.config.paths import sheet_of
 from toolkit.data.columns import LONG_NAME, used_columns
-from toolkit.data.files import SUFFIXES
+from toolkit.data.encodings import UTF_8
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.readers import RawRow
@@ -25,10 +26,6 @@ from toolkit.data.reading import Reading
 from toolkit.data.rows import PEEKED_ROWS, Table, columns_of, listing, load_table
 from toolkit.data.sources import is_files, read_rows
 from toolkit.deploy.trained import TrainedRun
-
-MEDIA = tuple(chain.from_iterable(SUFFIXES.values()))
-"""Suffixes of image and audio files."""
-MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,8 @@ class Input:
         name: the file or folder, for messages.
         table: the checked rows.
         read: returns the rows as they are in the file, in the same order.
-        style: the delimiter, and whether the file begins with a byte order mark, for answers written as CSV.
+        style: the delimiter of answers written as CSV, and whether they begin with a byte order mark: as the file, and
+            if it is in another encoding or from Excel.
     """
 
     name: str
@@ -72,13 +70,14 @@ def _file_input(run: TrainedRun, file: str) -> Input:
 
 
 def _style(file: str, reading: Reading) -> tuple[str, bool]:
-    path = Path(file).expanduser()
-    if path.suffix.lower() == ".xlsx" or not path.is_file() or is_files(file):
-        return ",", False
+    path = Path(sheet_of(file)[0]).expanduser()
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv"):
+        return ",", suffix == ".xlsx"
+    found = recognise(path, reading)
     with path.open("rb") as opened:
-        mark = opened.read(3).startswith(MARKS)
-    delimiter = recognise(path, reading).delimiter if path.suffix.lower() == ".csv" else None
-    return delimiter or ",", mark
+        mark = opened.read(3) == codecs.BOM_UTF8
+    return (found.delimiter or "," if suffix == ".csv" else ","), mark or found.encoding != UTF_8
 
 
 def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Reading) -> Mapping[str, str]:
