@@ -26,7 +26,7 @@ def _rows(data: EvalData) -> str:
     if not data.num_skipped:
         return f"{count} rows"
     total = count + data.num_skipped
-    return f"{count} of {total} rows; {data.num_skipped} unusable rows skipped, {data.num_skipped / total:.1%}"
+    return f"{count} of {total} rows; {data.num_skipped} skipped ({data.num_skipped / total:.1%}), they cannot be used"
 
 
 def work(arguments: argparse.Namespace) -> None:

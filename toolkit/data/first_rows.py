@@ -48,7 +48,7 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
 
 
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
-    """Returns the usable rows, and what is wrong with the others unless they are left out.
+    """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises:
         DataError: if columns are missing.
@@ -68,7 +68,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     more = [f"{len(bad) - NUM_LISTED} more"] if len(bad) > NUM_LISTED else []
     return good, [
         f"{len(bad)} of the first {len(rows)} rows of {file} cannot be used: {'; '.join(bad[:NUM_LISTED] + more)}. "
-        "Correct them, or leave them out with data.bad_rows=skip"
+        "Correct them, or skip them with data.bad_rows=skip"
     ]
 
 
