@@ -22,11 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rows(data: EvalData) -> str:
     """Returns how many rows were evaluated, and how many were not."""
-    count = len(data.rows)
-    if not data.num_skipped:
-        return f"{count} rows"
-    total = count + data.num_skipped
-    return f"{count} of {total} rows; {data.num_skipped} skipped ({data.num_skipped / total:.1%}), they cannot be used"
+    count, skipped = len(data.rows), data.num_skipped
+    return f"{count} rows" + (f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else "")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -47,7 +44,7 @@ def work(arguments: argparse.Namespace) -> None:
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     metrics = run.scores(data)
-    title = f"{arguments.run} on {arguments.data} ({_rows(data)})"
+    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {_rows(data)}"
     print_table(title, without_classes(metrics, run.task.scores))
     if output:
         on_main(run.accelerator, write_json, output, metrics)

@@ -1,4 +1,4 @@
-"""Check settings and rows: `toolkit validate recipes/<task>.py --config FILE [section.key=value ...]`.
+"""Check settings and rows: `toolkit validate RECIPE --config FILE [section.key=value ...]`.
 
 `--settings-only` does not read the data files.
 """
@@ -33,6 +33,7 @@ def work(arguments: argparse.Namespace) -> None:
         ConfigError: if a setting is invalid; lists all problems.
         DataError: if rows cannot be used; lists them.
     """
+    _recipe_config.find(arguments)
     task_type = load_task_type(arguments.recipe)
     all_rows = not (arguments.settings_only or arguments.elsewhere)
     findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere, first_rows=not all_rows)
