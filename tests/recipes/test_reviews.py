@@ -155,7 +155,7 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
     assert "row 22" in str(refused.value)
     assert "row 23" in str(refused.value)
     assert "data.bad_rows=skip" in str(refused.value)
-    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip")
+    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip", "data.max_bad_rows=1")
     left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["row"] for row in left_out] == [22, 23]
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": 2}
@@ -217,7 +217,7 @@ def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
     rows.append('{"text": "what", "label": NaN}')
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
-          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+          "data.validation_split=0.25", "data.bad_rows=skip", "data.max_bad_rows=1", "train.max_steps=1")  # fmt: skip
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
     assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
     assert facts["bad_rows"] == {"train": 1}

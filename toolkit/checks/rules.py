@@ -6,7 +6,7 @@ from collections import Counter
 
 from toolkit.checks import efficiency_rules as efficiency
 from toolkit.config.rule import Rule, only_if
-from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig, TrackingConfig, TrainerConfig
 from toolkit.distributed import deepspeed_rules, parallel_rules
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
@@ -16,6 +16,12 @@ from toolkit.optim import rules as optim_rules
 def _no_evaluation(config: Config) -> bool:
     data = config.data
     return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
+
+
+def _set_aside(config: Config) -> float:
+    data = config.data
+    given = data.validation_file is not None or data.dataset_name is not None
+    return data.validation_split or (0.0 if given or data.validation_split == 0 else DEFAULT_SPLIT)
 
 
 def _hub_only(name: str) -> Rule:
@@ -51,6 +57,26 @@ RULES = (
         "validation rows come either from a separate file or from the training rows",
         "remove one of them",
     ),
+    Rule(
+        lambda c: bool(c.data.test_split) and c.data.test_file is not None,
+        ("data.test_split", "data.test_file"),
+        "test rows come either from a separate file or from the training rows",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: _set_aside(c) + c.data.test_split >= 1,
+        ("data.validation_split", "data.test_split"),
+        "together they leave no training rows",
+        "set data.validation_split and data.test_split to fractions whose sum is below 1",
+    ),
+    only_if(
+        "data.max_bad_rows",
+        DataConfig().max_bad_rows,
+        "data.bad_rows",
+        lambda policy: policy == "skip",
+        "every bad row stops the run",
+        "set data.bad_rows to skip",
+    ),
     *model.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
@@ -77,7 +103,12 @@ RULES = (
         "remove data.revision",
     ),
     Rule(
-        lambda c: c.data.max_eval_samples is not None and _no_evaluation(c) and c.data.test_file is None,
+        lambda c: (
+            c.data.max_eval_samples is not None
+            and _no_evaluation(c)
+            and c.data.test_file is None
+            and not c.data.test_split
+        ),
         ("data.max_eval_samples", *_EVALUATION),
         _NO_ROWS,
         f"remove data.max_eval_samples, or {_GIVE_ROWS}",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
-from toolkit.config.messages import nearest
+from toolkit.config.messages import did_you_mean, nearest
 
 
 def used_columns(task: Task) -> dict[str, Column]:
@@ -51,3 +51,21 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
         )
     if missing:
         raise DataError("\n".join(missing))
+
+
+def require_group(source: str, present: list[str], group: str | None) -> None:
+    """Checks that a source has the group column, if there is one.
+
+    Args:
+        source: the file or hub split, for the message.
+        present: names of its columns.
+        group: name of the group column, or None.
+
+    Raises:
+        DataError: if the column is missing.
+    """
+    if group is not None and group not in present:
+        raise DataError(
+            f"data.group_column: {source} has no column {group!r}{did_you_mean(group, present)}. "
+            f"Its columns are {', '.join(present)}."
+        )

@@ -10,8 +10,9 @@ import numpy as np
 
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
+from toolkit.data.bad_rows import listing
 from toolkit.data.readers import RawRow, check_names
-from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, listing, split_bad
+from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, split_bad
 from toolkit.data.sources import ARROW_BATCH_ROWS, arrow_rows, checked
 
 NAME = "rows"

@@ -27,6 +27,7 @@ OPTIONS = {
     "label_smoothing_factor": 0.0,
     "focal_gamma": 0.0,
     "label_separator": ",",
+    "label_map": {},
 }
 
 
