@@ -14,7 +14,7 @@ from toolkit import modalities
 from toolkit.api.mesh import Mesh
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
-from toolkit.base.console import quiet_libraries, warn
+from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
