@@ -27,7 +27,7 @@ from toolkit.config.column import Column
 from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
-from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores, perplexity
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores, perplexity
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
@@ -213,6 +214,12 @@ class LanguageModeling:
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        from toolkit.tasks.blocks import by_document
+
+        sums = by_document(predictions, data.features, len(data.rows))
+        return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
     from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
@@ -200,6 +201,11 @@ class Reviews:
 
     def answer(self, record: Record) -> dict[str, Any]:
         return self.head.answer(record)
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

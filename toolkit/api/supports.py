@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
 
 
 @runtime_checkable
@@ -165,6 +166,17 @@ class SupportsErrorRanking(Protocol):
         """Returns the error of a record of `Task.decode`; None if it is right, or the right answer is not known.
 
         Records are sorted by these numbers; greater is worse.
+        """
+
+
+@runtime_checkable
+class SupportsQuality(Protocol):
+    """A task that knows how far its scores can be trusted."""
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        """Returns intervals and baselines of the final scores; the arguments are those of `Task.metrics`.
+
+        Called only on the main process, once for each evaluation set of a finished training.
         """
 
 

@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.processes import is_first_rank
@@ -33,7 +33,12 @@ class ConsoleHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one record."""
+        """Prints one record, above the progress bars if there are any."""
+        bars = sys.modules.get("tqdm")
+        with bars.tqdm.external_write_mode(sys.stdout) if bars is not None else nullcontext():
+            self._print(record)
+
+    def _print(self, record: logging.LogRecord) -> None:
         before = "\n" if getattr(record, _BLANK_LINE, False) else ""
         if isinstance(record.msg, _Rendered):
             rich_console().print(record.msg.renderable)
@@ -170,6 +175,16 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
 
 
+def format_duration(seconds: float) -> str:
+    """Formats a duration roughly, for people: `8.2 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
 def rich_console() -> Console:
     """Returns a console as wide as the terminal, or 80 columns wide if there is none."""
     from rich.console import Console
@@ -185,7 +200,7 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_header=False)
+    table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():

@@ -6,7 +6,8 @@ from collections import Counter
 
 from toolkit.checks import efficiency_rules as efficiency
 from toolkit.config.rule import Rule, only_if
-from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig, TrackingConfig, TrainerConfig
+from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.data import rules as data_rules
 from toolkit.distributed import deepspeed_rules, parallel_rules
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
@@ -16,12 +17,6 @@ from toolkit.optim import rules as optim_rules
 def _no_evaluation(config: Config) -> bool:
     data = config.data
     return data.validation_split == 0 and data.validation_file is None and data.dataset_name is None
-
-
-def _set_aside(config: Config) -> float:
-    data = config.data
-    given = data.validation_file is not None or data.dataset_name is not None
-    return data.validation_split or (0.0 if given or data.validation_split == 0 else DEFAULT_SPLIT)
 
 
 def _hub_only(name: str) -> Rule:
@@ -57,26 +52,7 @@ RULES = (
         "validation rows come either from a separate file or from the training rows",
         "remove one of them",
     ),
-    Rule(
-        lambda c: bool(c.data.test_split) and c.data.test_file is not None,
-        ("data.test_split", "data.test_file"),
-        "test rows come either from a separate file or from the training rows",
-        "remove one of them",
-    ),
-    Rule(
-        lambda c: _set_aside(c) + c.data.test_split >= 1,
-        ("data.validation_split", "data.test_split"),
-        "together they leave no training rows",
-        "set data.validation_split and data.test_split to fractions whose sum is below 1",
-    ),
-    only_if(
-        "data.max_bad_rows",
-        DataConfig().max_bad_rows,
-        "data.bad_rows",
-        lambda policy: policy == "skip",
-        "every bad row stops the run",
-        "set data.bad_rows to skip",
-    ),
+    *data_rules.RULES,
     *model.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,

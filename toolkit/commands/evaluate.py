@@ -22,11 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rows(data: EvalData) -> str:
     """Returns how many rows were evaluated, and how many were not."""
-    count = len(data.rows)
-    if not data.num_skipped:
-        return f"{count} rows"
-    total = count + data.num_skipped
-    return f"{count} of {total} rows; {data.num_skipped} unusable rows skipped, {data.num_skipped / total:.1%}"
+    count, skipped = len(data.rows), data.num_skipped
+    return f"{count} rows" + (f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else "")
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.supports import SupportsGroups, SupportsLearning, class_column
+from toolkit.api.supports import SupportsLearning, class_column
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
 from toolkit.data.bad_rows import apply_policy, write_bad_rows
+from toolkit.data.columns import group_column
 from toolkit.data.findings import RowFindings, find
+from toolkit.data.hub import load_hub
 from toolkit.data.keys import units
+from toolkit.data.reading import Reading
 from toolkit.data.rows import Table, load_hub_table, load_table
-from toolkit.data.sources import load_hub
 from toolkit.data.splits import set_aside
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
     _learn(task, splits["train"].rows)
     findings = RowFindings()
     if examined and not sampled:
-        findings = find(task, tables, splits, _group_column(data, task), chosen=data.group_column is not None)
+        findings = find(task, tables, splits, group_column(data, task), chosen=data.group_column is not None)
     rows = {name: part.rows for name, part in splits.items()}
     return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad, findings)
 
@@ -121,17 +123,9 @@ def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Ta
     return {name: found[name] for name in SPLITS if name in found}
 
 
-def _group_column(data: DataConfig, task: Task) -> str | None:
-    """Returns the name in the data of the column that groups rows, or None."""
-    if data.group_column is not None or not isinstance(task, SupportsGroups):
-        return data.group_column
-    own = task.group_column()
-    return data.columns.get(own, own)
-
-
 def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
     splits = SPLITS if sample is None else SPLITS[:1]
-    options: Any = {"sample": sample, "group": _group_column(data, task)}
+    options: Any = {"sample": sample, "reading": Reading.of(data), "group": group_column(data, task)}
     if data.dataset_name is not None:
         hub = (data.dataset_name, data.dataset_config_name, data.revision)
         present = load_hub(*hub)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -53,6 +54,8 @@ class Checkpointer:
         self._context, self._stop = context, stop
         self._engine_state, self._on_save = engine_state, on_save
         self._saved: tuple[int, bool] | None = None
+        self.saved_at: float | None = None
+        """Time (`time.monotonic`) of the last checkpoint of this session, or None."""
 
     @property
     def is_saved(self) -> bool:
@@ -85,7 +88,7 @@ class Checkpointer:
             folder = on_main(run.accelerator, transaction.enter_context, new)
             written |= write_groups(run.accelerator, folder, groups, sharded)
             on_main(run.accelerator, self._finish, folder, kept, transaction)
-        self._saved = (context.state.step, context.state.ended)
+        self._saved, self.saved_at = (context.state.step, context.state.ended), time.monotonic()
         self._on_save()
 
     def restore(self, saved: Checkpoint) -> None:
@@ -187,7 +190,7 @@ class Checkpointer:
         return {strategy.name: strategy, **self._context.callbacks}
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
-        """Yields each part with its state in a checkpoint; parts that were not saved are left out."""
+        """Yields each part with its state in a checkpoint; parts that were not saved are skipped."""
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:

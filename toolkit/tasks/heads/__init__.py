@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from toolkit.api.task import Record
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 from toolkit.tasks.heads.multi_label import MultiLabel
 from toolkit.tasks.heads.regression import Regression
@@ -86,6 +87,9 @@ class Head(Protocol):
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Returns metrics of scores `[rows, N]` from `predict`, given targets `[rows]` or `[rows, N]`."""
+
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        """Returns how far the values of `metrics` can be trusted; the arguments are the same."""
 
     def record(self, scores: np.ndarray, label: Any) -> Record:
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
+from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import sigmoid_losses
 from toolkit.tasks.label_names import known_label, map_notes, plain_map
@@ -110,6 +111,9 @@ class MultiLabel:
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return multi_label_scores(scores > THRESHOLD, targets, self.state["labels"])
+
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return multi_label_quality(scores > THRESHOLD, targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> Record:
         labels = self.state["labels"]

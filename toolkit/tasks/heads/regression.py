@@ -13,7 +13,8 @@ from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.quality import Quality
+from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Score, per_class_scores
 
 if TYPE_CHECKING:
@@ -94,6 +95,9 @@ class Regression:
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return regression_scores(scores, targets, self.state["labels"])
+
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return regression_quality(scores, targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: list[float] | None) -> Record:
         return {"label": None if label is None else self._named(label), "prediction": self._named(scores)}

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from toolkit.api.task import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import softmax_losses
 from toolkit.tasks.label_names import known_label, map_notes, plain_map
@@ -98,6 +99,9 @@ class SingleLabel:
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return classification_scores(scores.argmax(-1), targets, self.state["labels"])
+
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return classification_quality(scores.argmax(-1), targets, self.state["labels"])
 
     def record(self, scores: np.ndarray, label: str | None) -> Record:
         labels = self.state["labels"]
