@@ -13,9 +13,9 @@ from toolkit.api.task import Task, limits_of
 from toolkit.base.console import shorten
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
+from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.profile import Profile, profile, profile_file
-from toolkit.data.sources import hub_rows, load_hub
 from toolkit.lab.init.draft import draft
 from toolkit.lab.init.lengths import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
