@@ -74,7 +74,7 @@ class QuestionAnswering:
 
     Options: ClassVar[type] = QAOptions
     columns: ClassVar[Mapping[str, Column]] = {
-        "id": Column("the question's id, kept in predictions", required=False),
+        "id": Column("the question's id, kept in predictions", required=False, key=True),
         "question": Column("the question"),
         "context": Column("the text that holds the answer"),
         "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
@@ -121,6 +121,9 @@ class QuestionAnswering:
     def notes(self, rows: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
+
+    def group_column(self) -> str:
+        return "context"
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         yield from dict.fromkeys(rows["context"])

@@ -15,12 +15,13 @@ from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.column import Column
 from toolkit.config.messages import join
+from toolkit.data.bad_rows import listing
 from toolkit.data.columns import used_columns
 from toolkit.data.files import SUFFIXES
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.readers import RawRow
-from toolkit.data.rows import PEEKED_ROWS, Table, columns_of, listing, load_table
+from toolkit.data.rows import PEEKED_ROWS, Table, columns_of, load_table
 from toolkit.data.sources import read_rows
 from toolkit.deploy.trained import TrainedRun
 

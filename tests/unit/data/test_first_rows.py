@@ -53,9 +53,11 @@ def test_names_of_columns_that_no_file_uses_are_named(problems, tmp_path):
 
 
 def test_the_settings_of_reading_apply(problems):
-    found = problems("a;good\nb;bad\n", delimiter=";")
+    found = problems("a,good\nb,bad\n", header=False)
     assert found[0].startswith("data.train_file: train.csv has no column 'text': ")
-    assert found[1].endswith("Its columns are text,label. Set data.columns.label.")
+    assert found[0].endswith("Its columns are 1, 2. Set data.columns.text.")
+    assert found[1].endswith("Its columns are 1, 2. Set data.columns.label.")
+    assert found[2].startswith("data.validation_file: ")
 
 
 def test_a_longer_training_file_may_have_further_labels(problems):

@@ -36,7 +36,7 @@ def compressed(samples: np.ndarray, form: str = "ipod", codec: str = "aac", rate
     """Returns samples `[frames, 1]`, by default as AAC in an .m4a file."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=form) as container:
-        stream = container.add_stream(codec, rate=rate, layout="mono")
+        stream = container.add_stream(codec, rate=rate, layout="mono", bit_rate=32_000)
         frame = av.AudioFrame.from_ndarray(samples.T.astype(np.float32), format="fltp", layout="mono")
         frame.sample_rate = rate
         container.mux([*stream.encode(frame), *stream.encode(None)])
