@@ -187,6 +187,11 @@ class Reviews:
 
         return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
 
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
+
     def answer(self, record: Record) -> dict[str, Any]:
         return self.head.answer(record)
 
@@ -195,11 +200,6 @@ class Reviews:
         names = ["prediction", *(["score"] if self.head.has_classes else [])]
         answers = [f"prediction_{label}" for label in labels] if several and len(labels) > 1 else names
         return f"{self.modality}_classification", {"answers": answers}
-
-    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
-        import numpy as np
-
-        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -96,7 +97,16 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     assert run_command("evaluate", finished, "--data", labelled, "--output", tmp_path / "scores.json") == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
-    assert "eval_accuracy" in capsys.readouterr().out
+    result = json.loads((finished / "run.json").read_text())["result"]
+    ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
+    assert ends.items() <= scores.items()
+    low, high, baseline = (f"{value:.4g}" for value in ends.values())
+    shown = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always '\w+': {baseline}\)"
+    assert re.search(shown, capsys.readouterr().out)
+    assert (
+        f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
+        in (finished / "model" / "README.md").read_text()
+    )
 
 
 def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finished, tmp_path, monkeypatch):
@@ -361,3 +371,25 @@ def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path
     (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
     assert run_command("predict", moved, "--input-text", "Fine.") == 2
     assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+def test_a_csv_of_answers_looks_like_its_input(finished, tmp_path, mark):
+    (tmp_path / "new.csv").write_text(f"{mark}ID;text\n1;Schöne Stiefel, gut\n", encoding="utf-8")
+    assert run_command("predict", finished, "--input", tmp_path / "new.csv") == 0
+    written = (tmp_path / "new.predictions.csv").read_text(encoding="utf-8")
+    assert written.startswith(f"{mark}ID;text;prediction;score;error\n1;Schöne Stiefel, gut;")
+
+
+def test_answers_of_a_spreadsheet_are_a_spreadsheet(finished, tmp_path):
+    from openpyxl import Workbook, load_workbook
+
+    book = Workbook()
+    for row in (["ID", "text"], [1, "Nice boots."], [2, None]):
+        book.active.append(row)
+    book.save(tmp_path / "new.xlsx")
+    assert run_command("predict", finished, "--input", tmp_path / "new.xlsx") == 0
+    rows = [[cell.value for cell in row] for row in load_workbook(tmp_path / "new.predictions.xlsx").active]
+    assert rows[0] == ["ID", "text", "prediction", "score", "error"]
+    assert rows[1][:2] == ["1", "Nice boots."]
+    assert rows[2][2:] == [None, None, "column 'text' is empty"]

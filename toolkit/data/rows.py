@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
 from toolkit.data import sources
@@ -21,6 +21,7 @@ from toolkit.data.columns import columns_in, is_needed, require_columns, used_co
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.hub import hub_rows, load_hub
+from toolkit.data.markup import markup_notes
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED, Reading
 
@@ -206,7 +207,10 @@ def _build(
             f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
             "HF_DATASETS_CACHE to a folder that can be written"
         ) from error
-    return split_bad(built, source)
+    table = split_bad(built, source)
+    for note in markup_notes(table.rows, columns, NUMBER):
+        warn(f"{source.name}, {note}")
+    return table
 
 
 def checked_features(task: Task) -> datasets.Features:

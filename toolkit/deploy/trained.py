@@ -12,6 +12,7 @@ import torch
 
 from toolkit import modalities
 from toolkit.api.mesh import Mesh
+from toolkit.api.run import Evaluation
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say
@@ -84,18 +85,18 @@ class TrainedRun:
             DataError: as for `predict`.
         """
         with quiet_libraries(), random_state_kept():
-            return self.scores(self._given(rows, labelled=True))
+            metrics = self.evaluation(self._given(rows, labelled=True)).metrics
+        return {f"eval_{name}": value for name, value in metrics.items()}
 
     def predictions(self, data: EvalData) -> Predictions:
         """Returns predictions in row order on the main process; empty on others."""
         with float32_precision(self.cfg.train.tf32):
             return predict(self, self.model, data, "predict")[0]
 
-    def scores(self, data: EvalData) -> dict[str, float]:
-        """Returns the metrics of labelled rows, on every process."""
+    def evaluation(self, data: EvalData) -> Evaluation:
+        """Returns the metrics of labelled rows on every process, and the predictions on the main process."""
         with float32_precision(self.cfg.train.tf32):
-            metrics = evaluate(self, self.model, data, "evaluate").metrics
-        return {f"eval_{name}": value for name, value in metrics.items()}
+            return evaluate(self, self.model, data, "evaluate")
 
     def _given(self, rows: Any, labelled: bool) -> EvalData:
         table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows

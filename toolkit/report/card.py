@@ -15,7 +15,8 @@ from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
 from toolkit.document.markdown import table
 from toolkit.models.adapters import BASE
-from toolkit.report.text import base_name, score_table
+from toolkit.report.scores import Scores
+from toolkit.report.text import base_name
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -160,9 +161,9 @@ def _licence(base: str | None) -> str:
 
 def score_text(run: Run, result: FitResult) -> str:
     """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
-    header, rows = score_table(result, run.task)
-    hints = [hint for quality in result.quality.values() for hint in quality.hints]
-    return "\n\n".join([table(header, rows), *hints]) if rows else "Not evaluated."
+    scores = Scores.of(result, run.task)
+    header, rows = scores.table()
+    return "\n\n".join([table(header, rows), *scores.hints]) if rows else "Not evaluated."
 
 
 def scores_of(card: str) -> str:
