@@ -106,10 +106,13 @@ def test_answers_that_are_not_in_their_context_are_named(tmp_path):
 
 def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
     none = {"text": [], "answer_start": []}
-    rows = [question(id=str(i), answers=none if i % 2 else question()["answers"]) for i in range(12)]
+    rows = [
+        question(id=str(i), question=f"Question {i}?", answers=none if i % 2 else question()["answers"])
+        for i in range(12)
+    ]
     train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "data.validation_file=null",
-          "data.validation_split=0.34", "train.max_steps=2", "task.version_2_with_negative=true",
-          "task.null_score_diff_threshold=-1000")  # fmt: skip
+          "data.validation_split=0.34", "data.group_column=question", "train.max_steps=2",
+          "task.version_2_with_negative=true", "task.null_score_diff_threshold=-1000")  # fmt: skip
     line = lines(tmp_path / "run", "eval_loss")[-1]
     assert line["eval_no_answer_f1"] == 1.0  # with this threshold "no answer" always wins
     assert {record["prediction_text"] for record in predictions(tmp_path / "run")} == {""}

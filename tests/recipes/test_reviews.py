@@ -101,8 +101,9 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
     assert ends.items() <= scores.items()
     low, high, baseline = (f"{value:.4g}" for value in ends.values())
-    shown = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always '\w+': {baseline}\)"
-    assert re.search(shown, capsys.readouterr().out)
+    shown = rf"eval_f1_macro .*always 'positive': .*eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}\)"
+    assert re.search(shown, capsys.readouterr().out, re.S)
+    assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
     assert (
         f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
         in (finished / "model" / "README.md").read_text()
@@ -167,7 +168,7 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
     assert "row 22" in str(refused.value)
     assert "row 23" in str(refused.value)
     assert "data.bad_rows=skip" in str(refused.value)
-    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip")
+    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip", "data.max_bad_rows=1")
     left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["row"] for row in left_out] == [22, 23]
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": 2}
@@ -223,17 +224,30 @@ def test_labels_from_the_yaml_set_their_ids(tmp_path):
     assert config["id2label"] == {"0": "positive", "1": "negative"}
 
 
-def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path, capsys):
     names = ["[red]", "a|b", 2.0]
     rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
     rows.append('{"text": "what", "label": NaN}')
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
-          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+          "data.validation_split=0.25", "data.bad_rows=skip", "task.label_map.2=two", "train.max_steps=1")  # fmt: skip
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["task_state"]["labels"] == ["[red]", "a|b", "two"]
     assert facts["bad_rows"] == {"train": 1}
-    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
+    counts = {"train": {"[red]": 6, "a|b": 6, "two": 6}, "validation": {"[red]": 2, "a|b": 2, "two": 2}}
+    assert facts["labels"] == counts
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "[red]", "1": "a|b", "2": "two"}
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "| a\\|b | 6 | 2 |" in report
+    assert "1 of 25 rows cannot be used (4.0%): label nan is neither text nor a number (1, first in row 25)" in report
+
+    more = [{"text": f"text {i}", "label": label} for i, label in enumerate([2, "2.00", "two", "blue"])]
+    (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, more)))
+    assert run_command("evaluate", tmp_path / "run", "--data", tmp_path / "more.jsonl") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "run on more.jsonl: 3 rows, 1 skipped as unusable (25.0%)" in out
+    assert "label 'blue' is not one of [red], a|b, two (1, first in row 4). They are skipped;" in out
 
 
 def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):

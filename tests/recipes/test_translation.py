@@ -127,7 +127,7 @@ def test_unpaired_rows_are_named_or_left_out_and_counted(tmp_path):
         train("translation", tmp_path / "error", *files, *STEP)
     for number, (_, reason) in enumerate(BAD, start=13):
         assert f"rows.jsonl, row {number}: {reason}" in str(refused.value)
-    train("translation", tmp_path / "skip", *files, *STEP, "data.bad_rows=skip")
+    train("translation", tmp_path / "skip", *files, *STEP, "data.bad_rows=skip", "data.max_bad_rows=1")
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": len(BAD)}
     assert len((tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()) == len(BAD)
 

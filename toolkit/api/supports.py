@@ -57,6 +57,31 @@ class SupportsClasses(Protocol):
 
 
 @runtime_checkable
+class SupportsLabels(Protocol):
+    """A task whose rows have labels with names, one or several each."""
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        """Returns the number of checked rows with each label, in the order of the labels' ids."""
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        """Returns what the user should know about the labels of the training rows, as sentences.
+
+        Rare labels and labels of similar spelling are named by the toolkit.
+
+        Args:
+            counts: number of training rows with each label.
+        """
+
+
+@runtime_checkable
+class SupportsGroups(Protocol):
+    """A task whose rows are grouped unless `data.group_column` names another column."""
+
+    def group_column(self) -> str:
+        """Returns one of the task's columns; rows with the same value stay on one side of a split."""
+
+
+@runtime_checkable
 class SupportsTrainingTexts(Protocol):
     """A task that chooses the text for a new tokenizer, instead of all text columns that are not labels."""
 

@@ -11,7 +11,7 @@ from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.columns import columns_in, require_columns
+from toolkit.data.columns import columns_in, group_column, require_columns, require_group
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
 from toolkit.data.rows import check_raw, columns_of
@@ -57,7 +57,7 @@ def _unused_columns(data: DataConfig, task: Task) -> list[str]:
 
 
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
-    """Returns the usable rows, and what is wrong with the others unless they are left out.
+    """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises:
         DataError: if columns are missing.
@@ -65,6 +65,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
     if present := columns_of(rows):
         require_columns(file, present, task, columns, labelled=True)
+        require_group(file, present, group_column(data, task))
     good, bad = [], []
     for row in rows:
         try:
@@ -76,7 +77,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     more = [f"{len(bad) - NUM_LISTED} more"] if len(bad) > NUM_LISTED else []
     return good, [
         f"{len(bad)} of the first {len(rows)} rows of {file} cannot be used: {'; '.join(bad[:NUM_LISTED] + more)}. "
-        "Correct them, or leave them out with data.bad_rows=skip"
+        "Correct them, or skip them with data.bad_rows=skip"
     ]
 
 

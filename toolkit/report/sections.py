@@ -85,7 +85,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Result", _result(run, outcome)),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
-        Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
+        Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
         Section("Largest errors", _worst(run, outcome.worst)),
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
@@ -147,6 +147,15 @@ def _rows(facts: Mapping[str, Any]) -> Table:
         {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
         "set", "rows",
     )  # fmt: skip
+
+
+def _labels(facts: Mapping[str, Any]) -> list[Block]:
+    """Returns the table of the number of rows with each label, by set; none for a task without labels."""
+    counts = facts["labels"]
+    if not counts:
+        return []
+    rows = [[name, *(part[name] for part in counts.values())] for name in counts["train"]]
+    return [Table(["label", *(f"{split} rows" for split in counts)], rows, sortable=True)]
 
 
 def _described(run: Run, line: int, record: Record) -> list[Any]:
