@@ -194,6 +194,9 @@ class QuestionAnswering:
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        return "question_answering", {}
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
         return squad_quality(texts, answers)

@@ -202,6 +202,12 @@ class Reviews:
     def answer(self, record: Record) -> dict[str, Any]:
         return self.head.answer(record)
 
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        labels, several = self.state["labels"], self.options.problem_type == "regression"
+        names = ["prediction", *(["score"] if self.head.has_classes else [])]
+        answers = [f"prediction_{label}" for label in labels] if several and len(labels) > 1 else names
+        return f"{self.modality}_classification", {"answers": answers}
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         import numpy as np
 

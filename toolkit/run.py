@@ -38,7 +38,7 @@ from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
-from toolkit.report.results import quality_of, summary_figures, write_results
+from toolkit.report.results import qualities, summary_figures, write_results
 
 
 def run(
@@ -93,7 +93,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     """
     result = fit(run)
     run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
-    result = replace(result, quality=on_main(run.accelerator, quality_of, run, result))
+    result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
     # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:

@@ -8,7 +8,9 @@ import shutil
 import pytest
 import torch
 from commands import run_command
+from exports import assert_equal_answers, exported, write_rows
 from runs import ROOT, lines, predictions, train
+from tolerances import float32_tolerance
 
 from toolkit.base.errors import ConfigError, DataError, InputError
 
@@ -65,6 +67,16 @@ def test_single_questions_are_answered_on_the_terminal(finished, capsys):
     assert "--input-text: question without context" in capsys.readouterr().err
     assert run_command("predict", finished, "--input-text", "What grows?") == 2
     assert '--input-text question="..." --input-text context="..."' in capsys.readouterr().err
+
+
+def test_an_exported_run_finds_the_same_spans_with_transformers(finished, tmp_path):
+    documents = json.loads((ROOT / "recipes/data/qa/validation.json").read_text())["data"]
+    paragraphs = [paragraph for document in documents for paragraph in document["paragraphs"]]
+    rows = [{"question": part["qas"][0]["question"], "context": part["context"]} for part in paragraphs[:5]]
+    rows += [rows[0] | {"question": "Why? " * 60}, rows[0] | {"question": ""}]
+    folder = exported(finished, tmp_path)
+    assert len((folder / "predict.py").read_text().splitlines()) < 90
+    assert_equal_answers(finished, folder, write_rows(tmp_path / "new.csv", rows), float32_tolerance())
 
 
 def question(**changes):

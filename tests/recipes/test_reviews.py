@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from commands import run_command
+from exports import assert_equal_answers, exported, isolated_answers, script_answers, write_rows
 from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -94,7 +97,17 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     assert run_command("evaluate", finished, "--data", labelled, "--output", tmp_path / "scores.json") == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
-    assert "eval_accuracy" in capsys.readouterr().out
+    result = json.loads((finished / "run.json").read_text())["result"]
+    ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
+    assert ends.items() <= scores.items()
+    low, high, baseline = (f"{value:.4g}" for value in ends.values())
+    shown = rf"eval_f1_macro .*always 'positive': .*eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}\)"
+    assert re.search(shown, capsys.readouterr().out, re.S)
+    assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
+    assert (
+        f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
+        in (finished / "model" / "README.md").read_text()
+    )
 
 
 def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finished, tmp_path, monkeypatch):
@@ -309,3 +322,66 @@ def test_single_texts_are_answered_on_the_terminal(finished, capsys):
     said = capsys.readouterr().out
     assert said.count("prediction: ") == said.count("score: 0.") == 2
     assert "text: Fine = good.\n" in said
+
+
+@pytest.fixture(scope="module")
+def colleague(finished, tmp_path_factory):
+    return exported(finished, tmp_path_factory.mktemp("export"))
+
+
+def test_an_exported_run_answers_with_transformers_as_the_toolkit_does(finished, colleague, tmp_path):
+    rows = [{"ID": str(i), "text": record["text"]} for i, record in enumerate(predictions(finished))]
+    file = write_rows(tmp_path / "new.csv", [*rows, {"ID": "empty", "text": ""}])
+    assert_equal_answers(finished, colleague, file, float32_tolerance())
+    (answer,) = script_answers(colleague, "--text", rows[0]["text"])
+    assert answer["prediction"] == predictions(finished)[0]["prediction"]
+    with pytest.raises(SystemExit, match="has no column text"):
+        script_answers(colleague, write_rows(tmp_path / "other.csv", [{"body": "Fine."}]))
+    with pytest.raises(SystemExit, match=r"python predict\.py input\.csv > output\.csv"):
+        script_answers(colleague)
+
+
+def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
+    files = {path.relative_to(colleague).as_posix(): path for path in colleague.rglob("*") if path.is_file()}
+    assert {"predict.py", "requirements.txt", "README.txt", "report.html", "model/README.md"} < files.keys()
+    private = (str(finished), str(finished.parent), str(Path.home()), str(Path.cwd()), str(ROOT))
+    for path in files.values():
+        content = path.read_bytes()
+        assert [folder for folder in private if folder.encode() in content] == [], path
+    assert len(files["README.txt"].read_text().splitlines()) == 5
+    assert len(files["predict.py"].read_text().splitlines()) < 50
+    assert files["requirements.txt"].read_text().startswith("torch\ntransformers>=5")
+    card = files["model/README.md"].read_text()
+    for part in (
+        "license: unknown",
+        "| train | `train.csv` | 24 |",
+        "| negative |",
+        "## Intended use",
+        "eval_accuracy",
+    ):
+        assert part in card
+
+
+def test_only_a_zip_is_exported(finished, tmp_path, capsys):
+    assert run_command("export", finished, "--output", tmp_path / "run.tar") == 2
+    assert "expected a name that ends in .zip" in capsys.readouterr().err
+    assert run_command("export", finished, "--format", "onnx") == 2
+    assert "--format: received onnx, expected zip" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_exported_script_needs_no_toolkit(finished, colleague):
+    printed = isolated_answers(colleague, "--text", predictions(finished)[0]["text"])
+    assert predictions(finished)[0]["prediction"] in printed
+
+
+def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(finished, moved)
+    facts = json.loads((moved / "run.json").read_text())
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/work/recipes/reviews.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 0
+    assert "the toolkit's reviews is used" in capsys.readouterr().out
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 2
+    assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err

@@ -156,6 +156,18 @@ class SupportsAnswers(Protocol):
 
 
 @runtime_checkable
+class SupportsScript(Protocol):
+    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        """Returns the name of the script's template in `toolkit/deploy/templates`, and values that it needs.
+
+        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, and
+        the `columns` of a row.
+        """
+
+
+@runtime_checkable
 class SupportsErrorRanking(Protocol):
     """A task that can rank its predictions by their error, for the largest errors in the report."""
 

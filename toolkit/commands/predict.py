@@ -66,13 +66,13 @@ def work(arguments: argparse.Namespace) -> None:
 def _output(arguments: argparse.Namespace) -> Path | None:
     """Returns the file to write; None for the terminal."""
     from toolkit.base.errors import InputError
+    from toolkit.data.files import COLUMN_OF
     from toolkit.data.writers import WRITERS, check_format
-    from toolkit.deploy.inputs import MEDIA
 
     files = [Path(file) for file in arguments.input or []]
     if arguments.output:
         output = Path(arguments.output)
-    elif all(file.suffix.lower() in MEDIA for file in files):
+    elif all(file.suffix.lower() in COLUMN_OF for file in files):
         return None
     elif len(files) > 1:
         raise InputError(

@@ -72,7 +72,7 @@ class RowFindings:
         """Returns what is as it should be, as sentences."""
         train = self.labels.get("train")
         found = (
-            [f"{len(train)} labels in {_count(self.rows['train'], 'training row')}: {_listed(train)}."] if train else []
+            [f"{len(train)} labels in {_count(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
         )
         found += self.label_notes
         if self.groups:
@@ -88,7 +88,7 @@ class RowFindings:
             groups = "; ".join(", ".join(f"{name!r} ({train[name]:,})" for name in group) for group in alike)
             found.append(f"Labels that differ only in spelling: {groups}. Merge them with task.label_map.")
         if rare := {name: count for name, count in train.items() if count < FEW_EXAMPLES}:
-            found.append(f"Labels with fewer than {FEW_EXAMPLES} training rows: {_listed(rare)}.")
+            found.append(f"Labels with fewer than {FEW_EXAMPLES} training rows: {listed(rare)}.")
         for source, pairs in self.duplicates.items():
             found.append(f"{source}: {_count(pairs.number, 'exact duplicate')} of earlier rows (rows {pairs}).")
         for source, pairs in self.contradictory.items():
@@ -177,7 +177,7 @@ def _count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def listed(counts: Mapping[str, int]) -> str:
     """Returns labels with their numbers of rows; of many labels, the most frequent ones."""
     shown = (
         counts if len(counts) <= MOST_LISTED else dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LISTED])

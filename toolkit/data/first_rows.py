@@ -33,7 +33,7 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
         data: the YAML's `data` section.
         task: the task, which defines the columns and checks rows; it may learn from the training rows.
     """
-    problems = []
+    problems = _unused_columns(data, task)
     for name in ("train_file", "validation_file", "test_file"):
         file = getattr(data, name)
         if not file or not all(Path(name).expanduser().exists() for name in files_of(file)):
@@ -47,6 +47,13 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
             found = [line.removeprefix("data: ") for line in str(error).splitlines()]
         problems += [f"data.{name}: {problem}" for problem in found]
     return problems
+
+
+def _unused_columns(data: DataConfig, task: Task) -> list[str]:
+    files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
+    if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
+        return []
+    return ["data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"]
 
 
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
 from toolkit.data.bars import progress_bars
@@ -23,6 +23,7 @@ from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
+from toolkit.data.markup import markup_notes
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED, Reading
 
@@ -186,7 +187,10 @@ def _build(
             f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
             "HF_DATASETS_CACHE to a folder that can be written"
         ) from error
-    return split_bad(built, source)
+    table = split_bad(built, source)
+    for note in markup_notes(table.rows, columns, NUMBER):
+        warn(f"{source.name}, {note}")
+    return table
 
 
 def checked_features(task: Task) -> datasets.Features:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 
 from toolkit import modalities
 from toolkit.api.mesh import Mesh
+from toolkit.api.run import Evaluation
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
@@ -19,7 +20,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
 from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows")
+READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 
@@ -85,18 +86,18 @@ class TrainedRun:
             DataError: as for `predict`.
         """
         with quiet_libraries(), random_state_kept():
-            return self.scores(self._given(rows, labelled=True))
+            metrics = self.evaluation(self._given(rows, labelled=True)).metrics
+        return {f"eval_{name}": value for name, value in metrics.items()}
 
     def predictions(self, data: EvalData) -> Predictions:
         """Returns predictions in row order on the main process; empty on others."""
         with float32_precision(self.cfg.train.tf32):
             return predict(self, self.model, data, "predict")[0]
 
-    def scores(self, data: EvalData) -> dict[str, float]:
-        """Returns the metrics of labelled rows, on every process."""
+    def evaluation(self, data: EvalData) -> Evaluation:
+        """Returns the metrics of labelled rows on every process, and the predictions on the main process."""
         with float32_precision(self.cfg.train.tf32):
-            metrics = evaluate(self, self.model, data, "evaluate").metrics
-        return {f"eval_{name}": value for name, value in metrics.items()}
+            return evaluate(self, self.model, data, "evaluate")
 
     def _given(self, rows: Any, labelled: bool) -> EvalData:
         table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows

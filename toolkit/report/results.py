@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult, Run
-from toolkit.api.supports import SupportsErrorRanking, SupportsQuality, SupportsReport, SupportsSamples
+from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
 from toolkit.base.errors import RunError, ToolkitError
@@ -28,6 +28,7 @@ from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
 from toolkit.report.memory import holds_all
+from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
 from toolkit.report.worst import Worst
 from toolkit.tracking.jsonl import read_metrics
@@ -128,7 +129,7 @@ class Failures:
 def write_model(run: Run, result: FitResult) -> None:
     """Writes `model/`, including the model card."""
     save_model(run)
-    write_text(RunFolder(run.output_dir).model_card, card.model_card(run, result))
+    write_text(RunFolder(run.output_dir).model_card, card.model_card(card.card_of(run, result, _facts(run))))
 
 
 def write_figures(run: Run, result: FitResult) -> None:
@@ -162,14 +163,14 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:
     """Shows scores, measurements and a few predictions, in fewer lines than a terminal has."""
+    scores = Scores.of(result, run.task)
     best = "" if result.best_step in (None, result.steps) else f", best at step {result.best_step:,}"
     print_table(
         f"{run.output_dir.name}: {text.counted(result.steps, 'step')}{best}",
-        _scores(run, result) | text.measurements(result),
+        scores.lines() | text.measurements(result),
     )
-    for quality in result.quality.values():
-        for hint in quality.hints:
-            say(hint)
+    for hint in scores.hints:
+        say(hint)
     if shown.examples:
         lines = [text.described(run.task.describe(record)) for _, record in shown.examples.chosen(SHOWN_EXAMPLES)]
         print_lines("Predictions on rows that were not used for training", lines)
@@ -177,35 +178,19 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
         print_lines("Samples", map(shorten, shown.samples))
 
 
-def _scores(run: Run, result: FitResult) -> dict[str, str]:
-    """Returns each score with its interval, and the first one with its baseline."""
-    rows: dict[str, str] = {}
-    for name, value, interval, baseline in text.scores(result, run.task):
-        constant = f"{shorten(text.constant_answer(result), 30)}: {baseline}" if baseline and not rows else ""
-        notes = "; ".join(filter(None, [interval, constant]))
-        rows[name] = f"{value} ({notes})" if notes else value
-    return rows
-
-
-def quality_of(run: Run, result: FitResult) -> dict[str, Quality]:
+def qualities(run: Run, result: FitResult) -> dict[str, Quality]:
     """Returns how far the scores of each evaluation set can be trusted; call it on the main process."""
-    if not isinstance(run.task, SupportsQuality):
-        return {}
-    return {
-        name: run.task.quality(evaluation.records, evaluation.predictions, run.data.evals[name])
-        for name, evaluation in result.evaluations.items()
-    }
+    return {name: quality_of(run.task, each, run.data.evals[name]) for name, each in result.evaluations.items()}
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     """Returns the metrics and measurements of a run by name."""
     metrics = {
-        f"{text.prefix_of(name)}{key}": value
+        f"{prefix_of(name)}{key}": value
         for name, evaluation in result.evaluations.items()
         for key, value in evaluation.metrics.items()
     }
-    for name, quality in result.quality.items():
-        metrics |= quality.figures(text.prefix_of(name))
+    metrics |= Scores.of(result, run.task).figures
     trained, total = count_parameters(run.model)
     return {
         "steps": result.steps,
@@ -225,18 +210,13 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
 
 
 def write_predictions(
-    records: Iterable[Record], path: Path, see: Callable[[int, Record], None] | None = None
-) -> list[Record]:
-    """Writes one JSON line per record, calls `see` with each line number and record, and returns the first records."""
-    first: list[Record] = []
+    records: Iterable[Record], path: Path, see: Callable[[int, Record], None] = lambda line, record: None
+) -> None:
+    """Writes one JSON line per record, and calls `see` with the number of each line and its record."""
     with written_whole(path) as file:
         for line, record in enumerate(records, start=1):
-            if len(first) < SHOWN_EXAMPLES:
-                first.append(record)
-            if see is not None:
-                see(line, record)
+            see(line, record)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return first
 
 
 def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:

@@ -17,13 +17,13 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
-from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import without_classes
 from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
 from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
-from toolkit.report.text import counted, interval, prefix_of, readable, score_table
+from toolkit.report.scores import Scores
+from toolkit.report.text import base_name, counted, readable
 from toolkit.report.worst import Worst
 
 SIZES = {
@@ -69,7 +69,7 @@ class Outcome:
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
-    model = f"{base}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
+    model = f"{base_name(base)}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
     alone = "one process" if processes == 1 else f"{processes} processes"
     return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
 
@@ -103,37 +103,32 @@ def _pairs(rows: Mapping[str, Any], left: str, right: str) -> Table:
 
 
 def _result(run: Run, outcome: Outcome) -> list[Block]:
-    header, rows = score_table(outcome.result, run.task)
-    further = readable(without_classes(outcome.figures, run.task.scores))
-    hidden = {
-        name for set_name, quality in outcome.result.quality.items() for name in quality.figures(prefix_of(set_name))
-    }
-    further = {name: value for name, value in further.items() if name not in hidden | {row[0] for row in rows}}
+    scores = Scores.of(outcome.result, run.task)
+    header, rows = scores.table()
+    shown = {row.name for row in scores.rows} | scores.figures.keys()
+    figures = readable(without_classes(outcome.figures, run.task.scores))
+    further = {name: value for name, value in figures.items() if name not in shown}
     return [
-        _highlights(run, outcome),
-        *(Text(hint) for quality in outcome.result.quality.values() for hint in quality.hints),
+        _highlights(run, outcome, scores),
+        *map(Text, scores.hints),
         *([Table(header, rows)] if rows else []),
         Folded("Further figures", [_pairs(further, "figure", "value")]),
     ]
 
 
-def _highlights(run: Run, outcome: Outcome) -> Highlights:
-    result = outcome.result
-    quality = result.quality.get("validation", Quality())
+def _highlights(run: Run, outcome: Outcome, scores: Scores) -> Highlights:
+    result, rows = outcome.result, {row.name: row for row in scores.rows}
     figures = []
-    for name in dict.fromkeys([f"eval_{quality.trusted}", run.best.name, "eval_loss", "train_loss"]):
-        if (value := outcome.figures.get(name)) is not None:
-            metric = name.removeprefix("eval_")
-            baseline = quality.baseline.get(metric)
-            notes = [
-                f"95 %: {interval(quality, metric)}" if metric in quality.intervals else "",
-                "" if baseline is None else f"{quality.constant}: {format_value(baseline)}",
-            ]
-            words = name.replace("eval_", "validation ").replace("train_", "training ", 1).replace("_", " ")
-            figures.append(("; ".join([words, *filter(None, notes)]), format_value(value)))
+    for name in dict.fromkeys([*list(rows)[:1], run.best.name, "eval_loss"]):
+        if (row := rows.get(name)) is not None:
+            words = [name.replace("eval_", "validation ").replace("_", " ")]
+            words += [f"95 %: {row.interval}"] * bool(row.interval)
+            words += [f"{scores.constant}: {row.baseline}"] * bool(row.baseline)
+            figures.append(("; ".join(words), row.value))
     return Highlights(
         [
             *figures,
+            *([] if result.train_loss is None else [("training loss", format_value(result.train_loss))]),
             ("items per second", f"{result.items_per_second:,.4g}"),
             ("peak memory", format_bytes(result.memory.peak)),
             ("training time", format_duration(result.train_seconds)),

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult
-from toolkit.api.task import Description, Task
+from toolkit.api.task import Description
 from toolkit.base.console import format_bytes, format_duration, format_value, shorten
 from toolkit.metrics.measured import MEASURED
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import without_classes
+
+
+def base_name(name: str) -> str:
+    """Returns the short name of a base model: its Hub id, or of a folder its name and its parent's."""
+    if not Path(name).is_absolute() and not Path(name).is_dir():
+        return name
+    parts = Path(name).absolute().parts[1:]
+    cached = [part.split("--", 1)[1].replace("--", "/") for part in parts if part.startswith("models--")]
+    return cached[-1] if cached else "/".join(parts[-2:])
 
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:
@@ -26,52 +34,6 @@ def readable(figures: Mapping[str, Any]) -> dict[str, str]:
         else:
             shown[name] = format_value(value)
     return shown
-
-
-def prefix_of(name: str) -> str:
-    """Returns the prefix of the metrics of an evaluation set."""
-    return "eval_" if name == "validation" else f"{name}_"
-
-
-def scores(result: FitResult, task: Task) -> list[tuple[str, str, str, str]]:
-    """Returns the scores of all evaluation sets, without those of single classes, the one to trust first.
-
-    Args:
-        result: the result of the training.
-        task: the task, for its scores.
-
-    Returns:
-        Rows of name, value, 95 % interval, and value of the constant answer; empty where there is none.
-    """
-    rows = []
-    for name, evaluation in result.evaluations.items():
-        quality = result.quality.get(name, Quality())
-        metrics = readable(without_classes(evaluation.metrics, task.scores))
-        first = quality.trusted or task.best_metric
-        for metric in sorted(metrics, key=lambda metric: (metric != first, metric == "loss")):
-            baseline = quality.baseline.get(metric)
-            constant = "" if baseline is None else format_value(baseline)
-            rows.append((prefix_of(name) + metric, metrics[metric], interval(quality, metric), constant))
-    return rows
-
-
-def interval(quality: Quality, metric: str) -> str:
-    """Returns the interval of a metric as text; empty without one."""
-    found = quality.intervals.get(metric)
-    return "" if found is None else f"{found.low:.4g} to {found.high:.4g}"
-
-
-def constant_answer(result: FitResult) -> str:
-    """Returns the constant answers that the scores are compared with; empty without any."""
-    return " / ".join(dict.fromkeys(quality.constant for quality in result.quality.values() if quality.constant))
-
-
-def score_table(result: FitResult, task: Task) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and the rows of a table of `scores`; empty columns are left out."""
-    rows = scores(result, task)
-    header = ("score", "value", "95 % interval", constant_answer(result))
-    kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def measurements(result: FitResult) -> dict[str, str]:
