@@ -212,14 +212,14 @@ class LanguageModeling:
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         from toolkit.tasks.blocks import by_document
 
         sums = by_document(predictions, data.features, len(data.rows))
         return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
-
-    def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

@@ -188,12 +188,12 @@ class QuestionAnswering:
         pairs = [(record["prediction_text"], record["answers"]) for record in records]
         return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
 
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
         return squad_quality(texts, answers)
-
-    def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None

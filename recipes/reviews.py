@@ -187,13 +187,13 @@ class Reviews:
 
         return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
 
+    def answer(self, record: Record) -> dict[str, Any]:
+        return self.head.answer(record)
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         import numpy as np
 
         return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
-
-    def answer(self, record: Record) -> dict[str, Any]:
-        return self.head.answer(record)
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

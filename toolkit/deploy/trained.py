@@ -23,6 +23,7 @@ from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
+from toolkit.data.reading import Reading
 from toolkit.data.rows import apply_policy, load_table, write_bad_rows
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
@@ -98,7 +99,7 @@ class TrainedRun:
             return evaluate(self, self.model, data, "evaluate")
 
     def _given(self, rows: Any, labelled: bool) -> EvalData:
-        table = given_table(rows, self.task, self.cfg.data.columns, labelled).rows
+        table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows
         return EvalData(table, tokenise(table, self.task, self.processor, labelled=labelled), self.processor)
 
 
@@ -260,7 +261,7 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     """
     accelerator = run.accelerator
     with accelerator.local_main_process_first():
-        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
+        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)

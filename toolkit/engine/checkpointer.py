@@ -190,7 +190,7 @@ class Checkpointer:
         return {strategy.name: strategy, **self._context.callbacks}
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
-        """Yields each part with its state in a checkpoint; parts that were not saved are left out."""
+        """Yields each part with its state in a checkpoint; parts that were not saved are skipped."""
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:

@@ -157,7 +157,7 @@ def test_bad_setting(yaml: str, message: str) -> None:
 BAD_COLUMNS = [
     ("txt: body", "data.columns.txt: unknown column; this task has text and label (did you mean 'text'?)"),
     ("text: ''", "data.columns.text: received '', expected the name of a column of your data"),
-    ("text: 3", "data.columns.text: received 3, expected text"),
+    ("text: 3.5", "data.columns.text: received 3.5, expected text"),
 ]
 
 

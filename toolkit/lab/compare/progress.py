@@ -21,7 +21,7 @@ from toolkit.lab.compare.repeats import Comparison, Repeat, trained_run
 from toolkit.lab.compare.running import run_once, run_repeats
 from toolkit.lab.compare.table import excuse, legend, metric_table, table
 
-MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "left out": "-"}
+MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}
 MAX_SEEDS = 4
 """Maximum number of seeds with a column each; for more seeds, a column shows the number of finished runs."""
 

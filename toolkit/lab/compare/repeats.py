@@ -66,7 +66,7 @@ class Repeat:
 
     variant: Variant
     seed: int
-    state: Literal["waiting", "running", "done", "kept", "failed", "left out"] = "waiting"
+    state: Literal["waiting", "running", "done", "kept", "failed", "skipped"] = "waiting"
     seconds: float = 0.0
     reason: str = ""
     measured: dict[str, Any] | None = None
@@ -81,7 +81,7 @@ def repeats_of(comparison: Comparison) -> list[Repeat]:
     repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
     for repeat in repeats:
         if repeat.variant.name in comparison.checked.refused:
-            repeat.state, repeat.reason = "left out", "; ".join(comparison.checked.refused[repeat.variant.name])
+            repeat.state, repeat.reason = "skipped", "; ".join(comparison.checked.refused[repeat.variant.name])
         else:
             _load_finished(comparison, repeat)
     return repeats

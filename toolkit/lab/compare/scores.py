@@ -65,7 +65,7 @@ class Metric:
 
 
 def metrics_of(runs: Runs, baseline: Runs | None) -> dict[str, Metric]:
-    """Returns the metrics of a variant by name; those that are not finite in a run are left out.
+    """Returns the metrics of a variant by name; those that are not finite in a run are omitted.
 
     Args:
         runs: its runs.
