@@ -11,7 +11,7 @@ from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 
-FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
+FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
 """Suffixes of data files that can be read."""
 
 

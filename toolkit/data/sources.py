@@ -6,7 +6,7 @@ An unusable row stays in the stream, with the reason; a source that cannot be re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from toolkit.base.errors import DataError
 from toolkit.catalog.entries import command_for
 from toolkit.config.paths import aligned_files
 from toolkit.data.aligned import read_aligned
+from toolkit.data.conll import read_conll
 from toolkit.data.files import folder_digest, read_folder
 from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
 
@@ -49,7 +50,7 @@ def read_rows(path: str | Path) -> Iterator[RawRow]:
         raise DataError(
             f"{path}: files that end in {file.suffix or 'nothing'!r} cannot be read; use one of {', '.join(READERS)}."
         )
-    if file.suffix.lower() in TEXT_READERS:
+    if file.suffix.lower() != ".parquet":
         _refuse_other_encodings(file)
     return checked(read(file), str(path))
 
@@ -217,7 +218,9 @@ def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[s
     """Streams the rows of Arrow batches, numbered from 1, with class names instead of class numbers."""
     import datasets
 
-    labels = {name: feature.names for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
+    # The values of a column, or those of its lists, may be numbers of classes.
+    inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    labels = {name: feature.names for name, feature in inner.items() if isinstance(feature, datasets.ClassLabel)}
     numbers = count(1)
     for batch in batches:
         for values in _python_rows(batch):
@@ -225,10 +228,17 @@ def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[s
                 yield RawRow(next(numbers), None, values)
                 continue
             for name, names in labels.items():
-                label = values[name]
-                if label is not None and label < len(names):
-                    values[name] = names[label] if label >= 0 else None  # -1: not labelled
+                values[name] = _class_names(values[name], names)
             yield RawRow(next(numbers), values)
+
+
+def _class_names(label: Any, names: Sequence[str]) -> Any:
+    """Returns the names of one or several class numbers; None for -1, which marks rows without a label."""
+    if isinstance(label, list):
+        return [_class_names(each, names) for each in label]
+    if label is None or label >= len(names):
+        return label
+    return names[label] if label >= 0 else None
 
 
 def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:
@@ -241,7 +251,11 @@ def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]
         return [row for index in range(batch.num_rows) for row in _python_rows(batch.slice(index, 1))]
 
 
-READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {**TEXT_READERS, ".parquet": _read_parquet}
+READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {
+    **TEXT_READERS,
+    ".conll": read_conll,
+    ".parquet": _read_parquet,
+}
 """Reader by file suffix."""
 
 

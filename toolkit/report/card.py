@@ -14,6 +14,7 @@ from toolkit.report.text import readable
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForImageClassification": "image-classification",

@@ -34,6 +34,15 @@ def test_parquet_gives_class_names(tmp_path):
     }  # fmt: skip
 
 
+def test_lists_of_class_numbers_give_class_names(tmp_path):
+    features = datasets.Features({"tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER"]))})
+    rows = datasets.Dataset.from_dict({"tags": [[1, 0], [], None, [-1]]}, features=features)
+    rows.to_parquet(tmp_path / "a.parquet")
+    expected = [["B-PER", "O"], [], None, [None]]
+    assert [row["tags"] for row in good(tmp_path / "a.parquet").values()] == expected
+    assert [row.values["tags"] for row in hub_rows(rows)] == expected
+
+
 def test_parquet_without_metadata_and_over_several_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("toolkit.data.sources.ARROW_BATCH_ROWS", 2)
     path = tmp_path / "a.parquet"
@@ -95,7 +104,7 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
         read_rows(tmp_path)
     Path("a.xlsx").touch()
     with pytest.raises(
-        DataError, match=r"'.xlsx' cannot be read; use one of .csv, .tsv, .json, .jsonl, .txt, .parquet"
+        DataError, match=r"'.xlsx' cannot be read; use one of .csv, .tsv, .json, .jsonl, .txt, .conll, .parquet"
     ):
         read_rows("a.xlsx")
 
