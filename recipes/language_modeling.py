@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -17,7 +18,7 @@ from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.data.columns import used_columns
 from toolkit.main import main
-from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores, perplexity
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores, perplexity
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
@@ -34,7 +36,6 @@ BY_OBJECTIVE = dict.fromkeys(("prompts", "max_new_tokens"), ("causal",)) | {"mlm
 """Options that only some objectives use."""
 BY_FORMAT = {"objective": ("text",), "packing": ("text",), "chat_template": ("messages",)}
 """Options that have an effect, or other values than the default, only with some formats of the data."""
-SAMPLED_PROMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,7 @@ class LanguageModeling:
     scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
+    answer_columns = ("prediction", "loss", "num_tokens")
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -133,13 +135,12 @@ class LanguageModeling:
         from toolkit.tasks import chat
 
         if self.answers and self.options.prompts is None:
-            first = rows.select(range(min(SAMPLED_PROMPTS, len(rows))))
-            self.state["prompts"] = [chat.prompt_of(row) for row in first]
+            self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         lost = len(rows) - len(features) if self.answers else 0
-        cut = "have no answer within task.block_size tokens and are left out"
-        return [f"{lost} of {len(rows)} examples {cut}."] if lost else []
+        why = "have no answer within task.block_size tokens and are left out"
+        return [f"{lost} of {len(rows)} examples {why}."] if lost else []
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         from toolkit.tasks import chat
@@ -162,10 +163,10 @@ class LanguageModeling:
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         from toolkit.tasks.blocks import encode_documents
-        from toolkit.tasks.chat import answer_columns, encode_examples
+        from toolkit.tasks.chat import encode_examples, example_columns
 
         if self.answers:
-            return answer_columns(encode_examples(rows, processor, labelled), self.options.block_size)
+            return example_columns(encode_examples(rows, processor, labelled), self.options.block_size)
         tokens = encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
@@ -208,10 +209,8 @@ class LanguageModeling:
         if self.causal:
             return next_tokens(tokens, processor)
         special = np.array([i for i in processor.all_special_ids if i != processor.unk_token_id])
-        generator = random.generator(row["row_id"])
-        return mask_tokens(
-            tokens, special, self.options.mlm_probability, processor.mask_token_id, len(processor), generator
-        )
+        share, generator = self.options.mlm_probability, random.generator(row["row_id"])
+        return mask_tokens(tokens, special, share, processor.mask_token_id, len(processor), generator)
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from toolkit.tasks.tokens import token_losses
@@ -259,6 +258,16 @@ class LanguageModeling:
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        from toolkit.tasks.blocks import by_document
+
+        sums = by_document(predictions, data.features, len(data.rows))
+        return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        prediction = record.get("prediction", record["perplexity"])
+        return {"prediction": prediction, "loss": record["loss"], "num_tokens": record["num_tokens"]}
+
     def describe(self, record: Record) -> Description:
         from toolkit.tasks import chat
 
@@ -276,9 +285,8 @@ class LanguageModeling:
 
         if not self.causal:
             return []
-        prompts: Iterable[Any] = self.state.get("prompts", [""])
-        if self.options.prompts is not None:
-            prompts = self.options.prompts
+        given = self.options.prompts
+        prompts: Iterable[Any] = self.state.get("prompts", [""]) if given is None else given
         if self.options.data_format == "messages":
             prompts = map(chat.asked, prompts)
         sample = chat.answer if self.answers else generation.continue_text

@@ -27,7 +27,7 @@ from toolkit.config.column import Column
 from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
-from toolkit.metrics.squad import SQUAD, squad_scores
+from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores
 
 if TYPE_CHECKING:
     import datasets
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
 
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
@@ -82,6 +83,7 @@ class QuestionAnswering:
     scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
+    answer_columns = ("prediction", "score", "n_best")
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
@@ -185,6 +187,13 @@ class QuestionAnswering:
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         pairs = [(record["prediction_text"], record["answers"]) for record in records]
         return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
+        return squad_quality(texts, answers)
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
     from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
@@ -113,6 +114,7 @@ class Reviews:
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
+        self.answer_columns = self.head.answer_columns
 
     @property
     def scores(self) -> Sequence[Score]:
@@ -184,6 +186,14 @@ class Reviews:
         import numpy as np
 
         return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return self.head.answer(record)
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

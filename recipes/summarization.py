@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from toolkit.api.task import Row
 from toolkit.config.column import Column
 from toolkit.config.sections import Positive
 from toolkit.main import main
-from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_scores
+from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import Score
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
 from toolkit.tasks.values import checked_text
+
+if TYPE_CHECKING:
+    from toolkit.metrics.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,9 @@ class Summarization(TextToText):
 
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         return rouge_scores(predictions, references, self.options.rouge_tokenize)
+
+    def text_quality(self, predictions: Sequence[str], references: Sequence[str]) -> Quality:
+        return rouge_quality(predictions, references, self.options.rouge_tokenize)
 
     def text_error(self, prediction: str, reference: str) -> float:
         return 1.0 - rouge_l(prediction, reference, self.options.rouge_tokenize)

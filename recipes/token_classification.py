@@ -26,7 +26,7 @@ from toolkit.base.errors import DataError
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
-from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_scores, num_entities
+from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.records import LazyRecords
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 
@@ -83,6 +84,7 @@ class TokenClassification:
     }
     modality = "text"
     best_metric = "f1"
+    answer_columns = ("prediction", "entities")
     error_name = "wrong or missing entities"
 
     def __init__(self, cfg: Config) -> None:
@@ -166,8 +168,15 @@ class TokenClassification:
         return LazyRecords(lambda: tagged(predictions, data.features, data.rows, self.tags))
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
-        pairs = [(record["prediction"], record["tags"]) for record in records]
-        return entity_scores([tags for tags, _ in pairs], [tags for _, tags in pairs], self.state["entity_types"])
+        predicted, expected = zip(*((record["prediction"], record["tags"]) for record in records), strict=True)
+        return entity_scores(predicted, expected, self.state["entity_types"])
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        predicted, expected = zip(*((record["prediction"], record["tags"]) for record in records), strict=True)
+        return entity_quality(predicted, expected)
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"], "entities": record["entities"]}
 
     def describe(self, record: Record) -> Description:
         from toolkit.tasks.tagging import listed

@@ -15,12 +15,14 @@ from toolkit.config.column import Column
 from toolkit.config.sections import Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
-from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
+from toolkit.metrics.translation import TRANSLATION, signatures, translation_quality, translation_scores
 from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
 from toolkit.tasks.values import checked_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from toolkit.metrics.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,9 @@ class Translation(TextToText):
 
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         return translation_scores(predictions, references, self.options.bleu_tokenize)
+
+    def text_quality(self, predictions: Sequence[str], references: Sequence[str]) -> Quality:
+        return translation_quality(predictions, references, self.options.bleu_tokenize)
 
     def text_error(self, prediction: str, reference: str) -> float:
         from sacrebleu import sentence_chrf

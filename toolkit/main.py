@@ -18,8 +18,9 @@ from typing import Any, NoReturn
 
 from toolkit.api.task import Task
 from toolkit.base.exits import guarded
+from toolkit.base.shipped import is_shipped
 from toolkit.config.overrides import written
-from toolkit.recipe import load_settings, load_task_type
+from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
 
 def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
@@ -41,7 +42,7 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
     if arguments.help:
         from toolkit.config.describe import help_text
 
-        print(help_text(task_type.Options, f"recipes/{recipe.name}"))
+        print(help_text(task_type.Options, recipe.stem if is_shipped(recipe) else str(recipe)))
         sys.exit(0)
     if arguments.config is None:
         parser.error(
@@ -88,8 +89,8 @@ def train(
     settings are restored at the end. Under a launcher, every process must call this function.
 
     Args:
-        recipe: the recipe's file, or its task.
-        config: a YAML file, or its sections as a dictionary.
+        recipe: the recipe's name or file, or its task.
+        config: a YAML file, the name of a configuration of the recipe, or sections as a dictionary.
         overrides: settings to change: one `section.key=value`, a list of them, or a dictionary of values by dotted key.
 
     Returns:
@@ -104,7 +105,10 @@ def train(
         Interrupted: after SIGTERM, once a checkpoint has been written; the same call with `checkpoint.resume=auto`
             resumes the run.
     """
-    task_type = recipe if isinstance(recipe, type) else load_task_type(recipe)
+    file = _file_of(recipe) if isinstance(recipe, type) else recipe_file(recipe)
+    task_type = recipe if isinstance(recipe, type) else load_task_type(file)
+    if isinstance(config, str | Path):
+        config = config_file(file, config)
     if isinstance(overrides, str):
         overrides = [overrides]
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
@@ -113,7 +117,6 @@ def train(
     from toolkit.distributed.process_state import random_state_kept
     from toolkit.run import run
 
-    file = _file_of(recipe) if isinstance(recipe, type) else Path(recipe)
     with random_state_kept():
         result = run(cfg, task_type(cfg), file)
     numbers = {name: float(value) for name, value in result.figures.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Loads recipes by path and validates their settings; the toolkit never imports a recipe by name."""
+"""Finds recipes by name or path, loads them and validates their settings; the toolkit never imports a recipe."""
 
 from __future__ import annotations
 
@@ -12,20 +12,69 @@ from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
+from toolkit.base.shipped import present, shipped_root, shortest
 from toolkit.checks.check import Findings
 from toolkit.checks.rules import RULES
 from toolkit.config import Draft, Loaded, read_config
+from toolkit.config.messages import did_you_mean, join
 
 
-def load_task_type(path: str | Path) -> type[Task]:
-    """Loads a recipe file and returns its `TASK`.
+def recipe_names() -> list[str]:
+    """Returns the names of the recipes that come with the toolkit."""
+    return sorted(file.stem for file in (shipped_root() / "recipes").glob("*.py"))
+
+
+def recipe_file(recipe: str | Path) -> Path:
+    """Returns the file of a recipe, given by its name or path.
+
+    A name is that of a shipped recipe, `reviews`; a path to a shipped recipe, `recipes/reviews.py`, works from any
+    directory.
 
     Raises:
-        InputError: if the file does not exist, cannot be imported, or is not a recipe.
+        InputError: if there is no such recipe; lists the names.
     """
-    file = Path(path)
-    if not file.is_file():
-        raise InputError(f"{path}: no such recipe (tried {file.absolute()}); recipes are files such as recipes/qa.py")
+    names = recipe_names()
+    if str(recipe) in names:
+        return shortest(shipped_root() / "recipes" / f"{recipe}.py")
+    file = present(recipe)
+    if file.is_file():
+        return file
+    raise InputError(
+        f"{recipe}: no such recipe{did_you_mean(file.stem, names)}; the recipes are {join(names, 'and')}, or give the "
+        f"path of your own (tried {Path(recipe).absolute()})"
+    )
+
+
+def config_file(recipe: str | Path, config: str | Path) -> Path:
+    """Returns the file of a recipe's configuration, given by its path or name.
+
+    A path that exists wins; a name is that of a file in `configs/<recipe>/` beside the recipe, `smoke`.
+
+    Raises:
+        InputError: if the recipe does not exist, or `config` is a name that is not in that folder.
+    """
+    path, text = present(config), str(config)
+    if path.exists() or Path(text).suffix or len(Path(text).parts) > 1:
+        return path
+    file = recipe_file(recipe)
+    folder = file.parent / "configs" / file.stem
+    if (named := folder / f"{text}.yaml").is_file():
+        return named
+    names = sorted(each.stem for each in folder.glob("*.yaml"))
+    listed = f"; {file.stem} has {join(names, 'and')}" if names else ""
+    raise InputError(
+        f"--config: received {text!r}, which is neither a file (tried {path.absolute()}) nor the name of a "
+        f"configuration of this recipe{did_you_mean(text, names)}{listed}"
+    )
+
+
+def load_task_type(recipe: str | Path) -> type[Task]:
+    """Loads a recipe, given by its name or path, and returns its `TASK`.
+
+    Raises:
+        InputError: if there is no such recipe, it cannot be imported, or is not a recipe.
+    """
+    path = file = recipe_file(recipe)
     name = f"toolkit_recipe_{file.stem}"  # a recipe may have the name of a library
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

@@ -17,6 +17,7 @@ from launching import ROOT
 from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
+from toolkit.commands._options import with_current_names
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
@@ -111,7 +112,7 @@ def test_commands_about_settings_run(command: str, reader, capsys) -> None:
 def check_trained_run_command(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     import_module(f"toolkit.commands.{arguments[0]}").add_arguments(parser)
-    parser.parse_args(arguments[1:])
+    parser.parse_intermixed_args(with_current_names(arguments[0], arguments[1:]))
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,21 @@ def test_the_auto_class_loads_the_model_and_predict_answers(finished, tmp_path):
     assert outputs.start_logits.shape == outputs.end_logits.shape
     rows = [{"question": "What grows?", "context": "Clover grows on the hill."}]
     (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert run_command("predict", finished, "--data", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
     (record,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
-    assert record["prediction_text"] in rows[0]["context"]
-    assert record["id"] == "1"
+    assert record["prediction"] in rows[0]["context"]
+    assert {"question", "context", "score", "n_best", "error"} < record.keys()
+
+
+def test_single_questions_are_answered_on_the_terminal(finished, capsys):
+    context, grows, flies = "context=Clover grows on the hill.", "question=What grows?", "question=What flies?"
+    given = [word for text in (grows, context, flies, context) for word in ("--input-text", text)]
+    assert run_command("predict", finished, *given) == 0
+    assert capsys.readouterr().out.count("question: ") == 2
+    assert run_command("predict", finished, "--input-text", grows) == 2
+    assert "--input-text: question without context" in capsys.readouterr().err
+    assert run_command("predict", finished, "--input-text", "What grows?") == 2
+    assert '--input-text question="..." --input-text context="..."' in capsys.readouterr().err
 
 
 def question(**changes):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from toolkit.data.conll import read_conll
+from toolkit.data.sources import read_rows
 
 DATA = ROOT / "recipes/data"
 PARTS = ("train", "validation")
@@ -56,7 +56,7 @@ def summaries(part: str) -> list[str]:
 
 
 def tagged(part: str) -> list[str]:
-    return sentences(" ".join(row.values["tokens"]) for row in read_conll(DATA / f"token_classification/{part}.conll"))
+    return sentences(" ".join(row.values["tokens"]) for row in read_rows(DATA / f"token_classification/{part}.conll"))
 
 
 def things(folder: str, part: str) -> list[str]:

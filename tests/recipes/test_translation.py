@@ -58,9 +58,10 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path):
     rows = [json.loads(line)["translation"] for line in (DATA / "validation.jsonl").read_text("utf-8").splitlines()[:9]]
     new = tmp_path / "new.jsonl"
     new.write_text("\n".join(json.dumps({"translation": {"en": row["en"]}}) for row in rows))
-    assert run_command("predict", finished, "--data", new, "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", new, "--output", tmp_path / "out.jsonl") == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert records == [record | {"reference": None} for record in predictions(finished)]
+    assert [record["prediction"] for record in records] == [record["prediction"] for record in predictions(finished)]
+    assert [record["translation"] for record in records] == [{"en": row["en"]} for row in rows]
     for language in ("source", "target"):
         texts = [row["en" if language == "source" else "de"] for row in rows]
         (tmp_path / f"{language}.txt").write_text("\n".join(texts))

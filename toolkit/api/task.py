@@ -57,7 +57,7 @@ class Batch(TypedDict):
     extra: NotRequired[dict[str, Any]]
     """Anything else that the task's loss or predictions need."""
     row_ids: NotRequired[Tensor]
-    """`[B]` int64 positions in the feature dataset, -1 for the stand-in row of an empty micro-batch. Added by the
+    """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
     toolkit."""
 
 

@@ -15,7 +15,7 @@ from toolkit.checks.folder import folder_problems
 from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
-from toolkit.data.sources import find_hub
+from toolkit.data.hub import find_hub
 from toolkit.distributed.deepspeed_rules import library_problems as deepspeed_problems
 from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems

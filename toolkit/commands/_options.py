@@ -33,12 +33,23 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def fraction(text: str) -> float:
+    """Argparse `type` for numbers from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"received {text}, must be a number from 0 to 1")
+    return value
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
-    "recipe": {"help": "recipe file, for example recipes/qa.py"},
+    "recipe": {"metavar": "RECIPE", "help": "name of a recipe, for example qa, or the path of your own"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
     "run": {"metavar": "RUN", "help": "output folder of a finished run"},
-    "--config": {"metavar": "FILE", "help": "the run's YAML"},
-    "--recipe": {"metavar": "FILE", "help": "the recipe, if it was moved after the run"},
+    "--config": {"metavar": "FILE", "help": "the run's YAML, or the name of a configuration of the recipe"},
+    "--recipe": {"metavar": "RECIPE", "help": "the recipe, if it was moved after the run"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
     "--output": {"metavar": "FILE", "help": "file to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
@@ -54,7 +65,7 @@ FORMER = {
     "lr-plot": {"--num_processes": "--processes"},
     "merge": {"--output": "--output-dir"},
     "plan": {"--json": "--output"},
-    "predict": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
+    "predict": {"--batch-size": "--per-device-eval-batch-size", "--data": "--input"},
 }
 """Deprecated names of options by command; they still work but are not documented."""
 

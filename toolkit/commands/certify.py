@@ -1,6 +1,6 @@
 """Verify the toolkit's guarantees on your model and data.
 
-`toolkit certify recipes/<task>.py --config FILE [--only NAME ...] [section.key=value ...]`
+`toolkit certify RECIPE --config FILE [--only NAME ...] [section.key=value ...]`
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from toolkit.commands import _options
 
 COMMANDS = {
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
-    "explain": ("toolkit.commands.explain", "show every setting with its value and where it comes from"),
+    "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),
     "schema": ("toolkit.commands.schema", "print the JSON Schema of a recipe's YAML, for editors"),
     "lr-plot": ("toolkit.commands.lr_plot", "plot the learning rate of a run over its steps"),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `toolkit <command> ...` and ends the process; exit codes as in `toolkit.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(
-        prog="toolkit", description="Fine-tune Hugging Face models, exactly.", allow_abbrev=False
+        prog="toolkit", description="Fine-tune Hugging Face models reproducibly.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"toolkit {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)

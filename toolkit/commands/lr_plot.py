@@ -1,4 +1,4 @@
-"""Plot the learning rate of a run: `toolkit lr-plot recipes/<task>.py --config FILE [section.key=value ...]`."""
+"""Plot the learning rate of a run: `toolkit lr-plot RECIPE --config FILE [section.key=value ...]`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Estimate a run's memory and compare parallel strategies and settings that make it fit.
 
-`toolkit plan recipes/<task>.py --config FILE [--gpu-memory 16GiB] [--processes 8] [section.key=value ...]`
+`toolkit plan RECIPE --config FILE [--gpu-memory 16GiB] [--processes 8] [section.key=value ...]`
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Print the JSON Schema of a recipe's YAML: `toolkit schema recipes/<task>.py`."""
+"""Print the JSON Schema of a recipe's YAML: `toolkit schema RECIPE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check settings: `toolkit validate recipes/<task>.py --config FILE [--elsewhere] [section.key=value ...]`."""
+"""Check settings: `toolkit validate RECIPE --config FILE [--elsewhere] [section.key=value ...]`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def work(arguments: argparse.Namespace) -> None:
     Raises:
         ConfigError: if a setting is invalid; lists all problems.
     """
+    _recipe_config.find(arguments)
     task_type = load_task_type(arguments.recipe)
     findings = validate(task_type, arguments.config, arguments.overrides, arguments.elsewhere)
     findings.refuse()

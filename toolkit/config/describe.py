@@ -86,16 +86,16 @@ def schema(options: type) -> dict[str, Any]:
     return {**whole, "$defs": definitions} if definitions else whole
 
 
-def help_text(options: type, program: str) -> str:
-    """Returns the text of `--help`: every key with its type, default and meaning, wrapped at 80 columns.
+def help_text(options: type, recipe: str) -> str:
+    """Returns the help of a recipe: every key with its type, default and meaning, wrapped at 80 columns.
 
     Args:
         options: the class of the task's options.
-        program: the recipe's path as given on the command line.
+        recipe: the recipe's name or path.
     """
     lines = [
         "Usage:",
-        f"  accelerate launch {program} --config FILE [section.key=value ...]",
+        f"  toolkit train {recipe} --config FILE [--processes N] [section.key=value ...]",
         "",
         *textwrap.wrap(
             "FILE is YAML with the keys below; section.key=value after it changes one of them. Keys "

@@ -17,9 +17,9 @@ from toolkit.base.errors import ConfigError
 from toolkit.config.draft import Draft, Loaded, keys_in, located
 from toolkit.config.keys import _TOP, field_types, section_types
 from toolkit.config.launcher import ask_launcher
-from toolkit.config.messages import Key, describe_errors, did_you_mean, join, show
+from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
 from toolkit.config.overrides import apply_overrides
-from toolkit.config.paths import path_problems
+from toolkit.config.paths import find_shipped_data, path_problems
 from toolkit.config.rule import Rule, conflicts
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Settings, read_file, read_sections
@@ -80,9 +80,12 @@ def read_config(
     types = section_types(options)
     fields = field_types(types)
     settings = read_sections(file) if isinstance(file, Mapping) else read_file(Path(file))
+    if not isinstance(file, Mapping):
+        find_shipped_data(settings, Path(file))
     _check_keys(settings, settings.values, fields)
     apply_overrides(settings, overrides, fields)
     ask_launcher(settings, environ)
+    _accept_single_values(settings, fields)
     _check_columns(settings, columns)
     parts: dict[str, Any] = {
         name: _validate(settings, kind, settings.values.get(name, {}), (name,), fields) for name, kind in types.items()
@@ -124,6 +127,16 @@ def _check_keys(settings: Settings, values: dict[str, Any], fields: Mapping[Key,
             if value is not None:
                 settings.report(key, f"received {show(value)}, expected a mapping: its keys, indented below it")
             del values[name]
+
+
+def _accept_single_values(settings: Settings, fields: Mapping[Key, Any]) -> None:
+    """Turns a single value into a list of one wherever a list is expected, also in the values of a mapping."""
+    for key, hint in fields.items():
+        value = settings.get(key)
+        if isinstance(value, dict):
+            value |= {name: as_list(entry, mapping_values(hint)) for name, entry in value.items()}
+        elif (listed := as_list(value, hint)) is not value:
+            settings.set(key, listed, settings.source(key))
 
 
 def _check_columns(settings: Settings, columns: Mapping[str, Column] | None) -> None:

@@ -107,6 +107,19 @@ def mapping_values(hint: Any) -> Any:
     return None
 
 
+def as_list(value: Any, hint: Any) -> Any:
+    """Returns a single value as a list of one if the annotation allows a list and not the value itself.
+
+    A value that is similar to an allowed one is left as it is: probably a typo.
+    """
+    parts = list(map(_bare, members(hint)))
+    named = [name for part in members(hint) for name in choices(part)]
+    if value is None or isinstance(value, list | dict) or list not in [get_origin(part) for part in parts]:
+        return value
+    alone = any(part is Any or (isinstance(part, type) and isinstance(value, part)) for part in parts)
+    return value if alone or value in named or nearest(value, named) else [value]
+
+
 def expected(hint: Any) -> str:
     """Returns what an annotation allows, in words: `a whole number of at least 1 or null`."""
     return join([word for part in members(hint) for word in _words(part)])
@@ -114,7 +127,9 @@ def expected(hint: Any) -> str:
 
 def nearest_key(key: Key, known: Sequence[Key]) -> Key | None:
     """Returns the known key that was probably meant, in any section, or None."""
-    name = key[-1]
+    name, group = key[-1], key[:-1]
+    if len(group) > 1 and group not in known and (meant := nearest_key(group, known)):
+        return (*meant, name)
     if name in OTHER_NAMES and (other := tuple(OTHER_NAMES[name].split("."))) in known:
         return other
     siblings = {other[-1]: other for other in known if other[:-1] == key[:-1]}

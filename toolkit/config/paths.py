@@ -7,12 +7,31 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from toolkit.base.shipped import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
+from toolkit.config.source import Settings
 
-FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
+FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
 """Suffixes of data files that can be read."""
+_SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
+
+
+DATA_FILES = ("train_file", "validation_file", "test_file")
+
+
+def find_shipped_data(settings: Settings, file: Path) -> None:
+    """Replaces the paths of sample data in a shipped configuration that do not exist in the current directory.
+
+    Args:
+        settings: the values of the file.
+        file: the configuration; one that is not shipped is left as it is, since its paths may be typos.
+    """
+    for key in [("data", name) for name in DATA_FILES] if is_shipped(file) else []:
+        value = settings.get(key)
+        if isinstance(value, str) and not Path(value).exists() and (found := find_shipped(value)):
+            settings.set(key, str(found), settings.source(key))
 
 
 def path_problems(config: Config, present: bool = True) -> Iterator[str]:
@@ -27,7 +46,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
     if not config.output_dir.strip():
         yield f"output_dir: received {show(config.output_dir)}, expected the name of a folder"
     if present:
-        for name in ("train_file", "validation_file", "test_file"):
+        for name in DATA_FILES:
             yield from _data_file(f"data.{name}", getattr(config.data, name))
         yield from _model(config.model.name_or_path or "", config.model.revision)
         yield from _resume(config.checkpoint.resume)
@@ -37,7 +56,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
 
 def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
     for name, value in values.items():
-        if isinstance(value, str) and not value.strip():
+        if isinstance(value, str) and not value.strip() and value != "\t":  # a delimiter
             yield f"{section}.{name}: received {show(value)}, expected text that is not blank"
 
 
@@ -52,6 +71,22 @@ def aligned_files(name: str) -> dict[str, str]:
     return {column: f"{braces[1]}{column}{braces[3]}" for column in braces[2].split(",")}
 
 
+def sheet_of(name: str) -> tuple[str, str | None]:
+    """Returns the file and the sheet that a name like `reviews.xlsx#Sheet2` means.
+
+    The sheet is None for every other name, and if a file of exactly that name exists.
+    """
+    file, separator, sheet = name.rpartition("#")
+    if not separator or not file.lower().endswith(".xlsx") or _kind(Path(name)):
+        return name, None
+    return file, sheet or None
+
+
+def files_of(name: str) -> list[str]:
+    """Returns the files that the name of a data file means: several for line-aligned files."""
+    return list(aligned_files(name).values()) or [sheet_of(name)[0]]
+
+
 def _data_file(key: str, value: str | None) -> Iterator[str]:
     if not value or not value.strip():
         return
@@ -61,18 +96,23 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
                 tried = f"there is no file {show(name)} (tried {Path(name).absolute()})"
                 yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
+    file, _ = sheet_of(value)
     try:
-        path = Path(value).expanduser()
+        path = Path(file).expanduser()
     except RuntimeError:  # there is no such user
-        path = Path(value)
+        path = Path(file)
     kind = _kind(path)
     if not kind:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
         command = command_for(path)
         hint = f"; `{command}` downloads this public dataset" if command else ""
+        if found := find_shipped(value):
+            hint = f"; the toolkit's sample data is {found}"
         yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
+        if path.suffix.lower() in _SPREADSHEETS:
+            expected = "save it as .xlsx or 'CSV UTF-8'"
         yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
 
 

@@ -18,8 +18,9 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.bars import progress_bars
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
+from toolkit.data.hub import load_hub
+from toolkit.data.reading import Reading
 from toolkit.data.rows import NUMBER, Table, apply_policy, load_hub_table, load_table, write_bad_rows
-from toolkit.data.sources import load_hub
 from toolkit.data.splits import head, split
 
 if TYPE_CHECKING:
@@ -79,13 +80,22 @@ def load_rows(
 
 
 def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
-    splits = SPLITS if sample is None else SPLITS[:1]
+    splits, reading = SPLITS if sample is None else SPLITS[:1], Reading.of(data)
     if data.dataset_name is not None:
         name, columns = data.dataset_name, data.columns
         present = load_hub(name, data.dataset_config_name, data.revision)
         sources = {
             split: partial(
-                load_hub_table, name, data.dataset_config_name, data.revision, split, task, columns, True, sample=sample
+                load_hub_table,
+                name,
+                data.dataset_config_name,
+                data.revision,
+                split,
+                task,
+                columns,
+                True,
+                sample=sample,
+                reading=reading,
             )
             for split in splits
             if split in present
@@ -93,7 +103,7 @@ def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table
     else:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
         sources = {
-            split: partial(load_table, file, task, data.columns, True, sample=sample)
+            split: partial(load_table, file, task, data.columns, True, sample=sample, reading=reading)
             for split, file in files.items()
             if file and split in splits
         }

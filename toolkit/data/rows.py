@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
+from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
+from toolkit.data import sources
 from toolkit.data.bars import progress_bars
-from toolkit.data.columns import is_needed, require_columns, used_columns
+from toolkit.data.columns import columns_in, is_needed, require_columns, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows, spread
+from toolkit.data.hub import hub_rows, load_hub
+from toolkit.data.markup import markup_notes
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import RECOGNISED, Reading
 
 if TYPE_CHECKING:
     import datasets
@@ -72,43 +77,43 @@ class RowSource:
 
 
 def load_table(
-    source: str | Path,
+    source: sources.Source,
     task: Task,
     columns: Mapping[str, str],
     labelled: bool,
     cache_dir: str | Path | None = None,
     sample: int | None = None,
+    reading: Reading = RECOGNISED,
 ) -> Table:
-    """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
+    """Reads and checks local files; a second call with the same files, task and settings reads the cache.
 
     Args:
-        source: a file of any format of `toolkit.data.sources`, or a folder of classes.
+        source: what `toolkit.data.sources.read_rows` reads.
         task: the task, which defines the columns and checks rows.
-        columns: maps the toolkit's column names to the file's; columns not listed keep their names.
+        columns: `data.columns`, see `toolkit.data.columns.columns_in`.
         labelled: whether label columns are needed; otherwise they are None.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
         sample: keep only this many rows, evenly spaced; None keeps all.
+        reading: how to read the files; what is recognised is logged.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
     """
-    key = fingerprint(source) + ("" if sample is None else f":{sample}")
-    path = Path(source).expanduser()
+    for note in sources.reading_notes(source, reading):
+        say(note)
+    key = sources.fingerprint(source) + ("" if sample is None else f":{sample}")
+    columns = columns_in(source, task, columns)
+    folder = sources.folder_of(source)
 
     def read() -> Iterator[RawRow]:
-        return spread(read_rows(source), sample)
+        return sources.spread(sources.read_rows(source, reading, labelled), sample)
 
-    folder = path if path.is_dir() else path.parent
-    large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
     if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
         key = content_digest(key, read(), files, folder)
-    return _build(
-        RowSource(str(source), key, path.suffix.lower(), large, read, folder.absolute()),
-        task,
-        columns,
-        labelled,
-        cache_dir,
-    )
+    name = sources.name_of(source)
+    kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
+    large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
+    return _build(RowSource(name, key, kind, large, read, folder), task, columns, labelled, cache_dir)
 
 
 def load_hub_table(
@@ -121,6 +126,7 @@ def load_hub_table(
     labelled: bool,
     cache_dir: str | Path | None = None,
     sample: int | None = None,
+    reading: Reading = RECOGNISED,
 ) -> Table:
     """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
 
@@ -132,21 +138,13 @@ def load_hub_table(
         raise DataError(f"data.dataset_name: {dataset_name!r} has no split {split!r}; it has {', '.join(splits)}.")
     rows = splits[split]
     name = f"{dataset_name} ({split})"
-    return _build(
-        RowSource(
-            name,
-            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}"
-            + ("" if sample is None else f":{sample}"),
-            "hub",
-            (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
-            lambda: spread(hub_rows(rows), sample),
-            Path(),
-        ),
-        task,
-        columns,
-        labelled,
-        cache_dir,
-    )
+    key = f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}" + ("" if sample is None else f":{sample}")
+
+    def read() -> Iterator[RawRow]:
+        return sources.spread(hub_rows(rows, reading.unescape_html), sample)
+
+    large = (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES
+    return _build(RowSource(name, key, f"hub {reading}", large, read, Path()), task, columns, labelled, cache_dir)
 
 
 def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
@@ -209,7 +207,10 @@ def _build(
             f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
             "HF_DATASETS_CACHE to a folder that can be written"
         ) from error
-    return split_bad(built, source)
+    table = split_bad(built, source)
+    for note in markup_notes(table.rows, columns, NUMBER):
+        warn(f"{source.name}, {note}")
+    return table
 
 
 def checked_features(task: Task) -> datasets.Features:

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ENTITIES = (Score("f1"), Score("precision"), Score("recall"), Score("f1_macro"), Score("accuracy"))
 """The scores over all entities; accuracy is that of tokens."""
@@ -70,6 +75,32 @@ def entity_scores(
             for value in [by_type[kind][i]]
         },
     }
+
+
+def entity_quality(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Quality:
+    """Returns how far the scores over all entities can be trusted, from draws of examples.
+
+    Args:
+        predictions: as for `entity_scores`, like `references`.
+        references: the true tags.
+    """
+    from toolkit.metrics.bootstrap import bootstrap, ratio
+
+    def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
+        right, guessed, true, right_tokens, tokens = sums.T
+        return {
+            "precision": ratio(right, guessed),
+            "recall": ratio(right, true),
+            "f1": ratio(2 * right, guessed + true),
+            "accuracy": ratio(right_tokens, tokens),
+        }
+
+    rows = []
+    for tags, gold in zip(predictions, references, strict=True):
+        one, other = set(entities(tags)), set(entities(gold))
+        hits = sum(left == right for left, right in zip(tags, gold, strict=True))
+        rows.append([len(one & other), len(one), len(other), hits, len(gold)])
+    return Quality(bootstrap(rows, scores))
 
 
 def num_entities(references: Iterable[Sequence[str]], types: Sequence[str]) -> list[int]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
@@ -34,11 +35,27 @@ def rouge_scores(predictions: Sequence[str], references: Sequence[str], tokenize
         Mean F1 from 0 to 1 of `rouge1` (words), `rouge2` (pairs of words), `rougeL` (longest common subsequence) and
         `rougeLsum` (the same by line) (Lin 2004); NaN without summaries.
     """
+    rows = _each(predictions, references, tokenize)
+    count = len(rows) or float("nan")
+    return {score.name: sum(row[i] for row in rows) / count for i, score in enumerate(ROUGE)}
+
+
+def rouge_quality(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> Quality:
+    """Returns how far the scores of `rouge_scores` can be trusted; the arguments are the same."""
+    from toolkit.metrics.bootstrap import bootstrap
+
+    count = len(predictions)
+    names = [score.name for score in ROUGE]
+    rows = _each(predictions, references, tokenize)
+    return Quality(bootstrap(rows, lambda sums: dict(zip(names, sums.T / count, strict=True))))
+
+
+def _each(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> list[list[float]]:
+    """Returns the scores of each summary, in the order of `ROUGE`."""
     names = [score.name for score in ROUGE]
     scorer = _scorer(names, tokenize)
     scores = [scorer.score(target, text) for text, target in zip(predictions, references, strict=True)]
-    count = len(scores) or float("nan")
-    return {name: sum(float(each[name].fmeasure) for each in scores) / count for name in names}
+    return [[float(each[name].fmeasure) for name in names] for each in scores]
 
 
 def rouge_l(prediction: str, reference: str, tokenize: str) -> float:

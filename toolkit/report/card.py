@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from toolkit import modalities
-from toolkit.api.run import Run
+from toolkit.api.run import FitResult, Run
 from toolkit.document.markdown import table
 from toolkit.models.adapters import BASE
-from toolkit.report.text import readable
+from toolkit.report.scores import Scores
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -23,7 +21,7 @@ PIPELINES = {
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
 
 
-def model_card(run: Run, figures: Mapping[str, Any]) -> str:
+def model_card(run: Run, result: FitResult) -> str:
     """Returns the model card: base model, usage, metrics and training data."""
     model, data = run.cfg.model, run.cfg.data
     base = model.name_or_path
@@ -52,17 +50,23 @@ def model_card(run: Run, figures: Mapping[str, Any]) -> str:
         *([f"pipeline_tag: {task}"] if task else []),
         "---",
     ]
-    scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}
     blocks = [
         "\n".join(front),
         f"# {run.output_dir.name}",
         f"{origin[0].upper()}{origin[1:]} on `{source}` ({len(run.data.train):,} training rows after tokenisation) "
         f"with finetune-toolkit, seed {run.cfg.seed}.",
         f"```python\n{usage}\n```",
-        "## Scores\n\n" + (table(["metric", "value"], list(scores.items())) if scores else "Not evaluated."),
+        f"## Scores\n\n{score_text(run, result)}",
         "The settings, versions and data fingerprints are in `config.yaml` and `run.json` of the run.",
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def score_text(run: Run, result: FitResult) -> str:
+    """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
+    scores = Scores.of(result, run.task)
+    header, rows = scores.table()
+    return "\n\n".join([table(header, rows), *scores.hints]) if rows else "Not evaluated."
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.mesh import Mesh
+from toolkit.api.milestones import Milestones
 from toolkit.api.run import best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
@@ -20,7 +21,9 @@ from toolkit.data.prepare import CheckedRows
 MOST_DIFF_BYTES = 2**20
 
 
-def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, output_dir: Path) -> None:
+def write_start(
+    cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, milestones: Milestones, output_dir: Path
+) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
     write_text(files.config, dump_config(cfg))
@@ -33,6 +36,8 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: 
         "engine": cfg.engine,
         "num_processes": mesh.size,
         "mesh": mesh.sizes,
+        "total_steps": milestones.total_steps,
+        "logging_steps": milestones.log_every,
         "versions": versions(),
         "git": _code(recipe.absolute().parent, output_dir),
         "hardware": hardware(),

@@ -230,7 +230,7 @@ def encode_examples(
             raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
 
 
-def answer_columns(examples: Iterable[Encoded], block_size: int) -> dict[str, list[Any]]:
+def example_columns(examples: Iterable[Encoded], block_size: int) -> dict[str, list[Any]]:
     """Returns the feature columns of tokenised examples, truncated to `block_size` predicted tokens.
 
     Examples lose their end, those without an answer, which are prompts to be answered, their beginning.
@@ -245,7 +245,7 @@ def answer_columns(examples: Iterable[Encoded], block_size: int) -> dict[str, li
 
 
 def with_answers(features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the feature rows of `answer_columns` without those whose answers were truncated completely.
+    """Yields the feature rows of `example_columns` without those whose answers were truncated completely.
 
     Each gets the column `targets`: a list of its number of predicted tokens.
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,10 @@ class TextToText(ABC):
     @abstractmethod
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Scores generated texts by their references, in the same order."""
+
+    @abstractmethod
+    def text_quality(self, predictions: Sequence[str], references: Sequence[str]) -> Quality:
+        """Returns how far the scores can be trusted; the arguments are those of `text_scores`."""
 
     @abstractmethod
     def text_error(self, prediction: str, reference: str) -> float:
@@ -178,10 +183,12 @@ class TextToText(ABC):
 
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         """See `Task`."""
-        pairs = [(record["prediction"], record["reference"]) for record in records]
-        texts, references = [text for text, _ in pairs], [reference for _, reference in pairs]
         accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
-        return self.text_scores(texts, references) | {"token_accuracy": accuracy}
+        return self.text_scores(*_texts(records)) | {"token_accuracy": accuracy}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        """See `SupportsQuality`."""
+        return self.text_quality(*_texts(records))
 
     def describe(self, record: Record) -> Description:
         """See `Task`."""
@@ -193,3 +200,9 @@ class TextToText(ABC):
         if reference is None or reference == prediction:
             return None
         return (self.text_error(prediction, reference),)
+
+
+def _texts(records: Iterable[Record]) -> tuple[list[str], list[str]]:
+    """Returns the predictions and the references of records."""
+    pairs = [(record["prediction"], record["reference"]) for record in records]
+    return [text for text, _ in pairs], [reference for _, reference in pairs]

@@ -131,8 +131,8 @@ def test_explanation_names_every_key_value_and_origin(folder: Path) -> None:
 
 
 def test_help_names_every_key_with_type_default_and_meaning(folder: Path) -> None:
-    text = help_text(Options, "recipes/things.py")
-    assert "accelerate launch recipes/things.py --config FILE [section.key=value ...]" in text
+    text = help_text(Options, "things")
+    assert "toolkit train things --config FILE [--processes N] [section.key=value ...]" in text
     assert max(map(len, text.splitlines())) <= 80
     keys = re.findall(r"^  ([\w.]+)$", text, re.MULTILINE)
     assert keys == list(flatten(load(folder, GOOD).config))

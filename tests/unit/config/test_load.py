@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -113,7 +114,8 @@ BAD_SETTINGS = [
         "4: train.dataloader_pin_memory: received 'yes' (text), expected true or false",
     ),
     ("train: {learning_rate: null}", "4: train.learning_rate: received null, expected a number"),
-    ("task: {labels: a}", "4: task.labels: received 'a' (text), expected a list of text or null"),
+    ("task: {labels: 3}", "4: task.labels: received 3, expected text"),
+    ("tracking: {report_to: wandbb}", "4: tracking.report_to: received 'wandbb', allowed: 'tensorboard', 'wandb'"),
     ("task: {labels: [a, 3]}", "4: task.labels: received 3, expected text"),
     (
         "eval: {eval_steps: 0}",
@@ -155,7 +157,7 @@ def test_bad_setting(yaml: str, message: str) -> None:
 BAD_COLUMNS = [
     ("txt: body", "data.columns.txt: unknown column; this task has text and label (did you mean 'text'?)"),
     ("text: ''", "data.columns.text: received '', expected the name of a column of your data"),
-    ("text: 3", "data.columns.text: received 3, expected text"),
+    ("text: 3.5", "data.columns.text: received 3.5, expected text"),
 ]
 
 
@@ -168,6 +170,10 @@ def test_bad_column(columns: str, message: str) -> None:
 BAD_OVERRIDES = [
     ("train.optim", "no '='; write train.optim=VALUE"),
     ("train.optin", "no '='; write train.optim=VALUE"),
+    ("data.column.text=b", "data.column.text: unknown key (did you mean data.columns.text?)"),
+    ("eval.qqq.x=b", "eval.qqq.x: unknown key (eval can have per_device_eval_batch_size, "),
+    ("qqq.x.y=b", "qqq.x.y: unknown key (there is no section qqq)"),
+    ("model.freeze=backbon", "model.freeze: received 'backbon' (text), expected 'backbone', 'feature_extractor'"),
     ("=1", "a part of the key is empty"),
     ("data..x=1", "data..x: a part of the key is empty"),
     ("train=1", "train: this is a section; set one of its keys (train.key=value)"),
@@ -214,6 +220,14 @@ def test_all_problems_of_file_and_overrides_come_in_one_error() -> None:
         "override eval.eval_steps=0 eval.eval_steps",
         "override nonsense no",
     ]
+
+
+def test_a_single_value_is_a_list_of_one_where_a_list_is_expected() -> None:
+    yaml = "tracking: {report_to: wandb}\nmodel: {name_or_path: m, freeze: backbone, unfreeze: {step_2: 'bert.*'}}\n"
+    config = load(f"output_dir: out\ndata: {{train_file: rows.csv}}\n{yaml}", "task.labels=good").config
+    assert (config.tracking.report_to, config.task.labels) == (["wandb"], ["good"])
+    assert (config.model.freeze, config.model.unfreeze) == ("backbone", {"step_2": ["bert.*"]})
+    assert load(GOOD, "model.freeze=bert.*").config.model.freeze == ["bert.*"]
 
 
 def test_missing_output_dir_is_named() -> None:
@@ -426,6 +440,16 @@ def test_launcher_and_file_must_agree_about_fsdp() -> None:
 
 
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+
+def test_aliases_that_stand_for_billions_of_values_are_refused() -> None:
+    lists = ["x-a: &a [1,1,1,1,1,1,1,1,1]"]
+    lists += [f"x-{new}: &{new} [{','.join(['*' + old] * 9)}]" for old, new in pairwise("abcdefghijkl")]
+    merged = ["x-m: &m {a: 1}"]
+    merged += [f"x-{new}: &{new} {{<<: [{','.join(['*' + old] * 9)}]}}" for old, new in pairwise("mnopqrstuvwx")]
+    for text in ("task: {labels: *l}", "model: {config_overrides: *x}"):
+        found = problems("\n".join([*lists, *merged, text]))
+        assert sum("more than 100,000 values, counting those of aliases (*name)" in problem for problem in found) == 1
 
 
 def test_the_launcher_may_ask_for_deepspeed() -> None:

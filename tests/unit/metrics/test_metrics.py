@@ -12,11 +12,11 @@ from sklearn import metrics as sklearn_metrics
 from toolkit.metrics.adapter import Adapter
 from toolkit.metrics.answers import exact_match, f1, normalize_answer
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
-from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_scores, num_entities
+from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
-from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_scores
+from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import per_class_scores, without_classes
 from toolkit.metrics.squad import SQUAD, squad_scores
 from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
@@ -258,6 +258,18 @@ def test_entity_scores_are_those_of_seqeval() -> None:
         "precision/PER": 0.7272727272727273, "recall/PER": 0.8888888888888888, "f1/PER": 0.8,
     })  # fmt: skip
     assert num_entities(references, ["LOC", "PER", "ORG"]) == [15, 9, 0]
+
+
+def test_intervals_of_rouge_and_entities_hold_the_scores() -> None:
+    texts, golds = ["a b c", "d e", "f"] * 10, ["a b", "d e", "g"] * 10
+    scores, quality = rouge_scores(texts, golds, "english"), rouge_quality(texts, golds, "english")
+    assert quality.intervals.keys() == scores.keys()
+    tags, truth = [["B-X", "O"], ["O", "O"], ["B-X", "I-X"]] * 10, [["B-X", "O"], ["B-X", "O"], ["B-X", "I-X"]] * 10
+    scores, found = entity_scores(tags, truth, ["X"]), entity_quality(tags, truth)
+    assert found.intervals.keys() == {"precision", "recall", "f1", "accuracy"}
+    for name, (low, high) in found.intervals.items():
+        assert low <= scores[name] <= high
+    assert found.intervals["recall"].low < scores["recall"] < found.intervals["recall"].high
 
 
 def test_undefined_entity_scores_are_zero_and_lengths_must_agree() -> None:

@@ -96,7 +96,7 @@ def test_prompts_are_encoded_without_the_answer_that_is_to_be_generated():
 
 def test_truncation_is_marked_and_examples_without_an_answer_are_dropped():
     examples = [([1, 2, 3, 4, 5], [False, False, True, True, True]), ([1, 2, 3, 4, 5], [False] * 4 + [True])]
-    columns = chat.answer_columns(examples, block_size=3)
+    columns = chat.example_columns(examples, block_size=3)
     assert columns["tokens"] == [[1, 2, 3, 4]] * 2
     assert columns["length"] == [3, 3]
     assert columns["truncated_input"] == [True, True]
@@ -110,7 +110,7 @@ def test_truncation_is_marked_and_examples_without_an_answer_are_dropped():
 
 
 def test_prompts_to_be_answered_keep_their_end():
-    columns = chat.answer_columns([([1, 2, 3, 4, 5], [])], block_size=3)
+    columns = chat.example_columns([([1, 2, 3, 4, 5], [])], block_size=3)
     assert (columns["tokens"], columns["length"], columns["truncated_input"]) == ([[3, 4, 5]], [3], [True])
     (kept,) = chat.with_answers([{name: values[0] for name, values in columns.items()}])
     inputs, labels = chat.inputs_and_labels(np.array(kept["tokens"]), kept["answers"])

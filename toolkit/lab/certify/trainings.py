@@ -144,7 +144,7 @@ class Training:
         model_of: name of the training whose model it starts from.
         resumes: name of the training in whose folder it resumes.
         float64: whether it computes in float64.
-        max_layers: number of layers that a larger model is cut to, or None.
+        max_layers: number of layers that a larger model is reduced to, or None.
         checkpoint_of: name and step of the checkpoint of another training from which it starts, in its own folder.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from toolkit.api.task import Record
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 from toolkit.tasks.heads.multi_label import MultiLabel
 from toolkit.tasks.heads.regression import Regression
@@ -41,6 +42,10 @@ class Head(Protocol):
     @property
     def scores(self) -> Sequence[Score]:
         """See `toolkit.api.task.Task.scores`; includes scores per class once the labels are known."""
+
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """See `toolkit.api.supports.SupportsAnswers`."""
 
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
@@ -77,8 +82,14 @@ class Head(Protocol):
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Returns metrics of scores `[rows, N]` from `predict`, given targets `[rows]` or `[rows, N]`."""
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        """Returns how far the values of `metrics` can be trusted; the arguments are the same."""
+
     def record(self, scores: np.ndarray, label: Any) -> Record:
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """See `toolkit.api.supports.SupportsAnswers.answer`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         """Returns a record's prediction and label as text; the label is None if unknown."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
+from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import sigmoid_losses
 
@@ -35,6 +36,7 @@ class MultiLabel:
 
     best_metric = "f1_micro"
     error_name = "mean distance"
+    answer_columns = ("prediction", "scores")
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -96,6 +98,9 @@ class MultiLabel:
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return multi_label_scores(scores > THRESHOLD, targets, self.state["labels"])
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return multi_label_quality(scores > THRESHOLD, targets, self.state["labels"])
+
     def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> Record:
         labels = self.state["labels"]
         return {
@@ -103,6 +108,9 @@ class MultiLabel:
             "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"], "scores": record["scores"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _listed(record["prediction"]), None if record["label"] is None else _listed(record["label"])

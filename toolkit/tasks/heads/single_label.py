@@ -14,7 +14,8 @@ from torch import Tensor
 
 from toolkit.api.task import IGNORE_INDEX, BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import softmax_losses
 
@@ -29,6 +30,7 @@ class SingleLabel:
 
     best_metric = "accuracy"
     error_name = "confidence"
+    answer_columns = ("prediction", "score", "scores")
     has_classes = True
 
     def __init__(self, options: Any) -> None:
@@ -90,6 +92,9 @@ class SingleLabel:
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return classification_scores(scores.argmax(-1), targets, self.state["labels"])
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return classification_quality(scores.argmax(-1), targets, self.state["labels"])
+
     def record(self, scores: np.ndarray, label: str | None) -> Record:
         labels = self.state["labels"]
         return {
@@ -97,6 +102,10 @@ class SingleLabel:
             "prediction": labels[int(scores.argmax())],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        scores = record["scores"]
+        return {"prediction": record["prediction"], "score": scores[record["prediction"]], "scores": scores}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%})", record["label"]

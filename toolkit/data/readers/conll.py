@@ -6,18 +6,23 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from toolkit.data.readers import RawRow, open_text
+from toolkit.data.encodings import open_text, text_encoding
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import Reading
 
 DOCUMENT = "-DOCSTART-"
 """First token of a line that begins a document and belongs to no text."""
 
 
-def read_conll(file: Path) -> Iterator[RawRow]:
+def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     """Yields a row per text, with `tokens` from the first column and, if there are others, `tags` from the last.
 
     Columns are separated by tabs or blanks. A text in which lines differ in their number of columns is unusable.
+
+    Raises:
+        DataError: if the file's encoding is not recognised.
     """
-    with open_text(file) as opened:
+    with open_text(file, text_encoding(file, reading.encoding)) as opened:
         lines = ((number, line.split()) for number, line in enumerate(opened, start=1))
         for is_text, group in groupby(lines, key=lambda line: bool(line[1]) and line[1][0] != DOCUMENT):
             if not is_text:

@@ -1,0 +1,15 @@
+"""Puts the recipes and the launcher's configurations into the wheel; pyproject.toml configures everything else."""
+
+from setuptools import find_packages, setup
+
+SHIPPED = "toolkit.shipped"  # the folder that toolkit.base.shipped looks for
+
+setup(
+    packages=[*find_packages(include=["toolkit*"]), f"{SHIPPED}.recipes", f"{SHIPPED}.accelerate_configs"],
+    package_dir={f"{SHIPPED}.recipes": "recipes", f"{SHIPPED}.accelerate_configs": "accelerate_configs"},
+    package_data={
+        "toolkit": ["py.typed", "document/templates/*"],
+        f"{SHIPPED}.recipes": ["configs/**/*", "data/**/*"],
+        f"{SHIPPED}.accelerate_configs": ["*.yaml"],
+    },
+)

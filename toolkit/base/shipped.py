@@ -1,0 +1,49 @@
+"""Files that come with the toolkit: recipes, their configurations and sample data, configurations of the launcher.
+
+In the repository they are folders beside the package; in an installed wheel they are inside it, in `toolkit/shipped`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+FOLDERS = ("recipes", "accelerate_configs")
+"""The shipped folders. A relative path to a file in one of them works from any directory."""
+
+
+def shipped_root() -> Path:
+    """Returns the folder that contains `FOLDERS`."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parent
+
+
+def find_shipped(path: str | Path) -> Path | None:
+    """Returns the shipped file or folder of a relative path, for instance `recipes/qa.py`; None if there is none.
+
+    It is relative if it is below the current directory, so that messages and commands stay short.
+    """
+    name = Path(path)
+    found = shipped_root() / name
+    if name.is_absolute() or name.parts[:1] not in [(folder,) for folder in FOLDERS] or not found.exists():
+        return None
+    return shortest(found)
+
+
+def is_shipped(path: str | Path) -> bool:
+    """Whether a file is one of the shipped ones."""
+    file = Path(path).resolve()
+    return any(file.is_relative_to(shipped_root() / folder) for folder in FOLDERS)
+
+
+def shortest(path: Path) -> Path:
+    """Returns a path relative to the current directory if it is below it."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def present(path: str | Path) -> Path:
+    """Returns the path if it exists, else the shipped file of this path, else the path."""
+    if Path(path).exists():
+        return Path(path)
+    return find_shipped(path) or Path(path)
