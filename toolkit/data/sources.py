@@ -14,13 +14,14 @@ from toolkit.base.errors import DataError
 from toolkit.catalog.entries import command_for
 from toolkit.config.paths import aligned_files, files_of, sheet_of
 from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
-from toolkit.data.readers import arrow, delimited, excel, json_rows, plain, tmx
+from toolkit.data.readers import arrow, conll, delimited, excel, json_rows, plain, tmx
 from toolkit.data.readers.raw import RawRow, checked
 from toolkit.data.reading import RECOGNISED, Reading
 
 Source = str | Path | Sequence[str | Path]
 """A data file, a folder, or several image and audio files."""
 READERS: dict[str, Callable[[Path, Reading], Iterator[RawRow]]] = {
+    ".conll": conll.read,
     ".csv": delimited.read,
     ".tsv": delimited.read,
     ".json": json_rows.read_json,
@@ -36,7 +37,7 @@ _NOTES: dict[str, Callable[[Path, Reading], str | None]] = {
     ".tsv": delimited.note,
     ".tmx": tmx.note,
     ".xlsx": excel.note,
-    **dict.fromkeys((".json", ".jsonl", ".txt"), plain.note),
+    **dict.fromkeys((".conll", ".json", ".jsonl", ".txt"), plain.note),
 }
 """What is said about a file, by its suffix."""
 
