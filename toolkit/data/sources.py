@@ -94,17 +94,18 @@ def reading_notes(source: Source, reading: Reading) -> list[str]:
     Raises:
         DataError: if a file is missing, or its encoding is not recognised.
     """
-    names = [source] if isinstance(source, Path) else files_of(source) if isinstance(source, str) else source
+    names = files_of(str(source)) if isinstance(source, str | Path) else source
+    usual = plain.note if aligned_files(str(source)) else None
     notes = []
     for file in map(_existing, names):
-        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower())
+        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower(), usual)
         if note is not None and (found := note(file, _with_sheet(source, reading))):
             notes.append(f"{file}: {found}")
     return notes
 
 
 def _with_sheet(source: Source, reading: Reading) -> Reading:
-    return replace(reading, sheet=sheet_of(source)[1]) if isinstance(source, str) else reading
+    return replace(reading, sheet=sheet_of(str(source))[1]) if isinstance(source, str | Path) else reading
 
 
 def name_of(source: Source) -> str:

@@ -87,10 +87,15 @@ class Scores:
         return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
     def lines(self) -> dict[str, str]:
-        """Returns values with intervals by name, for the terminal; the first has its baseline, too."""
+        """Returns values with intervals by name, for the terminal; the main ones have their baselines, too."""
         lines: dict[str, str] = {}
+        best = {prefix_of(name) + self.task.best_metric for name in self.metrics}
         for name, value, interval, baseline in self.rows:
-            constant = f"{shorten(self.constant, MOST_LETTERS)}: {baseline}" if baseline and not lines else ""
+            constant = (
+                f"{shorten(self.constant, MOST_LETTERS)}: {baseline}"
+                if baseline and (not lines or name in best)
+                else ""
+            )
             notes = "; ".join(filter(None, [interval, constant]))
             lines[name] = f"{value} ({notes})" if notes else value
         return lines

@@ -43,7 +43,8 @@ def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     scored = ("--data", data, "--per-device-eval-batch-size", "5", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", tmp_path / "run", *scored) == 0
     expected = {name: value for name, value in lines(tmp_path / "run", "eval_loss")[-1].items() if "eval_" in name}
-    assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, float32_tolerance())
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert_close({name: scores[name] for name in expected}, expected, float32_tolerance())
 
 
 def test_a_folder_of_pictures_laid_out_like_a_hub_s(tmp_path):
