@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from commands import run_command
 from newcomer_files import FILES, customers, pairs, prices, questions, ratings, sentences, table
-from runs import ROOT
 
 CONFIG = """
 output_dir: outputs/mine
@@ -80,13 +76,3 @@ def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:
     ):
         assert run_command("data", *arguments) == 2
         assert said in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_ten_thousand_rows_are_shown_quickly(tmp_path) -> None:
-    rows = ([text, n % 5] for n, text in enumerate(sentences(rows=10_000)))
-    file = table(tmp_path / "many.csv", ["text", "stars"], rows)
-    told = subprocess.run(
-        [sys.executable, "-m", "toolkit", "data", "show", file], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    assert "stars" in told
