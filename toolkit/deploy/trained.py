@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows", "max_bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
+READING = (
+    "columns",
+    "bad_rows",
+    "max_bad_rows",
+    *(field.name for field in fields(Reading) if field.name in vars(DataConfig())),
+)
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 
