@@ -379,10 +379,10 @@ def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path
     moved = tmp_path / "moved"
     shutil.copytree(finished, moved)
     facts = json.loads((moved / "run.json").read_text())
-    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/work/recipes/reviews.py"}))
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/elsewhere/recipes/reviews.py"}))
     assert run_command("predict", moved, "--input-text", "Fine.") == 0
     assert "the toolkit's reviews is used" in capsys.readouterr().out
-    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/elsewhere/my_task.py"}))
     assert run_command("predict", moved, "--input-text", "Fine.") == 2
     assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err
 

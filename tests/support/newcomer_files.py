@@ -124,10 +124,35 @@ def prose(folder: Path) -> Path:
     return folder / "prose.txt"
 
 
+def entities(folder: Path) -> Path:
+    lines = [f"Anna\tB-PER\nBerg\tI-PER\nsaw\tO\nKiel\tB-LOC\n{number}\tO\n" for number in range(ROWS)]
+    (folder / "news.conll").write_text("\n".join(lines), encoding="utf-8")
+    return folder / "news.conll"
+
+
+def articles(folder: Path) -> Path:
+    rows = ({"article": f"{text}. {text} again.", "highlights": text[:40]} for text in sentences())
+    return json_lines(folder / "articles.jsonl", rows)
+
+
+def chats(folder: Path) -> Path:
+    turns = (("user", "assistant"), ("user", "assistant", "user", "assistant"))
+    return json_lines(
+        folder / "chats.jsonl",
+        ({"messages": [{"role": role, "content": text} for role in turns[number % 2]]}
+         for number, text in enumerate(sentences())),
+    )  # fmt: skip
+
+
+def instructions(folder: Path) -> Path:
+    return json_lines(folder / "tuning.jsonl", ({"instruction": text, "output": text[::-1]} for text in sentences()))
+
+
 FILES: dict[str, Callable[[Path], Path]] = {
     writer.__name__: writer
     for writer in (
         *(customers, ratings, several_labels, separated_labels, prices),
         *(workbook, questions, pairs, memory, aligned, photos, calls, prose),
+        *(entities, articles, chats, instructions),
     )
 }

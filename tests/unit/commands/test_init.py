@@ -28,6 +28,16 @@ SMALL = {
         "num_heads=2",
         "num_layers=1",
     ),
+    "summarization": (
+        "model_type=t5",
+        "vocab_size=300",
+        "d_model=16",
+        "d_ff=16",
+        "d_kv=8",
+        "num_heads=2",
+        "num_layers=1",
+    ),
+    "token_classification": SMALL_BERT,
     "language_modeling": ("model_type=gpt2", "vocab_size=300", "n_embd=16", "n_layer=1", "n_head=2"),
 }
 """Small models to replace the pretrained one, which is not on the machine that tests."""
@@ -58,6 +68,13 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "aligned": ("translation", {"task.source_prefix": "translate English to German: "}),
     "photos": ("reviews", {"task.modality": "image"}),
     "calls": ("reviews", {"task.modality": "audio", "data.columns": {"audio": "recording", "label": "topic"}}),
+    "entities": ("token_classification", {"model.name_or_path": "distilbert/distilbert-base-multilingual-cased"}),
+    "articles": ("summarization", {"task.source_prefix": "summarize: ", "data.columns.document": "article"}),
+    "chats": ("language_modeling", {"task.data_format": "messages"}),
+    "instructions": (
+        "language_modeling",
+        {"task.data_format": "prompt_completion", "data.columns": {"prompt": "instruction", "completion": "output"}},
+    ),
     "prose": ("language_modeling", {"task.objective": "causal", "task.block_size": 64}),
 }
 

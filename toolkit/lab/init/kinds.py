@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-from toolkit.data.profile import FILES, OBJECT, TEXT, ColumnProfile, Profile
+from toolkit.data.profile import FILES, OBJECT, OBJECTS, TEXT, TEXTS, ColumnProfile, Profile
 from toolkit.lab.init.guess import Guess
 from toolkit.lab.init.labels import can_be_label, label_kind
 from toolkit.lab.init.languages import LANGUAGES, language_named, language_of
-from toolkit.lab.init.lengths import Limits, blocks, no_limits, truncation, windows
+from toolkit.lab.init.lengths import Limits, answers, blocks, no_limits, spans, truncation, windows
 from toolkit.lab.init.models import Model
 
 Columns = dict[str, str]
@@ -47,6 +47,7 @@ class Sample:
 Settings = Callable[[Sample], list[Guess]]
 """Returns settings of the task that follow from a sample."""
 
+_TAG = re.compile(r"O|[BIESLU]-\S+")
 _LEAST_CHARACTERS = 15
 """Smallest mean length of a text that no name gives away."""
 
@@ -166,6 +167,16 @@ def column_language(column: ColumnProfile) -> str | None:
     return language_of(map(str, column.values[:200])) or language_named(column.name)
 
 
+def _is_chat(column: ColumnProfile) -> bool:
+    return column.kind == OBJECTS and all(
+        {"role", "content"} <= turn.keys() for turns in column.values for turn in turns
+    )
+
+
+def _is_tags(column: ColumnProfile) -> bool:
+    return column.kind == TEXTS and all(_TAG.fullmatch(tag) for tags in column.values for tag in tags)
+
+
 def _plain_text(profile: Profile, given: Columns) -> Columns | None:
     column = given.get("text", "text")
     is_plain = Path(profile.source).suffix.lower() == ".txt" or bool(given)
@@ -216,6 +227,17 @@ def objective(sample: Sample) -> list[Guess]:
     return [masked] if sample.model.masked else [Guess("task.objective", "causal", "predicts the next token")]
 
 
+def data_format(name: str) -> Settings:
+    """Returns a function that sets the format of conversations or prompts."""
+    return lambda sample: [Guess("task.data_format", name, "only answers are trained and scored")]
+
+
+def summary_prefix(sample: Sample) -> list[Guess]:
+    """Returns the text that T5 needs before a document."""
+    why = "T5 was trained with such a text before the document"
+    return [Guess("task.source_prefix", "summarize: ", why)] if sample.model.model_type == "t5" else []
+
+
 def languages_of(profile: Profile, columns: Columns, texts: Sequence[str]) -> list[str | None]:
     """Returns the codes of the languages of columns; those of a mapping of languages are its keys."""
     if "translation" in columns:
@@ -240,6 +262,19 @@ _TEXT = Role(
 )
 
 KINDS = (
+    Kind(
+        *("token_classification", "token_classification", "texts with a tag for each token"),
+        find=roles(
+            Role("tags", "ner_tags labels", _is_tags, _length), Role("tokens", "words", _has_kind(TEXTS), _length)
+        ),
+        limits=spans,
+    ),
+    Kind(
+        *("chat", "language_modeling", "conversations"),
+        find=roles(Role("messages", "conversation conversations chat", _is_chat, _length)),
+        limits=answers,
+        settings=[data_format("messages")],
+    ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
         find=roles(Role("audio", "file filename path", _has_kind(FILES["audio"]), _length), _LABEL),
@@ -274,6 +309,26 @@ KINDS = (
         texts=("text",),
         limits=truncation(max_length="text"),
         settings=[label_settings],
+    ),
+    Kind(
+        *("chat", "language_modeling", "prompts and completions"),
+        find=roles(
+            Role("prompt", "instruction question input user", _has_kind(TEXT)),
+            Role("completion", "response output answer assistant reply", _has_kind(TEXT)),
+        ),
+        texts=("prompt",),
+        limits=answers,
+        settings=[data_format("prompt_completion")],
+    ),
+    Kind(
+        *("summarization", "summarization", "texts with summaries"),
+        find=roles(
+            Role("summary", "highlights abstract tldr zusammenfassung", _has_kind(TEXT)),
+            Role("document", "article text content body dialogue story", is_text, _length),
+        ),
+        texts=("document",),
+        limits=truncation(max_source_length="document", max_target_length="summary"),
+        settings=[summary_prefix],
     ),
     Kind(
         *("language_modeling", "language_modeling", "plain text"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +122,21 @@ def blocks(rows: datasets.Dataset, model: Model) -> list[Guess]:
     room = [size for size in BLOCKS if size <= (model.longest or LONGEST)] or [model.longest or LONGEST]
     size = next((size for size in room if total >= LEAST_BLOCKS * size), room[-1])
     return [Guess("task.block_size", size, f"about {total:,} tokens ({found.how}): {math.ceil(total / size):,} blocks")]
+
+
+def answers(rows: datasets.Dataset, model: Model) -> list[Guess]:
+    """Returns the longest example of a conversation, or of a prompt with its completion."""
+    if "messages" in rows.column_names:
+        texts = [" ".join(turn["content"] for turn in turns) for turns in rows["messages"][:]]
+    else:
+        texts = [f"{row['prompt']} {row['completion']}" for row in rows]
+    return [_truncation("block_size", texts, model)]
+
+
+def spans(rows: datasets.Dataset, model: Model) -> list[Guess]:
+    """Returns the window of a text whose tokens are labelled."""
+    limit = _truncation("max_length", map(" ".join, rows["tokens"][:]), model)
+    return [replace(limit, reason=limit.reason.replace("are truncated", "are split into windows"))]
 
 
 def no_limits(rows: datasets.Dataset, model: Model) -> list[Guess]:

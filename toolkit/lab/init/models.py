@@ -51,6 +51,15 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
         Candidate("facebook/mbart-large-50-many-to-many-mmt", "for 50 languages", 1024, 3e-5, (), "mbart"),
     ),
     "language_modeling": (Candidate("openai-community/gpt2", "the smallest GPT-2, English", 1024),),
+    "chat": (Candidate("Qwen/Qwen2.5-0.5B-Instruct", "a small chat model of many languages", 32768, 5e-5),),
+    "token_classification": (
+        Candidate("distilbert/distilbert-base-cased", "a small English model that keeps case", languages=("en",)),
+        Candidate("distilbert/distilbert-base-multilingual-cased", "a small model of 104 languages"),
+    ),
+    "summarization": (
+        Candidate("google-t5/t5-small", "a small T5", 512, 5e-4, ("en",), "t5"),
+        Candidate("facebook/mbart-large-50-many-to-many-mmt", "for 50 languages", 1024, 3e-5, (), "mbart"),
+    ),
 }
 """The models that a YAML can name, by kind of data; the first that fits the languages is preferred."""
 
