@@ -213,7 +213,8 @@ class LanguageModeling:
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
     def answer(self, record: Record) -> dict[str, Any]:
-        return {"prediction": record["perplexity"], "loss": record["loss"], "num_tokens": record["num_tokens"]}
+        shown = record.get("prediction", record["perplexity"])
+        return {"prediction": shown, "loss": record["loss"], "num_tokens": record["num_tokens"]}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         from toolkit.tasks.blocks import by_document

@@ -74,7 +74,7 @@ class QuestionAnswering:
 
     Options: ClassVar[type] = QAOptions
     columns: ClassVar[Mapping[str, Column]] = {
-        "id": Column("the question's id, kept in predictions", required=False),
+        "id": Column("the question's id, kept in predictions", required=False, key=True),
         "question": Column("the question"),
         "context": Column("the text that holds the answer"),
         "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
@@ -121,6 +121,9 @@ class QuestionAnswering:
     def notes(self, rows: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
+
+    def group_column(self) -> str:
+        return "context"
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         yield from dict.fromkeys(rows["context"])
@@ -190,6 +193,9 @@ class QuestionAnswering:
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        return "question_answering", {}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)

@@ -209,6 +209,20 @@ class Translation:
         accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
         return translation_scores(texts, references, self.options.bleu_tokenize) | {"token_accuracy": accuracy}
 
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        from toolkit.modalities import seq2seq
+
+        options = self.options
+        start, first = seq2seq.language_ids(processor, options.source_lang, options.target_lang)
+        generation = {
+            "decoder_start_token_id": self.state["decoder_start_token_id"] if start is None else start,
+            "forced_bos_token_id": first,
+            "max_new_tokens": options.val_max_target_length or options.max_target_length,
+            "num_beams": options.num_beams,
+            "length_penalty": options.length_penalty,
+        }
+        return "text_to_text", {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
+
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, references = zip(*((record["prediction"], record["reference"]) for record in records), strict=True)
         return translation_quality(texts, references, self.options.bleu_tokenize)

@@ -7,9 +7,11 @@ import json
 import math
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from commands import run_command
+from exports import assert_equal_answers, exported, isolated_answers, script_answers, write_rows
 from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -99,8 +101,9 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
     assert ends.items() <= scores.items()
     low, high, baseline = (f"{value:.4g}" for value in ends.values())
-    shown = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always '\w+': {baseline}\)"
-    assert re.search(shown, capsys.readouterr().out)
+    accuracy = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always 'positive': {baseline}\)"
+    assert re.search(rf"eval_f1_macro .*always 'positive': .*{accuracy}", capsys.readouterr().out, re.S)
+    assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
     assert (
         f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
         in (finished / "model" / "README.md").read_text()
@@ -165,7 +168,7 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
     assert "row 22" in str(refused.value)
     assert "row 23" in str(refused.value)
     assert "data.bad_rows=skip" in str(refused.value)
-    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip")
+    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip", "data.max_bad_rows=1")
     left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["row"] for row in left_out] == [22, 23]
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": 2}
@@ -221,17 +224,30 @@ def test_labels_from_the_yaml_set_their_ids(tmp_path):
     assert config["id2label"] == {"0": "positive", "1": "negative"}
 
 
-def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path, capsys):
     names = ["[red]", "a|b", 2.0]
     rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
     rows.append('{"text": "what", "label": NaN}')
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
-          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+          "data.validation_split=0.25", "data.bad_rows=skip", "task.label_map.2=two", "train.max_steps=1")  # fmt: skip
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["task_state"]["labels"] == ["[red]", "a|b", "two"]
     assert facts["bad_rows"] == {"train": 1}
-    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
+    counts = {"train": {"[red]": 6, "a|b": 6, "two": 6}, "validation": {"[red]": 2, "a|b": 2, "two": 2}}
+    assert facts["labels"] == counts
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "[red]", "1": "a|b", "2": "two"}
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "| a\\|b | 6 | 2 |" in report
+    assert "1 of 25 rows cannot be used (4.0%): label nan is neither text nor a number (1, first in row 25)" in report
+
+    more = [{"text": f"text {i}", "label": label} for i, label in enumerate([2, "2.00", "two", "blue"])]
+    (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, more)))
+    assert run_command("evaluate", tmp_path / "run", "--data", tmp_path / "more.jsonl") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "run on more.jsonl: 3 rows, 1 skipped as unusable (25.0%)" in out
+    assert "label 'blue' is not one of [red], a|b, two (1, first in row 4). They are skipped;" in out
 
 
 def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):
@@ -306,3 +322,66 @@ def test_single_texts_are_answered_on_the_terminal(finished, capsys):
     said = capsys.readouterr().out
     assert said.count("prediction: ") == said.count("score: 0.") == 2
     assert "text: Fine = good.\n" in said
+
+
+@pytest.fixture(scope="module")
+def colleague(finished, tmp_path_factory):
+    return exported(finished, tmp_path_factory.mktemp("export"))
+
+
+def test_an_exported_run_answers_with_transformers_as_the_toolkit_does(finished, colleague, tmp_path):
+    rows = [{"ID": str(i), "text": record["text"]} for i, record in enumerate(predictions(finished))]
+    file = write_rows(tmp_path / "new.csv", [*rows, {"ID": "empty", "text": ""}])
+    assert_equal_answers(finished, colleague, file, float32_tolerance())
+    (answer,) = script_answers(colleague, "--text", rows[0]["text"])
+    assert answer["prediction"] == predictions(finished)[0]["prediction"]
+    with pytest.raises(SystemExit, match="has no column text"):
+        script_answers(colleague, write_rows(tmp_path / "other.csv", [{"body": "Fine."}]))
+    with pytest.raises(SystemExit, match=r"python predict\.py input\.csv > output\.csv"):
+        script_answers(colleague)
+
+
+def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
+    files = {path.relative_to(colleague).as_posix(): path for path in colleague.rglob("*") if path.is_file()}
+    assert {"predict.py", "requirements.txt", "README.txt", "report.html", "model/README.md"} < files.keys()
+    private = (str(finished), str(finished.parent), str(Path.home()), str(Path.cwd()), str(ROOT))
+    for path in files.values():
+        content = path.read_bytes()
+        assert [folder for folder in private if folder.encode() in content] == [], path
+    assert len(files["README.txt"].read_text().splitlines()) == 5
+    assert len(files["predict.py"].read_text().splitlines()) < 50
+    assert files["requirements.txt"].read_text().startswith("torch\ntransformers>=5")
+    card = files["model/README.md"].read_text()
+    for part in (
+        "license: unknown",
+        "| train | `train.csv` | 24 |",
+        "| negative |",
+        "## Intended use",
+        "eval_accuracy",
+    ):
+        assert part in card
+
+
+def test_only_a_zip_is_exported(finished, tmp_path, capsys):
+    assert run_command("export", finished, "--output", tmp_path / "run.tar") == 2
+    assert "expected a name that ends in .zip" in capsys.readouterr().err
+    assert run_command("export", finished, "--format", "onnx") == 2
+    assert "--format: received onnx, expected zip" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_exported_script_needs_no_toolkit(finished, colleague):
+    printed = isolated_answers(colleague, "--text", predictions(finished)[0]["text"])
+    assert predictions(finished)[0]["prediction"] in printed
+
+
+def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(finished, moved)
+    facts = json.loads((moved / "run.json").read_text())
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/work/recipes/reviews.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 0
+    assert "the toolkit's reviews is used" in capsys.readouterr().out
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 2
+    assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err

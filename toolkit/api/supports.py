@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -54,6 +54,31 @@ class SupportsClasses(Protocol):
 
     def class_column(self) -> str | None:
         """Returns the column of the class, or None. Splits keep its distribution, and sampling can balance it."""
+
+
+@runtime_checkable
+class SupportsLabels(Protocol):
+    """A task whose rows have labels with names, one or several each."""
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        """Returns the number of checked rows with each label, in the order of the labels' ids."""
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        """Returns what the user should know about the labels of the training rows, as sentences.
+
+        Rare labels and labels of similar spelling are named by the toolkit.
+
+        Args:
+            counts: number of training rows with each label.
+        """
+
+
+@runtime_checkable
+class SupportsGroups(Protocol):
+    """A task whose rows are grouped unless `data.group_column` names another column."""
+
+    def group_column(self) -> str:
+        """Returns one of the task's columns; rows with the same value stay on one side of a split."""
 
 
 @runtime_checkable
@@ -127,6 +152,18 @@ class SupportsAnswers(Protocol):
         """Returns the values of these columns for a record of `Task.decode`.
 
         A mapping must have the same keys for every record, because a table has a column for each of them.
+        """
+
+
+@runtime_checkable
+class SupportsScript(Protocol):
+    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        """Returns the name of the script's template in `toolkit/deploy/templates`, and values that it needs.
+
+        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, and
+        the `columns` of a row.
         """
 
 

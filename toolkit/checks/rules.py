@@ -79,7 +79,12 @@ RULES = (
         "remove data.revision",
     ),
     Rule(
-        lambda c: c.data.max_eval_samples is not None and _no_evaluation(c) and c.data.test_file is None,
+        lambda c: (
+            c.data.max_eval_samples is not None
+            and _no_evaluation(c)
+            and c.data.test_file is None
+            and not c.data.test_split
+        ),
         ("data.max_eval_samples", *_EVALUATION),
         _NO_ROWS,
         f"remove data.max_eval_samples, or {_GIVE_ROWS}",

@@ -44,6 +44,17 @@ def fraction(text: str) -> float:
     return value
 
 
+def one_of(*names: str) -> Callable[[str], str]:
+    """Returns an argparse `type` for names whose choice differs between commands."""
+
+    def name(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"received {text}, expected {' or '.join(names)}")
+        return text
+
+    return name
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "recipe": {"metavar": "RECIPE", "help": "name of a recipe, for example qa, or the path of your own"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
@@ -52,6 +63,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--recipe": {"metavar": "RECIPE", "help": "the recipe, if it was moved after the run"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
     "--output": {"metavar": "FILE", "help": "file to write"},
+    "--format": {"metavar": "FORMAT", "help": "format to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "processes of each run"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},

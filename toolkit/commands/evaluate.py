@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from toolkit.api.task import EvalData
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, _trained_run
 
@@ -17,6 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _trained_run.add_arguments(parser)
     _options.add(parser, "--data", required=True)
     _options.add(parser, "--output", default_text="none; the metrics as JSON")
+
+
+def _rows(data: EvalData) -> str:
+    """Returns how many rows were evaluated, and how many were not."""
+    count, skipped = len(data.rows), data.num_skipped
+    return f"{count} rows" + (f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else "")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -39,7 +46,7 @@ def work(arguments: argparse.Namespace) -> None:
     evaluation = run.evaluation(data)
     quality = on_main(run.accelerator, quality_of, run.task, evaluation, data)
     scores = Scores(run.task, {"validation": evaluation.metrics}, {"validation": quality})
-    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {len(data.rows)} rows"
+    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {_rows(data)}"
     print_table(title, scores.lines())
     for hint in scores.hints:
         say(hint)

@@ -66,13 +66,13 @@ def work(arguments: argparse.Namespace) -> None:
 def _output(arguments: argparse.Namespace) -> Path | None:
     """Returns the file to write; None for the terminal."""
     from toolkit.base.errors import InputError
+    from toolkit.data.files import COLUMN_OF
     from toolkit.data.writers import WRITERS, check_format
-    from toolkit.deploy.inputs import MEDIA
 
     files = [Path(file) for file in arguments.input or []]
     if arguments.output:
         output = Path(arguments.output)
-    elif all(file.suffix.lower() in MEDIA for file in files):
+    elif all(file.suffix.lower() in COLUMN_OF for file in files):
         return None
     elif len(files) > 1:
         raise InputError(
@@ -89,7 +89,7 @@ def _output(arguments: argparse.Namespace) -> Path | None:
 
 
 def _refuse_bad_rows(inputs: list[Input]) -> None:
-    from toolkit.data.rows import apply_policy
+    from toolkit.data.bad_rows import apply_policy
 
     apply_policy({each.name: each.table for each in inputs}, "error")
 
@@ -121,7 +121,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     from itertools import islice
 
     from toolkit.base.console import print_lines, say
-    from toolkit.data.rows import listing
+    from toolkit.data.bad_rows import listing
     from toolkit.data.writers import write_table
     from toolkit.deploy.answers import Answers
     from toolkit.deploy.inputs import joined

@@ -15,6 +15,9 @@ from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.train_section import TrainConfig
 
+DEFAULT_SPLIT = 0.1
+"""Fraction of the training rows to set aside for validation if `data.validation_split` is null."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
@@ -95,7 +98,14 @@ class DataConfig:
     """Test rows, evaluated once, after training."""
     validation_split: Fraction | None = None
     """Fraction of the training rows to set aside if there are no validation rows (seeded; stratified where rows have a
-    class). Null means 0.1; 0 trains without evaluation."""
+    class). Null means 0.1; 0 trains without evaluation. Rows with equal inputs, and groups (`group_column`), stay
+    together."""
+    test_split: Fraction = 0.0
+    """Fraction of the training rows to set aside as test rows if there are none, in the same way; the validation rows
+    do not depend on it."""
+    group_column: str | None = None
+    """Column of the data files, for instance of the speaker, customer or document: rows with the same value stay
+    together when rows are set aside. Null means the task's own (question answering groups by context), or none."""
     columns: dict[str, ColumnName] = field(default_factory=dict)
     """Maps the toolkit's column names to yours, for instance `text: review_body`, or to numbers from 1 if there is no
     header. Columns that are not listed keep their names."""
@@ -112,8 +122,10 @@ class DataConfig:
     unescape_html: bool = False
     """Decode HTML entities such as `&amp;` in all texts."""
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with rows that cannot be used: `error` stops and lists them, `skip` leaves them out and writes
-    `bad_rows.jsonl`."""
+    """What to do with rows that cannot be used: `error` stops and lists them, `skip` skips them, says how many,
+    and lists them in `bad_rows.jsonl`."""
+    max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """With `bad_rows: skip`, the largest fraction of bad rows in a file; with more, the run stops."""
     max_train_samples: Positive | None = None
     """Maximum number of training examples; the first ones are used."""
     max_eval_samples: Positive | None = None

@@ -6,11 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from toolkit.api.supports import SupportsGroups
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
-from toolkit.config.messages import nearest
+from toolkit.config.messages import did_you_mean, nearest
 from toolkit.config.paths import aligned_files
+from toolkit.config.sections import DataConfig
 from toolkit.data.readers.plain import LINE
 from toolkit.data.sources import Source, is_files
 
@@ -100,3 +102,29 @@ def _about_header(present: Sequence[str], missing: str) -> list[str]:
     if len(present) == 1 and re.search(r"\w *[^\w\s.()-] *\w", present[0]):
         return ["If the file has several columns, set data.delimiter to the character between them."]
     return []
+
+
+def group_column(data: DataConfig, task: Task) -> str | None:
+    """Returns the name in the data of the column that groups rows, or None."""
+    if data.group_column is not None or not isinstance(task, SupportsGroups):
+        return data.group_column
+    own = task.group_column()
+    return data.columns.get(own, own)
+
+
+def require_group(source: str, present: list[str], group: str | None) -> None:
+    """Checks that a source has the group column, if there is one.
+
+    Args:
+        source: the file or hub split, for the message.
+        present: names of its columns.
+        group: name of the group column, or None.
+
+    Raises:
+        DataError: if the column is missing.
+    """
+    if group is not None and group not in present:
+        raise DataError(
+            f"data.group_column: {source} has no column {group!r}{did_you_mean(group, present)}. "
+            f"Its columns are {', '.join(present)}."
+        )

@@ -11,7 +11,7 @@ from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.columns import columns_in, require_columns
+from toolkit.data.columns import columns_in, group_column, require_columns, require_group
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
 from toolkit.data.rows import check_raw, columns_of
@@ -33,7 +33,7 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
         data: the YAML's `data` section.
         task: the task, which defines the columns and checks rows; it may learn from the training rows.
     """
-    problems = []
+    problems = _unused_columns(data, task)
     for name in ("train_file", "validation_file", "test_file"):
         file = getattr(data, name)
         if not file or not all(Path(name).expanduser().exists() for name in files_of(file)):
@@ -49,8 +49,15 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     return problems
 
 
+def _unused_columns(data: DataConfig, task: Task) -> list[str]:
+    files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
+    if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
+        return []
+    return ["data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"]
+
+
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
-    """Returns the usable rows, and what is wrong with the others unless they are left out.
+    """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises:
         DataError: if columns are missing.
@@ -58,6 +65,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
     if present := columns_of(rows):
         require_columns(file, present, task, columns, labelled=True)
+        require_group(file, present, group_column(data, task))
     good, bad = [], []
     for row in rows:
         try:
@@ -69,7 +77,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     more = [f"{len(bad) - NUM_LISTED} more"] if len(bad) > NUM_LISTED else []
     return good, [
         f"{len(bad)} of the first {len(rows)} rows of {file} cannot be used: {'; '.join(bad[:NUM_LISTED] + more)}. "
-        "Correct them, or leave them out with data.bad_rows=skip"
+        "Correct them, or skip them with data.bad_rows=skip"
     ]
 
 

@@ -6,8 +6,8 @@ import codecs
 from pathlib import Path
 
 from toolkit.config.paths import files_of
-from toolkit.config.rule import Rule
-from toolkit.config.sections import Config
+from toolkit.config.rule import Rule, only_if
+from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
 from toolkit.data.reading import Reading
 
 _DELIMITED = (".csv", ".tsv")
@@ -29,7 +29,33 @@ def _unknown_encoding(config: Config) -> bool:
     return False
 
 
+def _set_aside(config: Config) -> float:
+    data = config.data
+    given = data.validation_file is not None or data.dataset_name is not None
+    return data.validation_split or (0.0 if given or data.validation_split == 0 else DEFAULT_SPLIT)
+
+
 RULES = (
+    Rule(
+        lambda c: bool(c.data.test_split) and c.data.test_file is not None,
+        ("data.test_split", "data.test_file"),
+        "test rows come either from a separate file or from the training rows",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: _set_aside(c) + c.data.test_split >= 1,
+        ("data.validation_split", "data.test_split"),
+        "together they leave no training rows",
+        "set data.validation_split and data.test_split to fractions whose sum is below 1",
+    ),
+    only_if(
+        "data.max_bad_rows",
+        DataConfig().max_bad_rows,
+        "data.bad_rows",
+        lambda policy: policy == "skip",
+        "every bad row stops the run",
+        "set data.bad_rows to skip",
+    ),
     Rule(
         lambda c: len(Reading.of(c.data).delimiter or ",") != 1,
         ("data.delimiter",),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,18 @@ from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.column import Column
 from toolkit.config.messages import join
-from toolkit.data.columns import used_columns
-from toolkit.data.files import SUFFIXES
+from toolkit.config.paths import sheet_of
+from toolkit.data.bad_rows import listing
+from toolkit.data.columns import LONG_NAME, used_columns
+from toolkit.data.encodings import UTF_8
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.readers import RawRow
-from toolkit.data.rows import PEEKED_ROWS, Table, columns_of, listing, load_table
-from toolkit.data.sources import read_rows
+from toolkit.data.readers.delimited import recognise
+from toolkit.data.reading import Reading
+from toolkit.data.rows import PEEKED_ROWS, Table, columns_of, load_table
+from toolkit.data.sources import is_files, read_rows
 from toolkit.deploy.trained import TrainedRun
-
-MEDIA = tuple(chain.from_iterable(SUFFIXES.values()))
-"""Suffixes of image and audio files."""
-MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Input:
         name: the file or folder, for messages.
         table: the checked rows.
         read: returns the rows as they are in the file, in the same order.
-        style: the delimiter, and whether the file begins with a byte order mark, for answers written as CSV.
+        style: the delimiter of answers written as CSV, and whether they begin with a byte order mark: as the file, and
+            if it is in another encoding or from Excel.
     """
 
     name: str
@@ -62,31 +63,33 @@ def file_inputs(run: TrainedRun, files: Sequence[str]) -> list[Input]:
 
 
 def _file_input(run: TrainedRun, file: str) -> Input:
-    columns = columns_for(file, run.task, run.cfg.data.columns)
-    return Input(file, load_table(file, run.task, columns, labelled=False), partial(read_rows, file), _style(file))
+    reading = Reading.of(run.cfg.data)
+    columns = columns_for(file, run.task, run.cfg.data.columns, reading)
+    table = load_table(file, run.task, columns, labelled=False, reading=reading)
+    as_they_are = replace(reading, unescape_html=False)
+    return Input(file, table, partial(read_rows, file, as_they_are, labelled=False), _style(file, reading))
 
 
-def _style(file: str) -> tuple[str, bool]:
-    path = Path(file).expanduser()
-    if not path.is_file():
-        return ",", False
+def _style(file: str, reading: Reading) -> tuple[str, bool]:
+    path = Path(sheet_of(file)[0]).expanduser()
+    suffix = path.suffix.lower()
+    if suffix not in (".csv", ".tsv"):
+        return ",", suffix == ".xlsx"
+    found = recognise(path, reading)
     with path.open("rb") as opened:
-        return ",", opened.read(3).startswith(MARKS)
+        mark = opened.read(3) == codecs.BOM_UTF8
+    return (found.delimiter or "," if suffix == ".csv" else ","), mark or found.encoding != UTF_8
 
 
-def columns_for(file: str, task: Task, columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the columns of a file without labels, which need not have the names of the run's files.
-
-    The files of a folder are always the task's column of files. The only column of a file is the task's only input.
+def columns_for(file: str, task: Task, columns: Mapping[str, str], reading: Reading) -> Mapping[str, str]:
+    """Returns `data.columns` for a file without labels, whose only column is the task's only input.
 
     Raises:
         DataError: if the file cannot be read.
     """
-    inputs = _inputs(task)
-    if Path(file).expanduser().is_dir():
-        return {name: theirs for name, theirs in columns.items() if name in inputs and not inputs[name].file}
-    present = columns_of(islice(read_rows(file), PEEKED_ROWS))
-    if len(present) != 1 or len(inputs) != 1:
+    inputs = needed_columns(task)
+    present = columns_of(islice(read_rows(file, reading, labelled=False), PEEKED_ROWS))
+    if is_files(file) or len(present) != 1 or len(inputs) != 1 or len(present[0]) > LONG_NAME:
         return columns
     ((name, column),) = inputs.items()
     if present[0] not in (name, columns.get(name)):
@@ -94,7 +97,7 @@ def columns_for(file: str, task: Task, columns: Mapping[str, str]) -> Mapping[st
     return {**columns, name: present[0]}
 
 
-def _inputs(task: Task) -> dict[str, Column]:
+def needed_columns(task: Task) -> dict[str, Column]:
     """Returns the columns that a row needs for a prediction; of several that may replace each other, the first."""
     given = {name: column for name, column in used_columns(task).items() if not column.label}
     required = {name: column for name, column in given.items() if column.required}
@@ -113,7 +116,7 @@ def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
         InputError: if the task reads files, or a column is unknown or missing.
         DataError: if a text cannot be used.
     """
-    inputs = _inputs(run.task)
+    inputs = needed_columns(run.task)
     if any(column.file for column in inputs.values()):
         raise InputError("--input-text: this run reads files; name them with --input")
     rows = [{name: text} for text in texts for name in inputs] if len(inputs) == 1 else _pairs(texts, list(inputs))

@@ -53,10 +53,11 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     from accelerate.utils import send_to_device
 
     from toolkit.api.mesh import Mesh
+    from toolkit.data.bad_rows import apply_policy
     from toolkit.data.batches import evaluation_loader
     from toolkit.data.prepare import tokenise
     from toolkit.data.reading import Reading
-    from toolkit.data.rows import apply_policy, load_table
+    from toolkit.data.rows import load_table
 
     data = run.cfg.data
     tables = {"input": load_table(file, run.task, data.columns, labelled=False, reading=Reading.of(data))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +15,17 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.run import Evaluation
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
-from toolkit.base.console import quiet_libraries, say
+from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
+from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
-from toolkit.data.rows import apply_policy, load_table, write_bad_rows
+from toolkit.data.rows import load_table
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows")
+READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 
@@ -265,8 +266,8 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
-        say(f"{bad['input']} rows cannot be used and are skipped; {report} lists them")
+        warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
         features = tokenise(rows, run.task, run.processor, labelled=labelled)
-    return EvalData(rows, features, run.processor)
+    return EvalData(rows, features, run.processor, bad["input"])

@@ -13,11 +13,11 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.files import open_file
 from toolkit.modalities.audio_length import lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames
 from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.options import AudioOptions
+from toolkit.modalities.sound import open_sound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -60,7 +60,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     import soundfile
 
     try:
-        with open_file(file) as opened:
+        with open_sound(file) as opened:
             missing, unended = missing_share(opened) or 0.0, lacks_last_page(opened)
             with soundfile.SoundFile(opened) as sound:
                 rate, promised, frames = sound.samplerate, sound.frames, 0
@@ -71,6 +71,8 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
                         raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
     except (soundfile.SoundFileError, OSError) as error:
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
+    except ValueError as error:
+        raise BadRow(f"{file['name']}: {error}") from error
     if missing < 1:
         promised = max(promised, round(frames / (1 - missing)))
     if unended:
@@ -120,7 +122,7 @@ def read(
     source_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
     wanted = min(file["frames"], round(options.max_seconds * source_rate))
     try:
-        with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
+        with open_sound(file) as opened, soundfile.SoundFile(opened) as sound:
             sound.seek(round(start * (file["frames"] - wanted)))
             samples = sound.read(wanted, dtype="float32", always_2d=True)
         if len(samples) != wanted:

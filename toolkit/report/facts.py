@@ -16,7 +16,7 @@ from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
-from toolkit.data.prepare import CheckedRows
+from toolkit.data.loading import CheckedRows
 
 MOST_DIFF_BYTES = 2**20
 
@@ -44,6 +44,7 @@ def write_start(
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
+        "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
         "task_state": state_of(task),
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,

@@ -129,7 +129,7 @@ class Failures:
 def write_model(run: Run, result: FitResult) -> None:
     """Writes `model/`, including the model card."""
     save_model(run)
-    write_text(RunFolder(run.output_dir).model_card, card.model_card(run, result))
+    write_text(RunFolder(run.output_dir).model_card, card.model_card(card.card_of(run, result, _facts(run))))
 
 
 def write_figures(run: Run, result: FitResult) -> None:

@@ -23,7 +23,7 @@ from toolkit.report.curves import History, curves
 from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
 from toolkit.report.scores import Scores
-from toolkit.report.text import counted, readable
+from toolkit.report.text import base_name, counted, readable
 from toolkit.report.worst import Worst
 
 SIZES = {
@@ -69,7 +69,7 @@ class Outcome:
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
-    model = f"{base}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
+    model = f"{base_name(base)}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
     alone = "one process" if processes == 1 else f"{processes} processes"
     return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
 
@@ -85,7 +85,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Result", _result(run, outcome)),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
-        Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
+        Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
         Section("Largest errors", _worst(run, outcome.worst)),
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
@@ -147,6 +147,15 @@ def _rows(facts: Mapping[str, Any]) -> Table:
         {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
         "set", "rows",
     )  # fmt: skip
+
+
+def _labels(facts: Mapping[str, Any]) -> list[Block]:
+    """Returns the table of the number of rows with each label, by set; none for a task without labels."""
+    counts = facts["labels"]
+    if not counts:
+        return []
+    rows = [[name, *(part[name] for part in counts.values())] for name in counts["train"]]
+    return [Table(["label", *(f"{split} rows" for split in counts)], rows, sortable=True)]
 
 
 def _described(run: Run, line: int, record: Record) -> list[Any]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import FitResult
 from toolkit.api.task import Description
 from toolkit.base.console import format_bytes, format_duration, format_value, shorten
 from toolkit.metrics.measured import MEASURED
+
+
+def base_name(name: str) -> str:
+    """Returns the short name of a base model: its Hub id, or of a folder its name and its parent's."""
+    if not Path(name).is_absolute() and not Path(name).is_dir():
+        return name
+    parts = Path(name).absolute().parts[1:]
+    cached = [part.split("--", 1)[1].replace("--", "/") for part in parts if part.startswith("models--")]
+    return cached[-1] if cached else "/".join(parts[-2:])
 
 
 def readable(figures: Mapping[str, Any]) -> dict[str, str]:

@@ -94,7 +94,8 @@ class Experiment:
     def evaluated(self) -> bool:
         """Whether there are rows to evaluate."""
         data = self.cfg.data
-        return bool(data.validation_split != 0 or data.validation_file or data.test_file or data.dataset_name)
+        given = data.validation_file or data.test_file or data.dataset_name
+        return bool(data.validation_split != 0 or data.test_split or given)
 
     def settings(self) -> list[str]:
         """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""

@@ -5,7 +5,7 @@ For every modality the model returns logits `[B, N]`, which the head interprets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,6 +63,12 @@ class Head(Protocol):
         Raises:
             DataError: if nothing can be learned from them.
         """
+
+    def counts(self, labels: Sequence[Any]) -> dict[str, int]:
+        """Returns the number of checked labels with each name, in the order of ids; empty for numbers."""
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        """See `toolkit.api.supports.SupportsLabels.label_notes`."""
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Writes names and problem type into the model's configuration."""

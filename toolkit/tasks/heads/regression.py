@@ -69,6 +69,12 @@ class Regression:
         names = [ONLY_TARGET] if sizes == [1] else [str(number) for number in range(sizes[0])]
         self.state["labels"] = self.state["labels"] or names
 
+    def counts(self, labels: Sequence[list[float]]) -> dict[str, int]:
+        return {}
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        return []
+
     def configure(self, config: PreTrainedConfig) -> None:
         from toolkit.tasks.heads.labels import set_labels
 
