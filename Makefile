@@ -26,19 +26,25 @@ setup: $(INSTALLED) ## create .venv with the tested versions (nothing to do when
 # The constraints matter most for torch: left open, pip would choose another build than the machine's.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Once DeepSpeed is installed, accelerate imports it in every run. Everything else comes from .venv.
 $(DEEPSPEED): $(INSTALLED)
 	$(PYTHON) -m venv .venv-deepspeed
 	$(BIN)/python $(SITE) > "$$(.venv-deepspeed/bin/python $(SITE))/shared.pth"
-	.venv-deepspeed/bin/python -m pip install --constraint constraints.txt --editable '.[deepspeed]'
+	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
 	@touch $@
 
 demo: setup ## train on the sample reviews in this repository, offline, on the CPU
-	rm -rf outputs/demo
-	$(LAUNCH) recipes/reviews.py --config recipes/configs/reviews/demo.yaml
+	@rm -rf outputs/demo && mkdir -p outputs
+	@echo "Training a small model on 560 sample reviews, on the CPU, without a network ..."
+	@$(BIN)/toolkit train reviews --config demo > outputs/demo.log || { cat outputs/demo.log; exit 1; }
+	@$(BIN)/toolkit runs outputs/demo
+	@echo "Output: outputs/demo.log. Model, predictions and report: outputs/demo; open outputs/demo/report.html."
+	@echo "Next, with your own CSV:"
+	@echo "  source .venv/bin/activate"
+	@echo "  toolkit train reviews --data FILE --text-column COLUMN --label-column COLUMN --model NAME --output-dir DIR"
 
 smoke: setup ## run every smoke configuration through accelerate launch
 	@test -n "$(SMOKE)" || { echo "smoke: no recipes/configs/<task>/smoke*.yaml found" >&2; exit 1; }

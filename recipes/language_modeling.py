@@ -5,27 +5,18 @@ accelerate launch recipes/language_modeling.py --config recipes/configs/language
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from toolkit.api.task import (
-    IGNORE_INDEX,
-    BadRow,
-    Batch,
-    Description,
-    EvalData,
-    ModelOutput,
-    Predictions,
-    Processor,
-    Record,
-    Row,
-)
+from toolkit.api.task import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.config.column import Column
 from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
+from toolkit.data.columns import used_columns
 from toolkit.main import main
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores, perplexity
 from toolkit.tasks.records import LazyRecords
@@ -41,13 +32,15 @@ if TYPE_CHECKING:
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
-ONLY_FOR = {"prompts": ("causal",), "max_new_tokens": ("causal",), "mlm_probability": ("masked",)}
+BY_OBJECTIVE = dict.fromkeys(("prompts", "max_new_tokens"), ("causal",)) | {"mlm_probability": ("masked",)}
 """Options that only some objectives use."""
+BY_FORMAT = {"objective": ("text",), "packing": ("text",), "chat_template": ("messages",)}
+"""Options that have an effect, or other values than the default, only with some formats of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelingOptions:
-    """Options of the objective and the blocks, named as in transformers' `run_clm.py` and `run_mlm.py`."""
+    """Options of the objective, the data and the blocks, named as in transformers' `run_clm.py` and `run_mlm.py`."""
 
     __pydantic_config__ = STRICT
     limits: ClassVar[Mapping[str, str]] = {"input": "block_size"}
@@ -55,35 +48,55 @@ class LanguageModelingOptions:
     objective: Literal["causal", "masked"] = "causal"
     """`causal` predicts each token from the previous ones (GPT-2, Llama), `masked` masked tokens from all others
     (BERT)."""
+    data_format: Literal["text", "prompt_completion", "messages"] = "text"
+    """Columns of the data: `text`; `prompt` and `completion`; or `messages`, a list of objects with `role` and
+    `content`. Except for `text`, only answers are trained and scored: completions, or messages of the assistant."""
+    chat_template: str | None = None
+    """Chat template (Jinja) for `messages`; null uses that of the model's tokenizer. Saved with the tokenizer. Names of
+    the form `<|name|>` become tokens of a new model's tokenizer."""
     block_size: Annotated[int, Field(ge=2)] = 1024
-    """Maximum number of tokens per block."""
+    """Maximum number of tokens per block (`text`), or per example: longer ones are truncated and counted."""
     packing: bool = True
     """Concatenate documents in order and split them into blocks of `block_size`. If false, each document starts a new
-    block; short documents are padded and long ones become several blocks. No token is lost in either case."""
+    block; short documents are padded and long ones become several blocks. No token is lost in either case (`text`
+    only)."""
     mlm_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Fraction of tokens to predict (masked only); 80 % of them are masked, 10 % replaced and 10 % unchanged."""
-    prompts: list[str] = field(default_factory=lambda: [""])
-    """Prompts for the samples in the report (causal only); an empty prompt starts a new text."""
+    prompts: list[str] | None = None
+    """Prompts for the samples in the report (causal only); an empty prompt starts a new text. Null uses an empty one
+    (`text`) or those of the first training examples."""
     max_new_tokens: Positive = 64
-    """Maximum number of tokens per sample (causal only)."""
+    """Maximum number of tokens per sample or predicted answer (causal only)."""
 
     def problems(self) -> list[str]:
         """Returns what is wrong in combination."""
-        return unused_options(self, "objective", ONLY_FOR)
+        return unused_options(self, "objective", BY_OBJECTIVE) + unused_options(self, "data_format", BY_FORMAT)
 
     @property
     def tokenizer_style(self) -> TokenizerStyle:
         """Format of a new model's tokenizer."""
         from toolkit.modalities import text
+        from toolkit.tasks.chat import control_tokens
 
-        return text.DECODER if self.objective == "causal" else text.ENCODER
+        style = text.DECODER if self.objective == "causal" else text.ENCODER
+        return replace(style, extra_tokens=control_tokens(self.chat_template or ""))
+
+
+def _column(data_format: str, help: str, label: bool = False) -> Column:
+    used: Callable[[Any], bool] = lambda options: options is None or options.data_format == data_format  # noqa: E731
+    return Column(f"{help} (task.data_format: {data_format})", label=label, used=used)
 
 
 class LanguageModeling:
-    """Causal and masked language modelling; an example is a document. See `toolkit.api.task.Task`."""
+    """Causal and masked language modelling; an example is a document or has answers. See `toolkit.api.task.Task`."""
 
     Options: ClassVar[type] = LanguageModelingOptions
-    columns: ClassVar[Mapping[str, Column]] = {"text": Column("a document")}
+    columns: ClassVar[Mapping[str, Column]] = {
+        "text": _column("text", "a document"),
+        "prompt": _column("prompt_completion", "a prompt"),
+        "completion": _column("prompt_completion", "the text that answers it", label=True),
+        "messages": _column("messages", "a conversation: a list of objects with `role` and `content`"),
+    }
     modality = "text"
     scores = LIKELIHOOD
     best_metric = "perplexity"
@@ -93,19 +106,48 @@ class LanguageModeling:
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
         self.causal = self.options.objective == "causal"
+        self.answers = self.options.data_format != "text"
+        self.state: dict[str, Any] = {}
 
     def auto_model(self, config: PreTrainedConfig) -> str:
         return AUTO_MODELS[self.options.objective]
 
     def schema(self) -> datasets.Features:
-        from datasets import Features, Value
+        from datasets import Features, List, Value
 
-        return Features(text=Value("string"))
+        text = Value("string")
+        if self.options.data_format == "messages":
+            return Features(messages=List({"role": text, "content": text}))
+        return Features(dict.fromkeys(used_columns(self), text))
 
     def check_row(self, row: Row, labelled: bool) -> Row:
+        from toolkit.tasks import chat
+
+        if self.options.data_format == "messages":
+            return {"messages": chat.check_messages(row["messages"], labelled)}
+        if self.answers:
+            return chat.check_pair(row, labelled)
         if not isinstance(row["text"], str):
             raise BadRow(f"column 'text' holds {row['text']!r}, not text")
         return {"text": row["text"]}
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        from toolkit.tasks import chat
+
+        if self.answers and self.options.prompts is None:
+            self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
+
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        lost = len(rows) - len(features) if self.answers else 0
+        why = "have no answer within task.block_size tokens and are left out"
+        return [f"{lost} of {len(rows)} examples {why}."] if lost else []
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        from toolkit.tasks import chat
+
+        if not self.answers:
+            return iter(rows["text"])
+        return (chat.as_text(chat.prompt_of(row), chat.answer_of(row) or "") for row in rows)
 
     def configure(self, config: PreTrainedConfig) -> None:
         if not self.causal:
@@ -121,33 +163,36 @@ class LanguageModeling:
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
     ) -> dict[str, list[Any]]:
         from toolkit.tasks.blocks import encode_documents
+        from toolkit.tasks.chat import encode_examples, example_columns
 
+        if self.answers:
+            return example_columns(encode_examples(rows, processor, labelled), self.options.block_size)
         tokens = encode_documents(rows["text"], processor, self.causal)
         return {"tokens": tokens, "length": [len(ids) for ids in tokens]}
 
     def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         from toolkit.tasks.blocks import cut
+        from toolkit.tasks.chat import with_answers
 
+        if self.answers:
+            return with_answers(features)
         return cut(features, self.options.block_size, packing=self.options.packing, causal=self.causal)
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        import numpy as np
-        import torch
-
         from toolkit.modalities import text
+        from toolkit.tasks.blocks import pad_parts, separators
+        from toolkit.tasks.tokens import pad_labels
 
         pairs = [self._input_and_labels(row, processor, random) for row in features]
         inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
-        labels = torch.full_like(inputs["input_ids"], IGNORE_INDEX)
-        parts = torch.zeros_like(labels)
-        for i, (row, (_, targets)) in enumerate(zip(features, pairs, strict=True)):
-            labels[i, : len(targets)] = torch.as_tensor(targets)
-            parts[i, : len(targets)] = torch.as_tensor(np.repeat(np.arange(len(row["targets"])), row["targets"]))
+        extra: dict[str, Any] = {"parts": pad_parts([row["targets"] for row in features], inputs["input_ids"])}
+        if self.answers and not features[0]["answers"]:  # prompts without answers, which are to be generated
+            extra |= {"prompts": [row["tokens"] for row in features], "end": separators(processor)[1]}
         return {
             # The cache of keys and values is for generation; it would be made, and kept, in every pass.
             "inputs": inputs | ({"use_cache": False} if self.causal else {}),
-            "labels": labels,
-            "extra": {"parts": parts},
+            "labels": pad_labels([labels for _, labels in pairs], inputs["input_ids"]),
+            "extra": extra,
         }
 
     def _input_and_labels(
@@ -155,48 +200,48 @@ class LanguageModeling:
     ) -> tuple[np.ndarray, np.ndarray]:
         import numpy as np
 
-        from toolkit.tasks.blocks import mask_tokens, separators
+        from toolkit.tasks.blocks import mask_tokens, next_tokens
+        from toolkit.tasks.chat import inputs_and_labels
 
         tokens = np.array(row["tokens"])
+        if self.answers:
+            return inputs_and_labels(tokens, row["answers"])
         if self.causal:
-            begin, end = separators(processor)
-            targets = tokens[1:]
-            return tokens[:-1], targets if begin == end else np.where(targets == begin, IGNORE_INDEX, targets)
+            return next_tokens(tokens, processor)
         special = np.array([i for i in processor.all_special_ids if i != processor.unk_token_id])
-        generator = random.generator(row["row_id"])
-        return mask_tokens(
-            tokens, special, self.options.mlm_probability, processor.mask_token_id, len(processor), generator
-        )
+        share, generator = self.options.mlm_probability, random.generator(row["row_id"])
+        return mask_tokens(tokens, special, share, processor.mask_token_id, len(processor), generator)
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        return self._losses(outputs, batch, "sum")
+        from toolkit.tasks.tokens import token_losses
+
+        return token_losses(outputs.logits, batch["labels"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
-        labels, parts = batch["labels"], batch["extra"]["parts"]
-        counted = labels != IGNORE_INDEX
-        values = {
-            "loss": self._losses(outputs, batch, "none").view_as(labels),
-            "tokens": counted.long(),
-            "correct": (counted & (outputs.logits.argmax(-1) == labels)).long(),
-        }
-        shape = (len(labels), int(parts.max()) + 1)
-        return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}
+        from toolkit.tasks.blocks import sums_of_parts
+        from toolkit.tasks.generation import continue_all
 
-    def _losses(self, outputs: ModelOutput, batch: Batch, reduction: str) -> Tensor:
-        from torch.nn.functional import cross_entropy
-
-        logits, labels = outputs.logits.flatten(0, 1), batch["labels"].flatten()
-        return cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction=reduction)
+        extra = batch["extra"]
+        found = sums_of_parts(outputs.logits, batch["labels"], extra["parts"])
+        if "prompts" in extra:
+            room = (self.options.max_new_tokens, self.options.block_size)
+            found["ids"] = continue_all(model, extra["prompts"], extra["end"], *room)
+        return found
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
+        from toolkit.modalities.seq2seq import decode
         from toolkit.tasks.blocks import by_document
 
+        sums = dict(predictions)
+        ids = sums.pop("ids", None)
+
         def records() -> Iterator[Record]:
-            sums = by_document(predictions, data.features, len(data.rows))
-            for row, loss, tokens in zip(data.rows, sums["loss"], sums["tokens"], strict=True):
+            found = by_document(sums, data.features, len(data.rows))
+            for i, (row, loss, tokens) in enumerate(zip(data.rows, found["loss"], found["tokens"], strict=True)):
                 mean = float(loss / tokens) if tokens else None
                 yield {
-                    "text": row["text"],
+                    **{name: row[name] for name in used_columns(self)},
+                    **({} if ids is None else {"prediction": decode(ids[i : i + 1], data.processor)[0]}),
                     "loss": mean,
                     "perplexity": None if mean is None else perplexity(mean),
                     "num_tokens": int(tokens),
@@ -208,7 +253,8 @@ class LanguageModeling:
         from toolkit.tasks.blocks import by_document
 
         sums = by_document(predictions, data.features, len(data.rows))
-        num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
+        complete = self.causal and not self.answers
+        num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if complete else None
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
 
@@ -223,20 +269,29 @@ class LanguageModeling:
         return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
 
     def describe(self, record: Record) -> Description:
+        from toolkit.tasks import chat
+
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"
-        return Description(record["text"], f"{known} ({record['num_tokens']} tokens)")
+        predicted = record.get("prediction", f"{known} ({record['num_tokens']} tokens)")
+        if not self.answers:
+            return Description(record["text"], predicted)
+        return Description(chat.as_text(chat.prompt_of(record)), predicted, chat.answer_of(record))
 
     def error(self, record: Record) -> tuple[float, ...] | None:
         return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
-        from toolkit.tasks.generation import continue_text
+        from toolkit.tasks import chat, generation
 
         if not self.causal:
             return []
+        given = self.options.prompts
+        prompts: Iterable[Any] = self.state.get("prompts", [""]) if given is None else given
+        if self.options.data_format == "messages":
+            prompts = map(chat.asked, prompts)
+        sample = chat.answer if self.answers else generation.continue_text
         room = (self.options.max_new_tokens, self.options.block_size)
-        seeded = enumerate(self.options.prompts, start=self.cfg.seed)
-        return [continue_text(model, processor, prompt, *room, seed) for seed, prompt in seeded]
+        return [sample(model, processor, prompt, *room, seed) for seed, prompt in enumerate(prompts, self.cfg.seed)]
 
 
 TASK = LanguageModeling

@@ -118,7 +118,7 @@ class QuestionAnswering:
             "trimmed": trimmed,
         }
 
-    def notes(self, rows: datasets.Dataset) -> list[str]:
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
 

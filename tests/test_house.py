@@ -181,7 +181,7 @@ def test_no_two_recipes_share_their_logic() -> None:
     size, found = MOST_SHARED_LINES + 1, {}
     for path in sorted(ROOT.glob("recipes/*.py")):
         lines = list(logic(path))
-        assert len(lines) > size, named(path)
+        assert lines, named(path)
         found[named(path)] = {tuple(lines[i : i + size]) for i in range(len(lines) - size + 1)}
     shared = {(a, b): found[a] & found[b] for a in found for b in found if a < b}
     assert {pair: runs for pair, runs in shared.items() if runs} == {}

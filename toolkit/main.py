@@ -2,8 +2,8 @@
 
 `main` ends the process and shows no traceback for a user's mistake; `train` returns or raises.
 
-Exit codes: 0 success, 1 the run failed, 2 invalid input, 143 stopped by SIGTERM. Heavy libraries are imported only
-after the configuration has been validated.
+Exit codes: 0 success, 1 the run failed, 2 invalid input, 130 stopped by Ctrl-C, 143 stopped by SIGTERM. Heavy libraries
+are imported only after the configuration has been validated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toolkit.api.task import Task
-from toolkit.base.exits import guarded
+from toolkit.base.exits import guarded, resumable
+from toolkit.base.processes import has_own_command
 from toolkit.base.shipped import is_shipped
 from toolkit.config.overrides import written
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
@@ -49,13 +50,36 @@ def main(task_type: type[Task], argv: Sequence[str] | None = None) -> NoReturn:
             f"--config FILE is required, for example recipes/configs/{recipe.stem}/smoke.yaml (--help lists all keys)"
         )
 
-    def work() -> None:
-        loaded = load_settings(task_type, arguments.config, arguments.overrides, starts_run=True)
+    command = [sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
+    if has_own_command():
+        command.insert(0, "python")
+    guarded(lambda: run_recipe(task_type, recipe, config_file(recipe, arguments.config), arguments.overrides, command))
+
+
+def run_recipe(
+    task_type: type[Task],
+    recipe: Path,
+    config: str | Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    command: Sequence[str],
+) -> None:
+    """Runs a recipe as the last work of this process.
+
+    Args:
+        task_type: the recipe's task.
+        recipe: the recipe's file.
+        config: a YAML file, or its sections as a dictionary.
+        overrides: `section.key=value` each.
+        command: the command that starts this run, which a stopped run says again.
+
+    Raises:
+        ToolkitError: if the run cannot start, fails or is stopped.
+    """
+    with resumable(command):
+        cfg = load_settings(task_type, config, overrides, starts_run=True).config
         from toolkit.run import run
 
-        run(loaded.config, task_type(loaded.config), recipe, ends_process=True)
-
-    guarded(work)
+        run(cfg, task_type(cfg), recipe, ends_process=True)
 
 
 @dataclass(frozen=True)
@@ -102,8 +126,8 @@ def train(
         CheckpointError: if the output folder or a checkpoint cannot be used.
         InputError: if the recipe or model cannot be loaded.
         RunError: if the run fails.
-        Interrupted: after SIGTERM, once a checkpoint has been written; the same call with `checkpoint.resume=auto`
-            resumes the run.
+        Interrupted: after SIGTERM or Ctrl-C, once a checkpoint has been written; the same call with
+            `checkpoint.resume=auto` resumes the run.
     """
     file = _file_of(recipe) if isinstance(recipe, type) else recipe_file(recipe)
     task_type = recipe if isinstance(recipe, type) else load_task_type(file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import callbacks_for_tests
 import pytest
-from random_runs import RANDOM
+from random_runs import ALL, EVERY, RANDOM
 from runs import assert_same_weights, lines, predictions, train
 from stopping import StoppedError, stopper, train_in_legs
 
@@ -16,10 +16,10 @@ FEW = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device
 TRAINER = "engine=trainer"
 
 
-@pytest.mark.parametrize("task", RANDOM)
+@pytest.mark.parametrize("task", EVERY)
 def test_both_engines_end_with_the_same_bits(task, tmp_path):
     """With dropout and augmentation, uneven last windows, three epochs, evaluations and checkpoints in the middle."""
-    settings = (*RANDOM[task], "eval.eval_steps=4", "tracking.logging_steps=3")
+    settings = (*ALL[task], "eval.eval_steps=4", "tracking.logging_steps=3")
     for engine in ("loop", "trainer"):
         train(task, tmp_path / engine, *settings, f"engine={engine}")
     assert_same_weights(tmp_path / "loop", tmp_path / "trainer")

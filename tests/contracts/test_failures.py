@@ -110,6 +110,6 @@ def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, settings):
     workers(launcher)[-1].send_signal(signal.SIGTERM)
     launcher.wait(120)
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    assert f"SIGTERM: stopped after {saved.name.replace('-', ' ')}" in log.read_text()
+    assert f"Stopped by SIGTERM at {saved.name.replace('-', ' ')} of " in log.read_text()
     assert verify(saved) == []
     assert len(list(saved.glob("model/*.safetensors"))) == (2 if {*SPLIT["fsdp"]} & {*settings} else 0)

@@ -29,8 +29,22 @@ def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
     assert_close({k: v.tolist() for k, v in left.items()}, {k: v.tolist() for k, v in right.items()}, tolerance)
 
 
+@pytest.fixture(scope="module")
+def further_runs(tmp_path_factory) -> Path:
+    """Returns the output folders of the further tasks on 1, 2 and 3 processes."""
+    folder = tmp_path_factory.mktemp("further")
+    many_processes.train_tasks(folder, 1, many_processes.FURTHER)
+    for processes in (2, 3):
+        launch([Path(many_processes.__file__), folder, "further"], processes)
+    return folder
+
+
 @pytest.mark.parametrize("task", many_processes.TASKS)
 def test_every_split_of_a_window_gives_the_same_training(runs, task):
+    assert_every_split_agrees(runs, task)
+
+
+def assert_every_split_agrees(runs: Path, task: str) -> None:
     splits = sorted(runs.glob(f"c1-{task}-*"))
     assert len(splits) == 5
     reference = runs / f"c1-{task}-1x8x1"
@@ -44,6 +58,10 @@ def test_every_split_of_a_window_gives_the_same_training(runs, task):
 
 @pytest.mark.parametrize("task", many_processes.TASKS)
 def test_both_engines_do_the_same_on_two_processes(runs, task):
+    assert_both_engines_agree(runs, task)
+
+
+def assert_both_engines_agree(runs: Path, task: str) -> None:
     assert_same_weights(runs / f"c1-{task}-2x2x2", runs / f"trainer-{task}-2")
     assert lines(runs / f"c1-{task}-2x2x2") == lines(runs / f"trainer-{task}-2")
 
@@ -120,10 +138,24 @@ def test_float32_agrees_to_its_own_precision(tmp_path):
 
 @pytest.mark.parametrize("task", many_processes.TASKS)
 def test_metrics_and_predictions_do_not_depend_on_processes_or_batch_size(runs, task):
+    assert_metrics_agree(runs, task, 41)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("task", "rows"), [("token_classification", 41), ("summarization", 14), ("language_modeling/smoke_chat", 14)]
+)
+def test_further_tasks_do_not_depend_on_processes_either(further_runs, task, rows):
+    assert_every_split_agrees(further_runs, task)
+    assert_both_engines_agree(further_runs, task)
+    assert_metrics_agree(further_runs, task, rows)
+
+
+def assert_metrics_agree(runs: Path, task: str, rows: int) -> None:
     folders = sorted(runs.glob(f"c4-{task}-*"))
     assert len(folders) == len(many_processes.C4_BATCHES) + 2
     reference = folders[0]
-    assert len(predictions(reference)) == 41
+    assert len(predictions(reference)) == rows
     for other in folders[1:]:
         assert_close(lines(reference, "eval_loss"), lines(other, "eval_loss"), float32_tolerance())
         assert_close(predictions(reference), predictions(other), float32_tolerance())

@@ -296,7 +296,7 @@ def test_settings_without_effect_and_models_without_the_head_are_refused(tmp_pat
     with pytest.raises(ConfigError, match=r"task\.prompts: has no effect with task\.objective 'masked'"):
         train("language_modeling/smoke_masked", tmp_path / "run", "task.prompts=[a]")
     with pytest.raises(ConfigError, match=r"no AutoModelForMaskedLM for the type llama"):
-        train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=['']", "task.max_new_tokens=64")
+        train(TASK, tmp_path / "run", "task.objective=masked", "task.prompts=null", "task.max_new_tokens=64")
     with pytest.raises(ConfigError, match=r"task\.block_size: received 65, but this llama supports at most 64 tokens"):
         train(TASK, tmp_path / "run", "task.block_size=65")
 

@@ -385,3 +385,25 @@ def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path
     (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
     assert run_command("predict", moved, "--input-text", "Fine.") == 2
     assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+def test_a_csv_of_answers_looks_like_its_input(finished, tmp_path, mark):
+    (tmp_path / "new.csv").write_text(f"{mark}ID;text\n1;Schöne Stiefel, gut\n", encoding="utf-8")
+    assert run_command("predict", finished, "--input", tmp_path / "new.csv") == 0
+    written = (tmp_path / "new.predictions.csv").read_text(encoding="utf-8")
+    assert written.startswith(f"{mark}ID;text;prediction;score;error\n1;Schöne Stiefel, gut;")
+
+
+def test_answers_of_a_spreadsheet_are_a_spreadsheet(finished, tmp_path):
+    from openpyxl import Workbook, load_workbook
+
+    book = Workbook()
+    for row in (["ID", "text"], [1, "Nice boots."], [2, None]):
+        book.active.append(row)
+    book.save(tmp_path / "new.xlsx")
+    assert run_command("predict", finished, "--input", tmp_path / "new.xlsx") == 0
+    rows = [[cell.value for cell in row] for row in load_workbook(tmp_path / "new.predictions.xlsx").active]
+    assert rows[0] == ["ID", "text", "prediction", "score", "error"]
+    assert rows[1][:2] == ["1", "Nice boots."]
+    assert rows[2][2:] == [None, None, "column 'text' is empty"]

@@ -288,6 +288,27 @@ def test_new_pictures_are_predicted_from_a_list_of_paths_or_a_folder(finished, t
         assert [record["prediction"] for record in found[: len(records)]] == [r["prediction"] for r in records]
 
 
+def test_a_folder_without_classes_and_single_pictures_are_predicted(finished, tmp_path, capsys):
+    (tmp_path / "new" / "2026").mkdir(parents=True)
+    for number, place in enumerate(("a.PNG", "2026/b.png", "2026/broken.png")):
+        (tmp_path / "new" / place).write_bytes(encoded(noise(20, 20, seed=number)) if number < 2 else b"no picture")
+    output = tmp_path / "answers.csv"
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(["predict", str(finished), "--input", str(tmp_path / "new"), "--output", str(output)])
+    assert not ended.value.code
+    with output.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["image"], row["prediction"] != "") for row in rows] == [
+        ("2026/b.png", True), ("2026/broken.png", False), ("a.PNG", True)
+    ]  # fmt: skip
+    assert "not an image" in rows[1]["error"]
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        toolkit_command(["predict", str(finished), "--input", str(tmp_path / "new" / "a.PNG")])
+    assert not ended.value.code
+    assert f"prediction: {rows[2]['prediction']}\n" in capsys.readouterr().out
+
+
 def test_pictures_inside_a_table_as_on_the_hub(tmp_path):
     import datasets
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
+from toolkit.data.sources import read_rows
+
 DATA = ROOT / "recipes/data"
 PARTS = ("train", "validation")
 
@@ -34,12 +36,27 @@ def questions(part: str) -> list[str]:
 
 
 def pairs(part: str) -> list[str]:
-    lines = (DATA / "translation" / f"{part}.jsonl").read_text("utf-8").splitlines()
-    return sentences(text for line in lines for text in json.loads(line)["translation"].values())
+    rows = json_lines(DATA / "translation" / f"{part}.jsonl")
+    return sentences(text for row in rows for text in row["translation"].values())
+
+
+def json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def prose(part: str) -> list[str]:
-    return sentences((DATA / "language_modeling" / f"{part}.txt").read_text("utf-8").splitlines())
+    folder = DATA / "language_modeling"
+    talks = [row["messages"] for row in json_lines(folder / f"chat_{part}.jsonl")]
+    said = [message["content"] for talk in talks for message in talk if message["role"] != "system"]
+    return sentences([*(folder / f"{part}.txt").read_text("utf-8").splitlines(), *said])
+
+
+def summaries(part: str) -> list[str]:
+    return sentences(text for row in json_lines(DATA / "summarization" / f"{part}.jsonl") for text in row.values())
+
+
+def tagged(part: str) -> list[str]:
+    return sentences(" ".join(row.values["tokens"]) for row in read_rows(DATA / f"token_classification/{part}.conll"))
 
 
 def things(folder: str, part: str) -> list[str]:
@@ -53,6 +70,8 @@ SOURCES = {
     "language_modeling": prose,
     "qa": questions,
     "reviews": reviews,
+    "summarization": summaries,
+    "token_classification": tagged,
     "translation": pairs,
 }
 

@@ -67,7 +67,26 @@ def kill_in_save() -> None:
     writing.write_file = write_some
 
 
-FAULTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (error, kill, kill_in_save)}
+def slow() -> None:
+    """Makes a step take longer than the 10 s after which a rank under torchrun no longer waits for the others."""
+    compute = Session.window_gradient
+
+    def window_gradient(self, batches, scale):
+        if self.state.step + 1 == FAULT_STEP:
+            note(Path(self.run.output_dir))
+            time.sleep(12)
+        return compute(self, batches, scale)
+
+    Session.window_gradient = window_gradient
+
+
+def elsewhere() -> None:
+    """Moves the process to a folder of its own, as on a machine that does not share the folder of the others."""
+    Path("elsewhere").mkdir()
+    os.chdir("elsewhere")
+
+
+FAULTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (error, kill, kill_in_save, slow, elsewhere)}
 
 if __name__ == "__main__":
     fault, rank, *arguments = sys.argv[1:]

@@ -1,9 +1,10 @@
-"""Runs on several processes to compare with one process: `accelerate launch many_processes.py OUTPUT_DIR`."""
+"""Runs on several processes to compare with one process: `accelerate launch many_processes.py OUTPUT_DIR [further]`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,11 +45,13 @@ TRANSFER = {
 }  # fmt: skip
 """Runs with adapters and with frozen layers."""
 TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
+FURTHER = ("token_classification", "summarization", "language_modeling/smoke_chat")
+"""Tasks of slow tests."""
 
 
-def main(output: Path, world: int) -> None:
-    """Trains all runs for this number of processes."""
-    for task in TASKS:
+def train_tasks(output: Path, world: int, tasks: Iterable[str]) -> None:
+    """Trains the runs of some tasks for this number of processes."""
+    for task in tasks:
         fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (FEWER,) else ()
         for batch, accumulation in C1_SPLITS[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
@@ -59,6 +62,11 @@ def main(output: Path, world: int) -> None:
             # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
             train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *C4_SPLITS.get(task, ()), *split)
+
+
+def main(output: Path, world: int) -> None:
+    """Trains all runs for this number of processes."""
+    train_tasks(output, world, TASKS)
     if world == 2:
         reference_schedules.write(output)
         for engine in ("loop", "trainer"):
@@ -100,4 +108,5 @@ def small_memory_on_the_second_process(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))
+    folder, number = Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1"))
+    train_tasks(folder, number, FURTHER) if sys.argv[2:] == ["further"] else main(folder, number)

@@ -40,7 +40,7 @@ def json_lines(path: Path, rows: Iterable[Any]) -> Path:
 
 def customers(folder: Path) -> Path:
     rows = [[n, f"2024-01-{n % 28 + 1:02}", text, n % 5 + 1] for n, text in enumerate(sentences(GERMAN))]
-    return table(folder / "Kunden 2024.csv", ["ID", "Datum", "Review Text", "Rating"], rows)
+    return table(folder / "Kunden 2024.csv", ["ID", "Datum", "Review Text", "Rating"], rows, ";", encoding="cp1252")
 
 
 def ratings(folder: Path) -> Path:
@@ -86,6 +86,24 @@ def aligned(folder: Path) -> Path:
     return folder / "corpus.{en,de}"
 
 
+def memory(folder: Path) -> Path:
+    pair = "<tu><tuv xml:lang='en-GB'><seg>{}</seg></tuv><tuv xml:lang='de-DE'><seg>{}</seg></tuv></tu>"
+    units = [pair.format(*texts) for texts in zip(sentences(), sentences(GERMAN), strict=True)]
+    (folder / "memory.tmx").write_text(f"<tmx version='1.4'><body>{''.join(units)}</body></tmx>", encoding="utf-8")
+    return folder / "memory.tmx"
+
+
+def workbook(folder: Path) -> Path:
+    from openpyxl import Workbook
+
+    book = Workbook()
+    book.active.append(["Title", "Comment", "Stars"])
+    for number, text in enumerate(sentences()):
+        book.active.append([f"No. {number}", f"Boots &amp; gloves: {text}", number % 5 + 1])
+    book.save(folder / "survey.xlsx")
+    return folder / "survey.xlsx"
+
+
 def photos(folder: Path) -> Path:
     for number in range(12):
         place = folder / "photos" / ("boot" if number % 2 else "glove")
@@ -110,6 +128,6 @@ FILES: dict[str, Callable[[Path], Path]] = {
     writer.__name__: writer
     for writer in (
         *(customers, ratings, several_labels, separated_labels, prices),
-        *(questions, pairs, aligned, photos, calls, prose),
+        *(workbook, questions, pairs, memory, aligned, photos, calls, prose),
     )
 }

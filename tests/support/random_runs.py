@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from stopping import DROPOUT, WINDOWS
 
 DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
@@ -9,13 +10,25 @@ DROP_PATH = ("model.config_overrides.drop_path_rate=0.2", *WINDOWS)
 FEWER = "data.max_train_samples=13"
 """Of tasks with several features per row, this takes about as many steps as `WINDOWS` of the others."""
 
+SEQ2SEQ = ("model.config_overrides.dropout_rate=0.1", "task.label_smoothing_factor=0.1", *WINDOWS)
+
 RANDOM = {
     "reviews": DROPOUT,
     "qa": (*DROPOUT, FEWER),
-    "translation": ("model.config_overrides.dropout_rate=0.1", "task.label_smoothing_factor=0.1", *WINDOWS),
+    "token_classification": DROPOUT,
+    "translation": SEQ2SEQ,
     "language_modeling": ("model.config_overrides.attention_dropout=0.1", *WINDOWS, FEWER),
     "language_modeling/smoke_masked": ("model.config_overrides.hidden_dropout_prob=0.1", *WINDOWS, FEWER),
     "reviews/smoke_image": DROP_PATH,
     "reviews/smoke_audio": DROP_PATH,
 }
 """Settings by configuration; masks and augmentation are random as well."""
+
+FURTHER = {
+    "summarization": SEQ2SEQ,
+    "language_modeling/smoke_chat": ("model.config_overrides.attention_dropout=0.1", *WINDOWS),
+}
+"""Settings of configurations that share most of their code with one of those above; their tests are slow ones."""
+ALL = RANDOM | FURTHER
+EVERY = [*RANDOM, *(pytest.param(config, marks=pytest.mark.slow) for config in FURTHER)]
+"""All configurations, as parameters of tests."""

@@ -29,6 +29,7 @@ TINY = (
 
 SIZES = {
     "translation": ("model.from_config.vocab_size=400", *SMALL),
+    "summarization": ("model.from_config.vocab_size=400", *SMALL),
     "reviews/smoke_image": SMALL,
     "reviews/smoke_audio": SMALL,
 }

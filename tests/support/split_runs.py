@@ -62,6 +62,8 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "unfreeze": ("reviews", *SGD, "model.freeze=backbone", "model.unfreeze.step_2=[bert.encoder.layer.1.*]"),
     "recompute": ("language_modeling", *SGD, "train.activation_checkpointing=full"),
     "best": ("reviews", *SGD, "checkpoint.load_best_model_at_end=true", "eval.metric_for_best_model=loss"),
+    "tags": ("token_classification", *SGD),
+    "chat": ("language_modeling/smoke_chat", *SGD),
     "few": ("reviews", *SGD, "data.max_train_samples=5"),
 }
 RUNS = TASKS | FURTHER

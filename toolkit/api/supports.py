@@ -44,8 +44,8 @@ class SupportsLearning(Protocol):
 class SupportsNotes(Protocol):
     """A task that adds notes about its rows."""
 
-    def notes(self, rows: datasets.Dataset) -> list[str]:
-        """Returns notes for the user about checked rows, as sentences without the set's name."""
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        """Returns notes for the user about checked rows and their feature rows, as sentences without the set's name."""
 
 
 @runtime_checkable

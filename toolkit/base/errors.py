@@ -67,9 +67,23 @@ class RunError(ToolkitError):
 
 
 class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
-    """SIGTERM arrived and the run stopped at a step boundary: exit code 143."""
+    """A stop signal arrived, and the run saved and stopped: exit code 143 after SIGTERM, 130 after Ctrl-C.
 
-    exit_code = 143
+    Args:
+        what: what stopped the run, and where.
+        resume: how it can be resumed.
+        number: the signal.
+    """
+
+    shared = True
+
+    def __init__(self, what: str, resume: str, number: int) -> None:
+        super().__init__(f"{what} {resume}")
+        self.what, self.resume, self.number = what, resume, number
+        self.exit_code = 128 + number
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, str, int]]:
+        return Interrupted, (self.what, self.resume, self.number)
 
 
 def pretrained_error(key: str, name: str, error: Exception) -> InputError:

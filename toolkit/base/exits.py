@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NoReturn
 
-from toolkit.base.errors import ToolkitError
+from toolkit.base.errors import Interrupted, ToolkitError
 
 EXIT_INTERRUPT = 130
+RESUME = "checkpoint.resume"
+COLUMNS = 80
 
 
 OWN_ERROR_SECONDS = 3.0
@@ -26,7 +31,7 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     is printed by the rank that raises it.
     """
     from toolkit.base.console import log_to_console, report_error
-    from toolkit.base.processes import end_process, is_first_rank
+    from toolkit.base.processes import EXIT_LOST_PEER, OWN_LAUNCHER, end_process, is_first_rank
 
     log_to_console()
     try:
@@ -39,16 +44,54 @@ def guarded(work: Callable[[], None]) -> NoReturn:
             report_error(f"[rank {os.environ['RANK']}] {error}")
         end_process(error.exit_code)
     except KeyboardInterrupt:
-        report_error("stopped by Ctrl-C; run it again with checkpoint.resume=auto to resume from its newest checkpoint")
+        report_error("Stopped by Ctrl-C.")
         end_process(EXIT_INTERRUPT)
     except BrokenPipeError:  # the reader has closed our output, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         end_process(1)
     except Exception as error:
-        report_error(f"[rank {os.environ.get('RANK', '0')}] {unexpected(error)}")
+        text = unexpected(error)
+        if text == ENDED_ELSEWHERE and OWN_LAUNCHER in os.environ:  # which prints the message of the other process
+            end_process(EXIT_LOST_PEER)
+        report_error(f"[rank {os.environ.get('RANK', '0')}] {text}")
         end_process(1)
     leave_group()
     end_process(0)
+
+
+@contextmanager
+def resumable(command: Sequence[str]) -> Iterator[None]:
+    """Makes a stopped run print the full command that resumes it; `command` is the one that was started.
+
+    Raises:
+        Interrupted: if the run is stopped, also by Ctrl-C before its first step.
+    """
+    from toolkit.base.processes import has_own_command
+
+    how = "Resume with:" if has_own_command() else "Resume with the same launcher and:"
+    resume = "\n".join([how, *command_lines([*without_resume(command), f"{RESUME}=auto"])])
+    try:
+        yield
+    except Interrupted as stopped:
+        raise Interrupted(stopped.what, resume, stopped.number) from None
+    except KeyboardInterrupt:
+        raise Interrupted("Stopped by Ctrl-C.", resume, signal.SIGINT) from None
+
+
+def without_resume(command: Sequence[str]) -> list[str]:
+    """Returns a command without its setting of `checkpoint.resume`."""
+    return [word for word in command if word.partition("=")[0] != RESUME]
+
+
+def command_lines(command: Sequence[str]) -> list[str]:
+    """Returns a command for a shell, in lines of at most 80 columns that are broken only between its words."""
+    lines = [""]
+    for word in map(shlex.quote, command):
+        if lines[-1] and len(f"    {lines[-1]} {word} \\") > COLUMNS:
+            lines[-1] += " \\"
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return [f"{'  ' if number == 0 else '    '}{line}" for number, line in enumerate(lines)]
 
 
 def leave_group() -> None:

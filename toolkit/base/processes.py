@@ -7,14 +7,29 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
+STOP_SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+"""The signals that make a run save and end, and their names in messages."""
+OWN_LAUNCHER = "TOOLKIT_LAUNCHER"
+"""Set for the ranks that `toolkit train --processes` starts."""
+EXIT_LOST_PEER = 75
+"""Exit code of such a rank when another one has ended, which the launcher turns into the other's."""
+ECHO_SECONDS = 1.0
+"""A stop signal may arrive more than once, from a scheduler and from a launcher, or for each thread of a dead launcher;
+what arrives within this time of the first is not a second one."""
 
 
-def is_launched() -> bool:
-    """Whether a launcher (accelerate, torchrun) started this process."""
-    return "ACCELERATE_MIXED_PRECISION" in os.environ or "LOCAL_RANK" in os.environ
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher (accelerate, torchrun, `toolkit train --processes`) started this process."""
+    return "ACCELERATE_MIXED_PRECISION" in environ or "LOCAL_RANK" in environ
+
+
+def has_own_command() -> bool:
+    """Whether the command line of this process starts the complete run, without another launcher before it."""
+    return not is_launched() or OWN_LAUNCHER in os.environ
 
 
 def is_first_rank() -> bool:

@@ -13,7 +13,7 @@ from toolkit.base.console import say
 from toolkit.base.files import remove_leftovers
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock
-from toolkit.checkpoint.probe import probe
+from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
@@ -51,7 +51,7 @@ def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTH
         The folder, locked until the block ends, and the checkpoint.
 
     Raises:
-        CheckpointError: if the folder cannot be written, is in use, or holds another run.
+        CheckpointError: if the folder cannot be written, is in use, or holds another run, or if a rank does not see it.
     """
     output_dir = Path(cfg.output_dir)
     held = ExitStack()
@@ -71,6 +71,8 @@ def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTH
 
     with held:
         checkpoint = on_main(accelerator, take)
+        if accelerator.num_processes > 1:
+            require_shared(accelerator, output_dir)
         if checkpoint is not None:
             say(f"resuming from {checkpoint.path}")
         yield Claimed(output_dir, checkpoint)

@@ -98,8 +98,12 @@ def _capability() -> tuple[int, int]:
 
 
 def machine_notes(cfg: Config, device: torch.device) -> list[str]:
-    """Returns which settings work on the run's device but slow it down."""
+    """Returns what is allowed but slow on this machine: settings on the run's device, and GPUs that are not used."""
     notes = []
+    visible, used = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if device.type == "cuda" and visible > used:
+        each = f"`toolkit train --processes {visible}` uses all"
+        notes.append(f"{visible} GPUs are visible, and {used} {'is' if used == 1 else 'are'} used; {each}")
     if device.type == "cpu" and cfg.train.torch_compile:
         notes.append("train.torch_compile: compilation takes minutes and rarely pays off for small models on a CPU")
     if device.type == "cpu" and cfg.train.mixed_precision == "bf16" and BF16_FLAGS.isdisjoint(cpu_flags()):

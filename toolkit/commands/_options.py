@@ -62,10 +62,11 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--config": {"metavar": "FILE", "help": "the run's YAML, or the name of a configuration of the recipe"},
     "--recipe": {"metavar": "RECIPE", "help": "the recipe, if it was moved after the run"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
+    "--model": {"metavar": "NAME", "help": "hub id or folder of the model to train"},
     "--output": {"metavar": "FILE", "help": "file to write"},
     "--format": {"metavar": "FORMAT", "help": "format to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
-    "--processes": {"type": at_least(1), "metavar": "N", "help": "processes of each run"},
+    "--processes": {"type": at_least(1), "metavar": "N", "help": "number of processes of a run"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
@@ -73,7 +74,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 """Parameters of `add_argument` by argument name."""
 
 FORMER = {
-    "evaluate": {"--batch-size": "--per-device-eval-batch-size"},
+    "evaluate": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
     "lr-plot": {"--num_processes": "--processes"},
     "merge": {"--output": "--output-dir"},
     "plan": {"--json": "--output"},

@@ -16,6 +16,7 @@ from toolkit.commands import _options
 
 COMMANDS = {
     "init": ("toolkit.commands.init", "write a YAML for your data that trains, with the reason of every setting"),
+    "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
     "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),
     "schema": ("toolkit.commands.schema", "print the JSON Schema of a recipe's YAML, for editors"),
@@ -39,12 +40,15 @@ COMMANDS = {
     "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
     "data": ("toolkit.commands.data", "show what a run will be trained on, or download a public dataset"),
 }
-"""Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries."""
+"""Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries. A module may also
+define `rewritten`, which turns the words of its command line into others before they are parsed."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Runs `toolkit <command> ...` and ends the process; exit codes as in `toolkit.main`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        arguments = ["--help"]
     parser = argparse.ArgumentParser(
         prog="toolkit", description="Fine-tune Hugging Face models reproducibly.", allow_abbrev=False
     )
@@ -61,7 +65,13 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         prog=f"toolkit {name}", description=f"{summary[0].upper()}{summary[1:]}.", allow_abbrev=False
     )
     module.add_arguments(command)
-    parsed = command.parse_intermixed_args(_options.with_current_names(name, arguments[1:]))
+    if not arguments[1:] and any(action.required for action in command._actions):  # argparse has no public list
+        command.print_help()
+        sys.exit(2)
+    given = _options.with_current_names(name, arguments[1:])
+    if hasattr(module, "rewritten"):
+        given = list(module.rewritten(given))
+    parsed = command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments]))
 
     from toolkit.base.exits import guarded
 

@@ -140,6 +140,9 @@ def _described(kind: type) -> dict[str, Any]:
 def _section_schema(kind: type) -> dict[str, Any]:
     described = TypeAdapter(kind).json_schema()
     described["description"] = _docstring(kind)
+    for base in filter(dataclasses.is_dataclass, kind.__mro__[1:]):  # pydantic reads the docstrings of one class
+        for name, setting in _described(base)["properties"].items():
+            described["properties"][name].setdefault("description", setting.get("description", ""))
     for setting in described["properties"].values():
         setting.pop("title", None)
         if "description" in setting:

@@ -13,7 +13,7 @@ from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 from toolkit.config.source import Settings
 
-FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
+FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
 """Suffixes of data files that can be read."""
 _SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
 

@@ -157,7 +157,7 @@ class CheckpointConfig:
 
     save_steps: Every = 500
     """Steps between checkpoints; a value below 1 is a fraction of all steps, `epoch` saves after each epoch. Null: no
-    periodic checkpoints (one is still written on SIGTERM)."""
+    periodic checkpoints (one is still written on SIGTERM and Ctrl-C)."""
     save_total_limit: Positive | None = None
     """Maximum number of checkpoints to keep, newest first; the best one is kept in addition if it is needed. Null keeps
     all."""

@@ -59,7 +59,7 @@ def skipped(table: Table) -> str:
     """
     reasons: dict[str, list[BadRowReport]] = {}
     for row in table.bad:
-        reasons.setdefault(_VALUES.sub("…", row.reason), []).append(row)
+        reasons.setdefault(_VALUES.sub("…", _problem_of_file(row) or row.reason), []).append(row)
     most = sorted(reasons.values(), key=len, reverse=True)
     shown = [f"{rows[0].reason} ({len(rows):,}, first in row {rows[0].number})" for rows in most[:LISTED_REASONS]]
     more = [f"{len(most) - LISTED_REASONS} other reasons"] if len(most) > LISTED_REASONS else []
@@ -80,6 +80,24 @@ def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
 
 
 def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns the first bad rows, one per line, for a message; `bad` has the source and the report of each."""
-    lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
-    return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
+    """Returns the bad rows for a message, up to a limit, one per line; files with the same problem share one.
+
+    Args:
+        bad: name of the source and report of each row.
+    """
+    alike: dict[tuple[str, str | int], list[BadRowReport]] = {}
+    for place, (source, row) in enumerate(bad):
+        alike.setdefault((source, _problem_of_file(row) or place), []).append(row)
+    shown = list(alike.items())[:LISTED_ROWS]
+    lines = [
+        f"  {source}, row {rows[0].number}: {rows[0].reason}"
+        + (f" ({len(rows):,} files have this problem)" if len(rows) > 1 else "")
+        for (source, _), rows in shown
+    ]
+    more = len(bad) - sum(len(rows) for _, rows in shown)
+    return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
+
+
+def _problem_of_file(row: BadRowReport) -> str | None:
+    """Returns the reason without the file's name if it begins with that, or None."""
+    return next((row.reason[len(name) :] for name in row.values.values() if row.reason.startswith(f"{name}: ")), None)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
 from toolkit.api.task import IGNORE_INDEX, Batch, Processor, Task
+from toolkit.base.processes import STOP_SIGNALS
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def _loader(
         # New workers get the sampler's epoch with `random`; persistent ones share it.
         collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
         num_workers=train.dataloader_num_workers,
-        worker_init_fn=_outlive_sigterm,
+        worker_init_fn=_outlive_stop_signals,
         persistent_workers=persistent,
         prefetch_factor=train.dataloader_prefetch_factor,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
@@ -104,9 +105,10 @@ def _loader(
     )
 
 
-def _outlive_sigterm(worker: int) -> None:
-    """Ignores SIGTERM: a scheduler sends it to every process, but the rank needs its workers to finish and save."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _outlive_stop_signals(worker: int) -> None:
+    """Ignores stop signals: schedulers and terminals send them to every process, but the rank must finish and save."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

@@ -94,6 +94,8 @@ def _similar(wanted: str, names: Sequence[str]) -> str | None:
 
 def _about_header(present: Sequence[str], missing: str) -> list[str]:
     """Returns what else may be wrong with a header whose names do not look like names of columns."""
+    if present == [str(number) for number in range(1, len(present) + 1)]:
+        return []  # it is known that there is no header
     if any(len(name) > LONG_NAME or name.isdigit() for name in present):
         return [
             "If the first line is a row and not a header, set data.header=false and name the columns by number, as in "

@@ -52,7 +52,8 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
     notes: list[str] = []
     if isinstance(task, SupportsNotes):
-        notes += [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
+        for name, part in rows.splits.items():
+            notes += [f"{name}: {note}" for note in task.notes(part, features[name])]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _truncated(part, task)]
     for note in notes:
         say(note)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.files import SUFFIXES
-from toolkit.data.readers import RawRow
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import RECOGNISED, Reading
 from toolkit.data.sources import read_rows, spread
 
 SAMPLE_ROWS = 5000
@@ -118,13 +119,17 @@ def profile(source: str, rows: Iterator[RawRow]) -> Profile:
     return Profile(source, len(readable), total, columns)
 
 
-def profile_file(source: str) -> Profile:
+def profile_file(source: str, reading: Reading = RECOGNISED) -> Profile:
     """Returns the profile of a file or folder.
+
+    Args:
+        source: the file or folder.
+        reading: how to read it.
 
     Raises:
         DataError: if it cannot be read, or has no rows.
     """
-    return profile(source, read_rows(source))
+    return profile(source, read_rows(source, reading))
 
 
 def is_empty(value: Any) -> bool:

@@ -14,13 +14,14 @@ from toolkit.base.errors import DataError
 from toolkit.catalog.entries import command_for
 from toolkit.config.paths import aligned_files, files_of, sheet_of
 from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
-from toolkit.data.readers import arrow, delimited, excel, json_rows, plain, tmx
+from toolkit.data.readers import arrow, conll, delimited, excel, json_rows, plain, tmx
 from toolkit.data.readers.raw import RawRow, checked
 from toolkit.data.reading import RECOGNISED, Reading
 
 Source = str | Path | Sequence[str | Path]
 """A data file, a folder, or several image and audio files."""
 READERS: dict[str, Callable[[Path, Reading], Iterator[RawRow]]] = {
+    ".conll": conll.read,
     ".csv": delimited.read,
     ".tsv": delimited.read,
     ".json": json_rows.read_json,
@@ -36,7 +37,7 @@ _NOTES: dict[str, Callable[[Path, Reading], str | None]] = {
     ".tsv": delimited.note,
     ".tmx": tmx.note,
     ".xlsx": excel.note,
-    **dict.fromkeys((".json", ".jsonl", ".txt"), plain.note),
+    **dict.fromkeys((".conll", ".json", ".jsonl", ".txt"), plain.note),
 }
 """What is said about a file, by its suffix."""
 
@@ -94,17 +95,18 @@ def reading_notes(source: Source, reading: Reading) -> list[str]:
     Raises:
         DataError: if a file is missing, or its encoding is not recognised.
     """
-    names = [source] if isinstance(source, Path) else files_of(source) if isinstance(source, str) else source
+    names = files_of(str(source)) if isinstance(source, str | Path) else source
+    usual = plain.note if aligned_files(str(source)) else None
     notes = []
     for file in map(_existing, names):
-        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower())
+        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower(), usual)
         if note is not None and (found := note(file, _with_sheet(source, reading))):
             notes.append(f"{file}: {found}")
     return notes
 
 
 def _with_sheet(source: Source, reading: Reading) -> Reading:
-    return replace(reading, sheet=sheet_of(source)[1]) if isinstance(source, str) else reading
+    return replace(reading, sheet=sheet_of(str(source))[1]) if isinstance(source, str | Path) else reading
 
 
 def name_of(source: Source) -> str:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
 
-READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
+_IN_BOTH = vars(DataConfig()).keys() & {field.name for field in fields(Reading)}
+READING = ("columns", "bad_rows", "max_bad_rows", *sorted(_IN_BOTH))
 """Settings of the section `data` that may be different for other files."""
 _READING = [["data", name] for name in READING]
 

@@ -10,41 +10,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-EXIT_SIGTERM = 128 + signal.SIGTERM
-
-
-ECHO_SECONDS = 0.25
-"""The kernel signals a launcher's death once for each of its threads, so one death can cause several signals."""
-
+from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS
 
 STOP_DEADLINE_SECONDS = 10.0
-"""The launcher sends SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
+"""torchrun and accelerate send SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
 
 
 POLL_SECONDS = 0.2
 
 
 class StopSignal:
-    """Turns SIGTERM into a flag that the run checks between steps; a second SIGTERM ends the process immediately.
+    """Turns SIGTERM and Ctrl-C into a flag that the run checks between steps; a second one ends the process at once.
 
-    With several processes, a rank may wait for a dead one inside a collective, where no Python handler runs. A thread
-    therefore receives the signal through the wake-up file descriptor, and ends the process if there was no `beat`
-    within the deadline, until `disarm` is called.
+    When a rank dies, torchrun and `accelerate launch` send SIGTERM to the others, which may wait for the dead one
+    inside a collective, where no Python handler runs. A thread therefore receives the signal through the wake-up file
+    descriptor, and ends the process if there was no `beat` within the deadline, until `disarm` is called. Other
+    launchers send a stop signal only to stop the run, so that a step may take as long as it needs.
     """
 
     def __init__(self, num_processes: int) -> None:
-        self.requested = False
+        self.received = 0
+        """The first stop signal, or 0."""
         self._first = self._last_beat = 0.0
         self._unhurried = False
-        # Python lets only the main thread handle signals: a run in another thread is not stopped by SIGTERM.
+        # Python lets only the main thread handle signals: a run in another thread is not stopped by them.
         self._installs = threading.current_thread() is threading.main_thread()
-        self._watched = num_processes > 1
+        self._watched = num_processes > 1 and "TORCHELASTIC_RUN_ID" in os.environ
         self._disarmed = threading.Event()
 
     def __enter__(self) -> StopSignal:
         if not self._installs:
             return self
-        self._previous = signal.signal(signal.SIGTERM, self._handle)
+        self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         if self._watched:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -57,7 +54,8 @@ class StopSignal:
         self._disarmed.set()
         if not self._installs:
             return
-        signal.signal(signal.SIGTERM, self._previous)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         if self._watched:
             signal.set_wakeup_fd(self._previous_writer)
             os.close(self._writer)  # which also ends the thread
@@ -82,16 +80,16 @@ class StopSignal:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.requested and now - self._first > ECHO_SECONDS:
-            os._exit(EXIT_SIGTERM)
-        if not self.requested:
-            self.requested, self._first = True, now
+        if self.received and now - self._first > ECHO_SECONDS:
+            os._exit(128 + self.received)
+        if not self.received:
+            self.received, self._first = signum, now
 
     def _watch(self) -> None:
         while received := os.read(self._reader, 1):
-            if received[0] == signal.SIGTERM:
+            if received[0] in STOP_SIGNALS:
                 self.beat()
                 break
         while received and not self._disarmed.wait(POLL_SECONDS):
             if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
-                os._exit(EXIT_SIGTERM)
+                os._exit(128 + received[0])

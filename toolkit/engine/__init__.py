@@ -16,7 +16,7 @@ def fit(run: Run) -> FitResult:
         ConfigError: if a setting does not fit the run.
         CheckpointError: if the checkpoint cannot be resumed.
         RunError: if an update would be non-finite, or a checkpoint cannot be written.
-        Interrupted: after SIGTERM, once a checkpoint has been written.
+        Interrupted: after a stop signal, once a checkpoint has been written.
     """
     result: FitResult = import_object(ENGINES[run.cfg.engine])(run)
     return result

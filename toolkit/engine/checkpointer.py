@@ -39,7 +39,7 @@ class Checkpointer:
 
     Args:
         context: the training.
-        stop: the SIGTERM flag; its deadline is suspended while the main process writes.
+        stop: the flag that a stop signal sets; its deadline is suspended while the main process writes.
         engine_state: returns the engine's own JSON-able state, by name.
         on_save: called on every rank after a checkpoint has been written.
     """

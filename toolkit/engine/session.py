@@ -19,6 +19,7 @@ from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
 from toolkit.base.errors import Interrupted
+from toolkit.base.processes import STOP_SIGNALS
 from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
@@ -47,7 +48,7 @@ class Session:
         schedule: the learning-rate schedule, not prepared.
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
-        stop: the flag that SIGTERM sets.
+        stop: the flag that a stop signal sets.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -88,7 +89,7 @@ class Session:
         self.meter.start()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
-        """Starts a step: seeds its random numbers, counts its items, and stops if any rank received SIGTERM.
+        """Starts a step: seeds its random numbers, counts its items, and stops if any rank received a stop signal.
 
         Args:
             batches: this rank's micro-batches of the window, on the CPU.
@@ -97,7 +98,7 @@ class Session:
             The factor for this rank's summed losses, so that the gradients of all ranks combine to that of the step.
 
         Raises:
-            Interrupted: on every rank, after saving, if any rank received SIGTERM.
+            Interrupted: on every rank, after saving, if any rank received a stop signal.
             RunError: on every rank, if any rank skipped its last update.
         """
         run = self.run
@@ -105,12 +106,11 @@ class Session:
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, own_items)
-        stop, lost = all_sum(run.accelerator, float(self.stop.requested), float(self.strategy.lost is not None))
+        *stops, lost = all_sum(run.accelerator, *self._received(), float(self.strategy.lost is not None))
         self.stop.beat()
         if lost:
             refuse(self.strategy.lost)
-        if stop:
-            self._interrupt()
+        self._stop_if(stops)
         self.window, self._window_items = batches, items
         return self.strategy.begin_step(own_items, items)
 
@@ -235,9 +235,7 @@ class Session:
         if self.context.milestones.save_every is not None:
             self.save()
         self.evaluate()
-        (stop,) = all_sum(run.accelerator, float(self.stop.requested))
-        if stop:
-            self._interrupt()
+        self._stop_if(all_sum(run.accelerator, *self._received()))
         best_is_earlier = state.best_step not in (None, state.step)
         if checkpoint.load_best_model_at_end and best_is_earlier and self.checkpointer.load_best():
             self.evaluator.forget()
@@ -280,11 +278,20 @@ class Session:
         epoch = self.state.step // self.context.milestones.steps_per_epoch
         return split_batch(run.data.train, run.task, run.processor, run.cfg.seed, epoch, batch, size)
 
-    def _interrupt(self) -> None:
+    def _received(self) -> list[float]:
+        """Returns for each stop signal whether this rank received it."""
+        return [float(self.stop.received == number) for number in STOP_SIGNALS]
+
+    def _stop_if(self, stops: Sequence[float]) -> None:
+        """Saves and stops if any rank received a stop signal; `stops` are the sums of `_received` over all ranks."""
+        number = next((number for number, ranks in zip(STOP_SIGNALS, stops, strict=True) if ranks), None)
+        if number is None:
+            return
         self.stop.disarm()
         if self.state.step > 0:
             self.save()
         raise Interrupted(
-            f"SIGTERM: stopped after step {self.state.step} of {self.context.milestones.total_steps}. "
-            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))})."
+            f"Stopped by {STOP_SIGNALS[number]} at step {self.state.step} of {self.context.milestones.total_steps}.",
+            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))}).",
+            number,
         )

@@ -30,7 +30,7 @@ class Setup:
         sampler: determines where the loader starts.
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
-        stop: the flag that SIGTERM sets.
+        stop: the flag that a stop signal sets.
     """
 
     loader: DataLoader

@@ -42,7 +42,7 @@ def fit(run: Run) -> FitResult:
     Raises:
         ConfigError: if the Trainer refuses its arguments.
         RunError: if an update would be non-finite, or a checkpoint cannot be written.
-        Interrupted: after SIGTERM, once a checkpoint has been written.
+        Interrupted: after a stop signal, once a checkpoint has been written.
     """
     with opened(run) as setup:
         trainer = WindowTrainer(run, setup)

@@ -16,6 +16,7 @@ from toolkit.data.columns import used_columns
 from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.profile import Profile, profile, profile_file
+from toolkit.data.reading import Reading
 from toolkit.lab.init.draft import draft
 from toolkit.lab.init.lengths import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
@@ -65,7 +66,7 @@ def subject(task_type: type[Task], cfg: Config) -> Subject:
     data, task = cfg.data, task_type(cfg)
     rows = check_rows(replace(cfg, data=replace(data, bad_rows="skip", max_bad_rows=1.0)), task)
     if data.dataset_name is None:
-        return Subject(cfg, task, rows, profile_file(str(data.train_file)))
+        return Subject(cfg, task, rows, profile_file(str(data.train_file), Reading.of(data)))
     splits = load_hub(data.dataset_name, data.dataset_config_name, data.revision)
     return Subject(cfg, task, rows, profile(data.dataset_name, hub_rows(splits["train"])))
 

@@ -29,11 +29,13 @@ class TokenizerStyle:
         special_tokens: special tokens by their names in transformers; one token may have several names.
         template: templates of special tokens for a single text and for a pair (None without pairs), or None.
         lowercase: whether to lowercase and normalise characters (NFKC). If false, decoding restores the exact text.
+        extra_tokens: further special tokens, for instance those of a chat template.
     """
 
     special_tokens: Mapping[str, str]
     template: tuple[str, str | None] | None
     lowercase: bool
+    extra_tokens: tuple[str, ...] = ()
 
 
 ENCODER = TokenizerStyle(
@@ -83,7 +85,15 @@ def load_processor(source: str, model: ModelConfig, options: Any) -> PreTrainedT
     Raises:
         InputError: if the tokenizer cannot be loaded or is slow.
     """
-    return load_tokenizer(source, model, fast_only=True)
+    return _with_chat_template(load_tokenizer(source, model, fast_only=True), options)
+
+
+def _with_chat_template(tokenizer: PreTrainedTokenizerBase, options: Any) -> PreTrainedTokenizerBase:
+    """Sets the chat template of the task's options, if they have one; it is saved with the tokenizer."""
+    template = getattr(options, "chat_template", None)
+    if template is not None:
+        tokenizer.chat_template = template
+    return tokenizer
 
 
 def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrainedTokenizerBase:
@@ -139,7 +149,8 @@ def new_processor(texts: Iterator[str], config: PreTrainedConfig, options: Any) 
     segments = getattr(config, "type_vocab_size", 0) > 1
     style = getattr(options, "tokenizer_style", ENCODER)
     inputs = MODEL_INPUTS if segments else MODEL_INPUTS[:2]
-    return train_tokenizer(texts, config.vocab_size, style, _longest_input(options), inputs)
+    tokenizer = train_tokenizer(texts, config.vocab_size, style, _longest_input(options), inputs)
+    return _with_chat_template(tokenizer, options)
 
 
 def _longest_input(options: Any) -> int:
@@ -178,7 +189,7 @@ def train_tokenizer(
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(dict.fromkeys(style.special_tokens.values())),
+        special_tokens=list(dict.fromkeys((*style.special_tokens.values(), *style.extra_tokens))),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -193,6 +204,7 @@ def train_tokenizer(
         model_input_names=list(model_inputs),
         clean_up_tokenization_spaces=False,  # decoding must restore the exact text
         **style.special_tokens,
+        **({"extra_special_tokens": list(style.extra_tokens)} if style.extra_tokens else {}),
     )
 
 

@@ -38,6 +38,7 @@ def prompt_problems(model: ModelConfig, auto_model: str) -> list[str]:
     if model.peft.method != "prompt_tuning" or auto_model in PROMPTABLE:
         return []
     reasons = {
+        "AutoModelForTokenClassification": "tags belong to positions in the text, which virtual tokens would shift",
         "AutoModelForQuestionAnswering": "answers are positions in the text, which virtual tokens would shift",
         "AutoModelForMaskedLM": "masked tokens are predicted at their positions, which virtual tokens would shift",
     }

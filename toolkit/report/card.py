@@ -20,6 +20,7 @@ from toolkit.report.text import base_name
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
+    "AutoModelForTokenClassification": "token-classification",
     "AutoModelForCausalLM": "text-generation",
     "AutoModelForMaskedLM": "fill-mask",
     "AutoModelForImageClassification": "image-classification",

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from toolkit.api.task import IGNORE_INDEX, Predictions
 from toolkit.base.errors import InputError
+from toolkit.tasks.tokens import token_losses
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -112,6 +115,16 @@ def _block(tokens: list[int], owners: list[int], part: slice, before: int) -> di
     }
 
 
+def next_tokens(tokens: np.ndarray, tokenizer: PreTrainedTokenizerBase) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the input ids and the labels `[T - 1]` of a causal block: each token's successor.
+
+    The token that begins documents is predicted only if it also ends them.
+    """
+    begin, end = separators(tokenizer)
+    targets = tokens[1:]
+    return tokens[:-1], targets if begin == end else np.where(targets == begin, IGNORE_INDEX, targets)
+
+
 def mask_tokens(
     tokens: np.ndarray,
     special: np.ndarray,
@@ -139,6 +152,41 @@ def mask_tokens(
     chosen = (choice < probability) & ~np.isin(tokens, special)
     inputs = np.select([chosen & (fate < 0.8), chosen & (fate < 0.9)], [mask_token, anything], tokens)
     return inputs, np.where(chosen, tokens, IGNORE_INDEX)
+
+
+def pad_parts(targets: Sequence[Sequence[int]], input_ids: Tensor) -> Tensor:
+    """Returns for each token of a batch which part of its block it belongs to, `[B, T]`; 0 for padding.
+
+    Args:
+        targets: the number of targets of each part, for each block.
+        input_ids: the input ids of the batch, `[B, T]`.
+    """
+    parts = torch.zeros_like(input_ids)
+    for place, counts in zip(parts, targets, strict=True):
+        if len(counts) > 1:  # a single part may have tokens that are no targets
+            place[: sum(counts)] = torch.as_tensor(np.repeat(np.arange(len(counts)), counts))
+    return parts
+
+
+def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor) -> dict[str, Tensor]:
+    """Returns `loss`, and the number of `tokens` and of `correct` ones, summed for each part of each block.
+
+    Args:
+        logits: `[B, T, vocabulary]`.
+        labels: `[B, T]`.
+        parts: `[B, T]` from `pad_parts`.
+
+    Returns:
+        Sums `[B, parts]` by name.
+    """
+    counted = labels != IGNORE_INDEX
+    values = {
+        "loss": token_losses(logits, labels, "none"),
+        "tokens": counted.long(),
+        "correct": (counted & (logits.argmax(-1) == labels)).long(),
+    }
+    shape = (len(labels), int(parts.max()) + 1)
+    return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}
 
 
 def by_document(predictions: Predictions, features: Dataset, num_documents: int) -> Predictions:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.api.task import IGNORE_INDEX
 from toolkit.tasks.blocks import separators
 
 if TYPE_CHECKING:
@@ -37,21 +39,65 @@ def continue_text(
     Returns:
         The prompt and its continuation.
     """
+    begin, end = separators(tokenizer)
+    ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+    continuation = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)
+    return f"{prompt}{tokenizer.decode(continuation, skip_special_tokens=True)}"
+
+
+def continue_tokens(
+    model: Any, ids: list[int], end: int, max_new_tokens: int, block_size: int, seed: int | None = None
+) -> list[int]:
+    """Continues tokens by sampling, or by greedy search.
+
+    Args:
+        model: the unwrapped model in evaluation mode.
+        ids: the tokens; if there are many, only the last ones are used, to leave room for `max_new_tokens`, or for half
+            of `block_size` if that is less.
+        end: token at which to stop, in addition to those of the model's generation configuration.
+        max_new_tokens: largest number of tokens to generate.
+        block_size: largest number of tokens in total.
+        seed: seed of the sampling; None chooses the most likely token. The global random state is not changed.
+
+    Returns:
+        The new tokens.
+    """
     from transformers import GenerationConfig
 
-    begin, end = separators(tokenizer)
     block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
-    ids = [begin, *tokenizer(prompt, add_special_tokens=False)["input_ids"]][-(block_size - 1) :]
+    ids = ids[-(block_size - min(max_new_tokens, block_size // 2)) :]
+    stops = model.generation_config.eos_token_id
     settings = GenerationConfig(
-        do_sample=True, top_k=TOP_K, max_new_tokens=min(max_new_tokens, block_size - len(ids)),
-        bos_token_id=begin, eos_token_id=end, pad_token_id=end,
+        do_sample=seed is not None, max_new_tokens=min(max_new_tokens, block_size - len(ids)), pad_token_id=end,
+        eos_token_id=sorted({end, *(stops if isinstance(stops, list) else [] if stops is None else [stops])}),
+        **({} if seed is None else {"top_k": TOP_K}),
     )  # fmt: skip
     inputs = torch.tensor([ids], device=model.device)
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         # With virtual tokens the library recomputes position ids, which is correct here.
         warnings.filterwarnings("ignore", "Position ids are not supported for parameter efficient tuning")
-        torch.manual_seed(seed)
-        generate: Any = model.generate
-        output = generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
-    return f"{prompt}{tokenizer.decode(output[0, len(ids) :], skip_special_tokens=True)}"
+        if seed is not None:
+            torch.manual_seed(seed)
+        output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
+    new: list[int] = output[0, len(ids) :].tolist()
+    return new
+
+
+def continue_all(
+    model: Any, prompts: Sequence[list[int]], end: int, max_new_tokens: int, block_size: int
+) -> torch.Tensor:
+    """Continues several prompts by greedy search, one after the other, so that none depends on the others.
+
+    Args:
+        model: as for `continue_tokens`, like the other arguments.
+        prompts: the tokens of each prompt.
+        end: token at which to stop.
+        max_new_tokens: largest number of tokens to generate.
+        block_size: largest number of tokens in total.
+
+    Returns:
+        `[prompts, T]` int64 new tokens, padded with `IGNORE_INDEX`.
+    """
+    new = [torch.tensor(continue_tokens(model, ids, end, max_new_tokens, block_size)) for ids in prompts]
+    return torch.nn.utils.rnn.pad_sequence(new, batch_first=True, padding_value=IGNORE_INDEX)

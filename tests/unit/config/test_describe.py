@@ -164,3 +164,18 @@ def test_schema_describes_the_whole_file() -> None:
         "type": "string",
     }
     assert whole["properties"]["train"]["properties"]["learning_rate"]["minimum"] == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wider(Options):
+    """More of it."""
+
+    max_length: Positive = 512
+    """Longest input of all."""
+
+
+def test_options_of_a_base_class_keep_their_help() -> None:
+    text = " ".join(help_text(Wider, "recipes/x.py").split())
+    assert "Which of two kinds." in text
+    assert "default: 512 Longest input of all." in text
+    assert "Longest input." not in text

@@ -6,7 +6,8 @@ import pytest
 
 from toolkit.base.errors import DataError
 from toolkit.config.paths import aligned_files
-from toolkit.data.sources import fingerprint, num_bytes, read_rows
+from toolkit.data.reading import RECOGNISED
+from toolkit.data.sources import fingerprint, num_bytes, read_rows, reading_notes
 
 
 def write(folder, **texts: str) -> str:
@@ -48,6 +49,13 @@ def test_a_wrong_byte_spoils_its_row_only(tmp_path):
     first, second = read_rows(name)
     assert "column 'de' is not UTF-8 text (byte 0xfc" in first.reason
     assert second == (2, {"en": "two", "de": "zwei"}, None)
+
+
+def test_files_may_differ_in_their_encoding(tmp_path):
+    name = write(tmp_path, en="one\ntwo\n", de="")
+    (tmp_path / "a.de").write_bytes("fünf\nzwölf\n".encode("utf-16"))
+    assert [row.values["de"] for row in read_rows(name)] == ["fünf", "zwölf"]
+    assert reading_notes(name, RECOGNISED) == [f"{tmp_path / 'a.de'}: recognised data.encoding=utf-16"]
 
 
 def test_every_file_counts_in_fingerprint_and_size(tmp_path):

@@ -24,7 +24,7 @@ def problems(tmp_path, monkeypatch):
 
     def found(train: str, num_rows: int = 6, task: dict | None = None, **changes) -> list[str]:
         Path("train.csv").write_text("text,label\n" + train * (num_rows // train.count("\n")))
-        changed = replace(cfg, data=replace(cfg.data, **files, **changes), task=replace(cfg.task, **(task or {})))
+        changed = replace(cfg, data=replace(cfg.data, **(files | changes)), task=replace(cfg.task, **(task or {})))
         return first_row_problems(changed.data, RECIPE(changed))
 
     return found
@@ -39,6 +39,25 @@ def test_labels_unknown_to_a_short_training_file_are_named(problems):
     assert "row 3: label 'neutral' is not one of bad, good" in found[0]
     assert "row 2: label 'odd' is not one of bad, good" in found[1]
     assert problems("a,good\nb,bad\n", bad_rows="skip") == []
+
+
+def test_names_of_columns_that_no_file_uses_are_named(problems, tmp_path):
+    for label in ("a", "b"):
+        (tmp_path / "set" / label).mkdir(parents=True)
+        (tmp_path / "set" / label / "1.png").touch()
+    unused = "data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"
+    files = {f"{name}_file": "set" for name in ("train", "validation", "test")}
+    assert unused in problems("a,good\nb,bad\n", columns={"text": "image"}, **files)
+    files["test_file"] = "test.csv"
+    assert unused not in problems("a,good\nb,bad\n", columns={"text": "text"}, **files)
+
+
+def test_the_settings_of_reading_apply(problems):
+    found = problems("a,good\nb,bad\n", header=False)
+    assert found[0].startswith("data.train_file: train.csv has no column 'text': ")
+    assert found[0].endswith("Its columns are 1, 2. Set data.columns.text.")
+    assert found[1].endswith("Its columns are 1, 2. Set data.columns.label.")
+    assert found[2].startswith("data.validation_file: ")
 
 
 def test_a_longer_training_file_may_have_further_labels(problems):

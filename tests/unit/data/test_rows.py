@@ -124,6 +124,28 @@ def test_missing_columns_are_all_named_with_what_to_write(load):
         load("b.csv", "text,title,labels\na,b,pos\n", columns={"label": "lable"})
 
 
+@pytest.mark.parametrize(
+    ("header", "columns", "advice"),
+    [
+        ("ID,Review Text,label", {}, "Set data.columns.text, for instance to 'Review Text'."),
+        ("ID,TEXT,label", {}, "Set data.columns.text, for instance to 'TEXT'."),
+        ("ID,body,label", {"text": "Body text"}, "Set data.columns.text, for instance to 'body'."),
+        ("ID,Datum,label", {}, "Set data.columns.text."),
+        ("ID~Datum~Review", {}, "If the file has several columns, set data.delimiter to the character between them."),
+        (
+            "A man in an orange hat starring at something.,Ein Mann",
+            {},
+            "If the first line is a row and not a header, set data.header=false and name the columns by number, as in "
+            "data.columns.text=1.",
+        ),
+    ],
+)
+def test_advice_about_missing_columns(load, header, columns, advice):
+    with pytest.raises(DataError) as error:
+        load("a.csv", f"{header}\n" + ",".join(["x"] * (header.count(",") + 1)) + "\n", columns=columns)
+    assert advice in [line[line.find(" Set data") + 1 :] for line in str(error.value).splitlines()]
+
+
 def test_a_column_that_was_named_must_be_there_even_if_it_is_not_required(load):
     with pytest.raises(DataError, match="no column 'uid'"):
         load("a.csv", "text,label\na,pos\n", columns={"id": "uid"})

@@ -36,6 +36,15 @@ def test_parquet_gives_class_names(tmp_path):
     }  # fmt: skip
 
 
+def test_lists_of_class_numbers_give_class_names(tmp_path):
+    features = datasets.Features({"tags": datasets.List(datasets.ClassLabel(names=["O", "B-PER"]))})
+    rows = datasets.Dataset.from_dict({"tags": [[1, 0], [], None, [-1]]}, features=features)
+    rows.to_parquet(tmp_path / "a.parquet")
+    expected = [["B-PER", "O"], [], None, [None]]
+    assert [row["tags"] for row in good(tmp_path / "a.parquet").values()] == expected
+    assert [row.values["tags"] for row in hub_rows(rows)] == expected
+
+
 def test_parquet_without_metadata_and_over_several_batches(tmp_path, monkeypatch):
     monkeypatch.setattr("toolkit.data.readers.arrow.ARROW_BATCH_ROWS", 2)
     path = tmp_path / "a.parquet"
@@ -98,7 +107,7 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
     Path("a.docx").touch()
     with pytest.raises(
         DataError,
-        match=r"unsupported file type '.docx'; use one of .csv, .tsv, .json, .jsonl, .parquet, .tmx",
+        match=r"unsupported file type '.docx'; use one of .conll, .csv, .tsv, .json, .jsonl, .parquet, .tmx",
     ):
         read_rows("a.docx")
 

@@ -19,7 +19,7 @@ class EachOnce:
         return np.arange(size)
 
 
-@pytest.mark.parametrize("name", ["qa", "translation", "language_modeling", "reviews"])
+@pytest.mark.parametrize("name", ["qa", "translation", "language_modeling", "reviews", "token_classification"])
 def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     recipe, config = ROOT / f"recipes/{name}.py", ROOT / f"recipes/configs/{name}/smoke.yaml"

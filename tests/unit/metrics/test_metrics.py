@@ -12,9 +12,11 @@ from sklearn import metrics as sklearn_metrics
 from toolkit.metrics.adapter import Adapter
 from toolkit.metrics.answers import exact_match, f1, normalize_answer
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import per_class_scores, without_classes
 from toolkit.metrics.squad import SQUAD, squad_scores
 from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
@@ -153,8 +155,9 @@ def test_an_evaluate_metric_gives_the_same_and_writes_no_file(tmp_path, monkeypa
 
 
 def test_importing_the_functions_is_cheap() -> None:
-    names = ("answers", "classification", "likelihood", "measured", "multi_label", "regression", "squad", "translation")
-    heavy = {"evaluate", "datasets", "torch", "sklearn", "sacrebleu"}
+    names = ("answers", "classification", "entities", "likelihood", "measured", "multi_label", "regression", "rouge",
+             "squad", "translation")  # fmt: skip
+    heavy = {"evaluate", "datasets", "torch", "sklearn", "sacrebleu", "rouge_score"}
     code = f"import sys, {', '.join(f'toolkit.metrics.{name}' for name in names)}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"
@@ -168,6 +171,8 @@ def test_the_declared_scores_are_those_that_are_returned() -> None:
         (*REGRESSION, *per_class_scores(PER_TARGET, names)): regression_scores(columns, columns, names),
         SQUAD: squad_scores(["a"], [["a"]]),
         TRANSLATION: translation_scores(["a"], ["a"], "13a"),
+        ROUGE: rouge_scores(["a"], ["a"], "english"),
+        (*ENTITIES, *per_class_scores(PER_ENTITY, ["PER"])): entity_scores([["O"]], [["B-PER"]], ["PER"]),
         LIKELIHOOD: likelihood_scores(1.0, 1, 1, None),
     }
     for scores, values in returned.items():
@@ -197,3 +202,77 @@ def test_signatures_say_how_scores_were_computed() -> None:
         "bleu": f"nrefs:1|case:mixed|eff:no|tok:intl|smooth:exp|version:{version}",
         "chrf": f"nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:{version}",
     }
+
+
+def test_rouge_is_that_of_rouge_score() -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    texts = ["The cows are standing.\nThey eat.", "", "Rain"]
+    golds = ["A cow stands and eats.\nRain falls.", "Something", "Rain"]
+    names = [score.name for score in ROUGE]
+    each = [RougeScorer(names, use_stemmer=True).score(g, t) for t, g in zip(texts, golds, strict=True)]
+    expected = {name: np.mean([scores[name].fmeasure for scores in each]) for name in names}
+    assert rouge_scores(texts, golds, "english") == pytest.approx(expected)
+    assert rouge_l(texts[0], golds[0], "english") == pytest.approx(each[0]["rougeL"].fmeasure)
+    assert each[0]["rouge1"].fmeasure > RougeScorer(["rouge1"]).score(golds[0], texts[0])["rouge1"].fmeasure
+
+
+def test_rouge_of_other_scripts_needs_their_letters() -> None:
+    assert rouge_scores(["Корова пасётся"], ["Корова спит"], "english")["rouge1"] == 0.0
+    assert rouge_scores(["Корова пасётся"], ["корова, спит"], "unicode")["rouge1"] == 0.5
+    assert rouge_l("Die Kühe", "Die Kähe", "english") > rouge_l("Die Kühe", "Die Kähe", "unicode") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tags", "found"),
+    [
+        ("O B-PER I-PER O B-LOC", [("PER", 1, 3), ("LOC", 4, 5)]),
+        ("B-PER B-PER I-PER", [("PER", 0, 1), ("PER", 1, 3)]),
+        ("I-PER I-PER O I-LOC", [("PER", 0, 2), ("LOC", 3, 4)]),  # IOB1
+        ("B-PER I-LOC I-PER", [("PER", 0, 1), ("LOC", 1, 2), ("PER", 2, 3)]),
+        ("B-PER O I-PER", [("PER", 0, 1), ("PER", 2, 3)]),
+        ("B-geo-loc I-geo-loc", [("geo-loc", 0, 2)]),
+        ("O O", []),
+    ],
+)
+def test_entities_are_read_as_conlleval_reads_them(tags: str, found: list) -> None:
+    assert entities(tags.split()) == found
+
+
+def test_entity_scores_are_those_of_seqeval() -> None:
+    """The expected values were computed by seqeval 1.2.2."""
+    gold = [
+        "I-PER B-PER B-LOC O O I-LOC O I-PER", "I-LOC O I-LOC B-PER O O B-LOC B-LOC",
+        "O B-PER O I-LOC B-LOC O I-LOC O", "B-PER I-LOC O I-LOC I-LOC B-LOC O B-PER",
+        "O I-LOC B-PER I-PER B-LOC B-PER I-LOC O",
+    ]  # fmt: skip
+    predicted = [
+        "I-PER B-PER B-LOC O O I-LOC O I-PER", "I-LOC O I-LOC B-PER B-LOC O B-LOC B-LOC",
+        "B-PER B-PER O I-LOC B-LOC O I-LOC O", "B-PER I-LOC O B-LOC I-LOC B-LOC I-LOC I-PER",
+        "O I-LOC B-PER O I-PER B-PER I-LOC O",
+    ]  # fmt: skip
+    references = [row.split() for row in gold]
+    assert entity_scores([row.split() for row in predicted], references, ["LOC", "PER"]) == pytest.approx({
+        "precision": 0.8076923076923077, "recall": 0.875, "f1": 0.84, "f1_macro": 0.8333333333333334, "accuracy": 0.825,
+        "precision/LOC": 0.8666666666666667, "recall/LOC": 0.8666666666666667, "f1/LOC": 0.8666666666666667,
+        "precision/PER": 0.7272727272727273, "recall/PER": 0.8888888888888888, "f1/PER": 0.8,
+    })  # fmt: skip
+    assert num_entities(references, ["LOC", "PER", "ORG"]) == [15, 9, 0]
+
+
+def test_intervals_of_rouge_and_entities_hold_the_scores() -> None:
+    texts, golds = ["a b c", "d e", "f"] * 10, ["a b", "d e", "g"] * 10
+    scores, quality = rouge_scores(texts, golds, "english"), rouge_quality(texts, golds, "english")
+    assert quality.intervals.keys() == scores.keys()
+    tags, truth = [["B-X", "O"], ["O", "O"], ["B-X", "I-X"]] * 10, [["B-X", "O"], ["B-X", "O"], ["B-X", "I-X"]] * 10
+    scores, found = entity_scores(tags, truth, ["X"]), entity_quality(tags, truth)
+    assert found.intervals.keys() == {"precision", "recall", "f1", "accuracy"}
+    for name, (low, high) in found.intervals.items():
+        assert low <= scores[name] <= high
+    assert found.intervals["recall"].low < scores["recall"] < found.intervals["recall"].high
+
+
+def test_undefined_entity_scores_are_zero_and_lengths_must_agree() -> None:
+    assert set(entity_scores([["O"]], [["O"]], ["PER"]).values()) == {0.0, 1.0}
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        entity_scores([["O"]], [["O", "O"]], [])

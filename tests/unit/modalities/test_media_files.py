@@ -32,11 +32,11 @@ def written(folder: Path, name: str, content: bytes) -> dict[str, Any]:
     return reference(name, folder, 1)
 
 
-def m4a(samples: np.ndarray, rate: int = 16000) -> bytes:
-    """Returns samples `[frames, 1]` as AAC."""
+def compressed(samples: np.ndarray, form: str = "ipod", codec: str = "aac", rate: int = 16000) -> bytes:
+    """Returns samples `[frames, 1]`, by default as AAC in an .m4a file."""
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="ipod") as container:
-        stream = container.add_stream("aac", rate=rate, layout="mono")
+    with av.open(buffer, "w", format=form) as container:
+        stream = container.add_stream(codec, rate=rate, layout="mono", bit_rate=32_000)
         frame = av.AudioFrame.from_ndarray(samples.T.astype(np.float32), format="fltp", layout="mono")
         frame.sample_rate = rate
         container.mux([*stream.encode(frame), *stream.encode(None)])
@@ -75,11 +75,16 @@ def test_without_the_library_the_message_says_what_to_install(tmp_path, without_
         image.check(written(tmp_path, "a.jpg", b"any"), Options())
 
 
-def test_aac_is_decoded_like_the_wave_it_was_made_from(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "form", "codec"),
+    [("call.m4a", "ipod", "aac"), ("CALL.AAC", "adts", "aac"), ("call.wma", "asf", "wmav2"), ("call.opus", "OGG", "")],
+)
+def test_other_formats_are_decoded_like_the_wave_they_were_made_from(tmp_path, name, form, codec):
     wave = tone(1.5)
-    file = audio.check(written(tmp_path, "call.m4a", m4a(wave)), Options())
+    content = compressed(wave, form, codec) if codec else recording(wave, form=form, subtype="OPUS")
+    file = audio.check(written(tmp_path, name, content), Options())
     assert file["rate"] == 16000
-    assert file["frames"] == pytest.approx(len(wave), abs=2100)  # AAC pads to full blocks
+    assert file["frames"] == pytest.approx(len(wave), abs=4200)  # codecs pad to full blocks
     clip = audio.read(file, 16000, AudioOptions(), None)
     assert len(clip) == file["frames"]
     middle = slice(6000, 18000)
@@ -88,7 +93,7 @@ def test_aac_is_decoded_like_the_wave_it_was_made_from(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"words", "cannot be decoded: "), (m4a(tone(1.0))[:900], "cannot be decoded: ")]
+    ("content", "reason"), [(b"words", "cannot be decoded: "), (compressed(tone(1.0))[:900], "cannot be decoded: ")]
 )
 def test_a_broken_file_is_a_bad_row(tmp_path, content, reason):
     with pytest.raises(BadRow, match=f"^call.m4a: {reason}"):

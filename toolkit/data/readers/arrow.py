@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,9 @@ def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[s
     """Streams the rows of Arrow batches, numbered from 1, with class names instead of class numbers."""
     import datasets
 
-    labels = {name: feature.names for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
+    # The values of a column, or those of its lists, may be numbers of classes.
+    inner = {name: getattr(feature, "feature", feature) for name, feature in features.items()}
+    labels = {name: feature.names for name, feature in inner.items() if isinstance(feature, datasets.ClassLabel)}
     numbers = count(1)
     for batch in batches:
         for values in _python_rows(batch):
@@ -50,10 +52,17 @@ def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[s
                 yield RawRow(next(numbers), None, values)
                 continue
             for name, names in labels.items():
-                label = values[name]
-                if label is not None and label < len(names):
-                    values[name] = names[label] if label >= 0 else None  # -1: not labelled
+                values[name] = _class_names(values[name], names)
             yield RawRow(next(numbers), values)
+
+
+def _class_names(label: Any, names: Sequence[str]) -> Any:
+    """Returns the names of one or several class numbers; None for -1, which marks rows without a label."""
+    if isinstance(label, list):
+        return [_class_names(each, names) for each in label]
+    if label is None or label >= len(names):
+        return label
+    return names[label] if label >= 0 else None
 
 
 def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:

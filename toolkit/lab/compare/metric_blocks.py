@@ -67,4 +67,4 @@ def _by_seed(name: str, seeds: Sequence[int], measured: Sequence[tuple[int, Mapp
             *(metric["values"].get(str(seed)) for seed in seeds),
         ])  # fmt: skip
     titles = ["#", "variant", *SPREAD, *DIFFERENCE, *(f"seed {seed}" for seed in seeds)]
-    return Table(titles, rows, sortable=True, caption=name.removeprefix("eval_"))
+    return Table(titles, rows, sortable=True, stacked=True, caption=name.removeprefix("eval_"))

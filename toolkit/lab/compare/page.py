@@ -77,7 +77,7 @@ def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
     first, *rest = names.values()
     sent = ["sent per step", "collectives per step"] if several else []
     start = ["#", "variant", *(["rows per step"] if with_rows else [])]
-    yield Table([*start, first, "optimizer state", *rest, "padding", *sent], rows, sortable=True)
+    yield Table([*start, first, "optimizer state", *rest, "padding", *sent], rows, sortable=True, stacked=True)
     for number, variant in numbered:
         if text := excuse(found, variant):
             reason, _, log = text.partition("\n")
@@ -114,7 +114,7 @@ def _memory(measured: list[tuple[int, Any]]) -> Table:
         for number, variant in measured
     ]  # fmt: skip
     header = ["#", "variant", *pictures.PARTS.values(), "optimizer B/parameter"]
-    return Table(header, rows, sortable=True)
+    return Table(header, rows, sortable=True, stacked=True)
 
 
 def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
@@ -122,13 +122,13 @@ def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
     for number, variant in measured:
         spans = [interval(name, figure) if (figure := variant["figures"].get(name)) else "" for name in columns(found)]
         spans.append(" to ".join(shown("step_seconds", value) for value in variant["spread"]))
-        # Non-breaking spaces, so that the table scrolls sideways on narrow screens.
+        # Non-breaking spaces keep each interval on one line.
         rows.append([number, variant["name"], *(Cell(span.replace(" ", "\u00a0")) if span else None for span in spans)])
     caption = (
         "Peak memory (and a loss as metric): smallest and largest run. The others: 95 % of bootstrap draws of runs, "
         "and of their steps or evaluated rows. A single run has no interval. Quartiles are over single steps."
     )
-    return Table(["#", "variant", *columns(found).values(), "quartiles of a step"], rows, caption=caption)
+    return Table(["#", "variant", *columns(found).values(), "quartiles of a step"], rows, stacked=True, caption=caption)
 
 
 def _commands(numbered: list[tuple[int, Any]]) -> Iterator[Block]:

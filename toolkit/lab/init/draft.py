@@ -15,15 +15,17 @@ from toolkit.config.fields import STRICT
 from toolkit.config.keys import flatten
 from toolkit.config.load import load_config
 from toolkit.config.messages import did_you_mean, join
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.profile import ColumnProfile, Profile, profile_file
+from toolkit.data.reading import Reading
 from toolkit.lab.init.files import name_of, split_files
 from toolkit.lab.init.guess import Guess, to_text
 from toolkit.lab.init.kinds import KINDS, Columns, Kind, Sample, is_text, languages_of
 from toolkit.lab.init.labels import SINGLE, can_be_label
 from toolkit.lab.init.models import choose
+from toolkit.lab.init.reading import entity_guesses, file_guesses
 from toolkit.lab.init.training import evaluation, groups, training, validation
 from toolkit.recipe import load_settings, load_task_type
 
@@ -84,7 +86,10 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
     """
     given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
     files = split_files(source)
-    profile = _profile(files, overrides)
+    data = _data_settings(files, overrides)
+    reading = list(file_guesses(data))
+    data = replace(data, **{guess.key.removeprefix("data."): guess.value for guess in reading})
+    profile = profile_file(str(data.train_file), Reading.of(data))
     kind, columns = recognise(profile, recipe, given)
     languages = languages_of(profile, columns, kind.texts)
     model = choose(kind.name, languages, given.get("model.name_or_path"))
@@ -93,6 +98,8 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
         Guess("output_dir", f"outputs/{name_of(source)}", "everything that the run writes"),
         Guess("model.name_or_path", model.name, model.reason),
         *files,
+        *reading,
+        *entity_guesses(profile),
         *_column_guesses(sample),
         *(guess for settings in kind.settings for guess in settings(sample)),
         *_split_guesses(kind, sample, files),
@@ -136,11 +143,10 @@ def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) ->
     )
 
 
-def _profile(files: Sequence[Guess], overrides: Sequence[str]) -> Profile:
-    """Returns the profile of the training file; the overrides of `data` say how to read it."""
+def _data_settings(files: Sequence[Guess], overrides: Sequence[str]) -> DataConfig:
+    """Returns the section `data` of the files and the overrides, which may say how to read them."""
     values = _nested([Guess("output_dir", "unused"), Guess("model.name_or_path", "unused"), *files])
-    data = load_config(_NoTask, values, [text for text in overrides if text.startswith("data.")], {}).config.data
-    return profile_file(str(data.train_file))
+    return load_config(_NoTask, values, [text for text in overrides if text.startswith("data.")], {}).config.data
 
 
 def _described(column: ColumnProfile) -> str:

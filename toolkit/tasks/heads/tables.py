@@ -15,7 +15,11 @@ MOST_COUNTED_CLASSES = 15
 
 
 def score_table(
-    labels: Sequence[str], metrics: Mapping[str, float], names: Sequence[str], counts: np.ndarray | Sequence[int]
+    labels: Sequence[str],
+    metrics: Mapping[str, float],
+    names: Sequence[str],
+    counts: np.ndarray | Sequence[int],
+    counted: str = "rows",
 ) -> Table:
     """Returns a table with the scores and the number of rows of each label.
 
@@ -24,12 +28,13 @@ def score_table(
         metrics: metrics, including `<score>/<label>` for each of `names`.
         names: names of the scores.
         counts: number of rows of each label, `[labels]`.
+        counted: what is counted, if not rows.
     """
     rows = [
         [label, *(Cell(f"{score:.3f}", score) for name in names for score in [metrics[f"{name}/{label}"]]), int(count)]
         for label, count in zip(labels, counts, strict=True)
     ]
-    return Table(["label", *names, "rows"], rows, sortable=True)
+    return Table(["label", *names, counted], rows, sortable=True)
 
 
 def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path) -> Table | Figure:

@@ -1,0 +1,125 @@
+"""`toolkit train --processes 2`, as a user sees it: exit codes, the last message, signals, a rank that fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import failing_rank
+import pytest
+from runs import ROOT, TINY
+from stopping import LONG, wait_for_step
+
+from toolkit.checkpoint.manifest import verify
+
+pytestmark = pytest.mark.distributed
+
+RUN = ("reviews", "--config", "smoke", *TINY, *LONG, "checkpoint.save_steps=null", "output_dir=run")
+TRAIN = ("-m", "toolkit", "train", *RUN, "--processes", "2")
+ENDED = re.compile(r"Stopped by (Ctrl-C|SIGTERM) at step (\d+) of \d+\. Resume with:")
+
+
+def start(log: Path, *words: str) -> subprocess.Popen:
+    """Starts Python in the log's folder, from where names of recipes and paths to shipped files work."""
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    with log.open("wb") as file:
+        return subprocess.Popen([sys.executable, *words], cwd=log.parent, stdout=file, stderr=file, env=environ)
+
+
+def with_fault(log: Path, fault: str, *settings: str) -> subprocess.Popen:
+    """Starts two ranks of a run, one of which fails, by the toolkit's launcher."""
+    recipe = ["--config", "recipes/configs/reviews/smoke.yaml", *RUN[3:], *settings]
+    ranks = [sys.executable, failing_rank.__file__, fault, "1", *recipe]
+    code = f"import sys\nfrom toolkit.base.launcher import run_ranks\nsys.exit(run_ranks({ranks}, 2))"
+    return start(log, "-c", code)
+
+
+def wait_until(process: subprocess.Popen, condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+def last_lines(log: Path, first: str) -> list[str]:
+    """Returns the lines of the last message, which begins with `first`."""
+    text = log.read_text().replace("\r", "\n").rstrip()
+    assert "Traceback" not in text
+    return text[text.rindex(first) :].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_a_stopped_run_saves_and_says_the_command_that_resumes_it(number, code, tmp_path):
+    log = tmp_path / "log"
+    run = start(log, *TRAIN)
+    wait_for_step(run, tmp_path / "run", 5, log)
+    run.send_signal(number)
+    assert run.wait(120) == code, log.read_text()
+    title, *command = last_lines(log, "Stopped by ")
+    name, step = ENDED.fullmatch(title).groups()
+    assert name == {130: "Ctrl-C", 143: "SIGTERM"}[code]
+    assert verify(tmp_path / f"run/checkpoints/step-{step}") == []
+    assert max(map(len, command)) <= 80
+    words = shlex.split("\n".join(command).replace("\\\n", ""))
+    assert words == ["toolkit", *TRAIN[2:], "checkpoint.resume=auto"]
+    if code == 143:
+        again = start(log, "-m", *words, "train.max_steps=60")
+        assert again.wait(300) == 0, log.read_text()
+        assert f"resuming from run/checkpoints/step-{step}" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_step_may_take_longer_than_launchers_wait(tmp_path):
+    log = tmp_path / "log"
+    run = with_fault(log, "slow")
+    wait_until(run, (tmp_path / "run/failed_at").exists)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(300) == 143, log.read_text()
+    assert verify(tmp_path / f"run/checkpoints/step-{failing_rank.FAULT_STEP}") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("error", 1, r"\[rank 1\] Traceback"),
+        ("kill", 1, r"rank 1 was killed by signal 9 \(SIGKILL\), out of memory\?"),
+        ("elsewhere", 2, "output_dir: rank 1 on .* does not see the folder of rank 0 .*; it must be on a file system"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_within_15_seconds_and_has_the_last_word(fault, code, message, tmp_path):
+    log = tmp_path / "log"
+    run = with_fault(log, fault)
+    assert run.wait(300) == code, log.read_text()
+    if (note := tmp_path / "run/failed_at").exists():
+        assert time.time() - float(note.read_text()) < 15 + 1
+    text = log.read_text().rstrip()
+    last = text.rpartition("\n\n")[2].strip()
+    assert re.match(message, last), text
+    assert "torch.distributed.elastic" not in text
+
+
+@pytest.mark.slow
+def test_wrong_input_is_said_once_and_last(tmp_path):
+    log = tmp_path / "log"
+    assert start(log, *TRAIN, "train.optim=adamw").wait(120) == 2
+    first, problem = last_lines(log, "1 setting is wrong:")
+    assert problem.startswith("  - override train.optim=adamw: train.optim: received 'adamw', allowed: ")
+    assert log.read_text().strip() == f"{first}\n{problem}"
+
+
+def test_processes_must_be_those_of_the_launcher(monkeypatch, capsys):
+    from commands import run_command
+
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert run_command("train", *RUN, "--processes", "2") == 2
+    assert "--processes: received 2, but the launcher started 4; remove the option" in capsys.readouterr().err

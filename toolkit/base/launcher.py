@@ -1,0 +1,190 @@
+"""Starts the ranks of a run on this machine and waits for them; also knows which rank other launchers made this.
+
+Unlike torchrun, it ends with the exit code of the rank that failed, shows that rank's message last and no other, and
+gives the ranks all the time that they need to save after a stop signal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from tempfile import TemporaryFile
+from types import FrameType
+from typing import IO
+
+from toolkit.base.console import report_error
+from toolkit.base.errors import InputError
+from toolkit.base.processes import ECHO_SECONDS, EXIT_LOST_PEER, OWN_LAUNCHER, STOP_SIGNALS, is_launched
+
+GRACE_SECONDS = 8.0
+"""How long the other ranks may take to end after one has failed; then they are killed, within 15 s of the failure."""
+POLL_SECONDS = 0.05
+STOP_CODES = tuple(128 + number for number in STOP_SIGNALS)
+LOG_LINES = 15
+"""Lines from the end of a rank's output that are shown if it ended without a message."""
+FIRST_PORT, PORTS = 15000, 45000
+"""Range of ports for Slurm jobs, which select one by their number."""
+
+
+def launched_processes(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Returns how many processes a launcher has started, of which this is one; None without a launcher."""
+    return int(environ.get("WORLD_SIZE", "1")) if is_launched(environ) else None
+
+
+def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables of the rank that a task of `srun` is; nothing for other processes.
+
+    Raises:
+        InputError: if the tasks are on several machines and `MASTER_ADDR` does not name the first.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if is_launched(environ) or "SLURM_PROCID" not in environ or tasks == "1":
+        return {}
+    if environ.get("SLURM_STEP_NUM_NODES", "1") != "1" and "MASTER_ADDR" not in environ:
+        raise InputError("srun started tasks on several machines: set MASTER_ADDR to the first, as slurm/train.sbatch")
+    per_node = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", tasks))
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": tasks,
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": per_node[0] if per_node else tasks,
+        "MASTER_ADDR": environ.get("MASTER_ADDR", "127.0.0.1"),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(FIRST_PORT + int(environ.get("SLURM_JOB_ID", "0")) % PORTS)),
+    }
+
+
+def run_ranks(command: Sequence[str], processes: int) -> int:
+    """Runs a command as the ranks of one run and waits until all have ended.
+
+    The first rank prints to this process's output. That of the others is shown only if one of them fails first. They
+    receive a stop signal once, and a second one kills them. They are also ended when this process dies.
+
+    Args:
+        command: the program and its arguments.
+        processes: number of ranks.
+
+    Returns:
+        The exit code of the rank that failed first, or 0; 1 if a signal killed it that was not sent to this process.
+    """
+    with ExitStack() as files:
+        outputs = [None, *(files.enter_context(TemporaryFile()) for _ in range(1, processes))]
+        ranks = _Ranks([_start(command, rank, outputs[rank], shared) for rank, shared in _environments(processes)])
+        handlers = {number: signal.signal(number, ranks.stop) for number in STOP_SIGNALS}
+        try:
+            failed = ranks.wait()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return 0 if failed is None else ranks.explain(failed, outputs[failed])
+
+
+def _environments(processes: int) -> list[tuple[int, dict[str, str]]]:
+    """Returns each rank and its environment variables."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        **os.environ,
+        OWN_LAUNCHER: "1",
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [(rank, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
+
+
+def _start(
+    command: Sequence[str], rank: int, output: IO[bytes] | None, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    # In a session of its own, since a terminal would send Ctrl-C to every process: this one passes it on.
+    return subprocess.Popen(
+        [sys.executable, "-m", "toolkit.base.processes", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environ,
+        start_new_session=True,
+    )
+
+
+class _Ranks:
+    """The processes of a run, the first stop signal that they were sent, and those that failed, in this order."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.processes = processes
+        self._failed: list[int] = []
+        self._stopped = 0
+        self._since = 0.0
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        """Passes a stop signal on; the second kills."""
+        now = time.monotonic()
+        if self._stopped and now - self._since < ECHO_SECONDS:
+            return
+        for process in self.processes:
+            process.send_signal(signal.SIGKILL if self._stopped else number)
+        if not self._stopped:
+            self._stopped, self._since = number, now
+
+    def wait(self) -> int | None:
+        """Waits until all have ended, and returns the one that caused the failure."""
+        since, killed = 0.0, False
+        while True:
+            codes = [process.poll() for process in self.processes]
+            if not killed:
+                self._failed += [rank for rank, code in enumerate(codes) if code and rank not in self._failed]
+            if None not in codes:
+                break
+            since = since if self._failed else time.monotonic()
+            failing = self._failed and codes[self._failed[0]] not in STOP_CODES  # else they are saving
+            if failing and time.monotonic() - since > GRACE_SECONDS:
+                killed = True
+                for process in self.processes:
+                    process.kill()
+            time.sleep(POLL_SECONDS)
+        causes = [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
+        return next(iter(causes or self._failed), None)
+
+    def explain(self, failed: int, output: IO[bytes] | None) -> int:
+        """Prints why a rank failed, unless the first rank has printed it, and returns the exit code."""
+        code = self.processes[failed].returncode
+        if self._stopped and code in (-self._stopped, -signal.SIGKILL):
+            report_error(f"Stopped by {STOP_SIGNALS[signal.Signals(self._stopped)]}, without saving.")
+            return 128 + self._stopped
+        text = "" if output is None else _read(output)
+        spoken = self.processes[0].returncode > 0 and self.processes[0].returncode != EXIT_LOST_PEER
+        first_has_spoken = spoken and f"[rank {failed}]" not in text
+        if code < 0:
+            how = f"rank {failed} was killed by signal {-code} ({signal.Signals(-code).name})"
+            report_error("\n".join([how + (", out of memory?" if code == -9 else ""), *_tail(text)]))
+        elif code == EXIT_LOST_PEER:
+            report_error("the ranks lost their connection to each other")
+            return 1
+        elif failed and not first_has_spoken:
+            report_error("\n".join(_message(text, failed) or [f"rank {failed} ended with code {code}", *_tail(text)]))
+        return code if code > 0 else 1
+
+
+def _read(output: IO[bytes]) -> str:
+    output.seek(0)
+    return output.read().decode("utf-8", "replace")
+
+
+def _message(text: str, rank: int) -> list[str]:
+    """Returns the rank's last message, from the line that begins with its name."""
+    place = text.rfind(f"[rank {rank}]")
+    return text[place:].rstrip().splitlines() if place >= 0 else []
+
+
+def _tail(text: str) -> list[str]:
+    return [f"  {line}" for line in text.rstrip().splitlines()[-LOG_LINES:]]

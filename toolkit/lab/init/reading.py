@@ -1,0 +1,61 @@
+"""How the files are read, written down in the new YAML: encoding, delimiter, quoting, HTML entities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from toolkit.base.errors import DataError
+from toolkit.config.paths import files_of
+from toolkit.config.sections import DataConfig
+from toolkit.data.encodings import likely_encoding, recognised_encoding, text_encoding
+from toolkit.data.markup import ENTITY
+from toolkit.data.profile import TEXT, Profile
+from toolkit.data.readers import delimited
+from toolkit.data.reading import Reading
+from toolkit.lab.init.guess import Guess
+
+_BINARY = (".parquet", ".xlsx", ".tmx")
+_SAMPLE = 2**20
+
+
+def file_guesses(data: DataConfig) -> Iterator[Guess]:
+    """Yields how the training file is read where the settings that are given do not say so.
+
+    Args:
+        data: the settings that are given.
+
+    Raises:
+        DataError: if the file is not text in an encoding that can be guessed.
+    """
+    source, reading = str(data.train_file), Reading.of(data)
+    file = Path(files_of(source)[0]).expanduser()
+    if file.is_dir() or file.suffix.lower() in _BINARY:
+        return
+    try:
+        encoding = text_encoding(file, reading.encoding)
+        why = "recognised"
+    except DataError:
+        with file.open("rb") as opened:
+            likely = likely_encoding(opened.read(_SAMPLE))
+        if reading.encoding is not None or likely is None:
+            raise
+        encoding, why = likely, "not UTF-8, and this fits its bytes; look at the accents in `toolkit data show`"
+    if recognised_encoding(encoding, reading.encoding):
+        yield Guess("data.encoding", encoding, why)
+    if file.suffix.lower() in delimited.USUAL:
+        found = delimited.recognise(file, replace(reading, encoding=encoding))
+        if reading.delimiter is None and found.delimiter != delimited.USUAL[file.suffix.lower()]:
+            yield Guess("data.delimiter", "tab" if found.delimiter == "\t" else found.delimiter, "divides the header")
+        if reading.quoting is None and found.quoting == "none":
+            yield Guess("data.quoting", "none", "quotes are part of the text")
+
+
+def entity_guesses(profile: Profile) -> Iterator[Guess]:
+    """Yields whether HTML entities are decoded, for texts that have some."""
+    texts = [str(text) for column in profile.columns.values() if column.kind == TEXT for text in column.values]
+    if found := [match for text in texts if (match := re.search(ENTITY, text))]:
+        why = f"{len(found):,} of {len(texts):,} texts have HTML entities such as {found[0][0]}"
+        yield Guess("data.unescape_html", True, why)

@@ -1,0 +1,71 @@
+"""Scores of summaries, computed by Google's rouge-score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from toolkit.metrics.quality import Quality
+from toolkit.metrics.score import Score
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
+
+ROUGE = (Score("rouge1"), Score("rouge2"), Score("rougeL"), Score("rougeLsum"))
+
+
+class UnicodeWords:
+    """Tokenizer of rouge-score: lower-cased runs of letters and digits of any script."""
+
+    def tokenize(self, text: str) -> list[str]:
+        """Returns the words of a text."""
+        return re.findall(r"[^\W_]+", text.lower())
+
+
+def rouge_scores(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> dict[str, float]:
+    """Scores summaries, with one reference each.
+
+    Args:
+        predictions: the summaries.
+        references: the reference summary of each, in the same order.
+        tokenize: `english` (stems of words of a to z and 0 to 9) or `unicode` (words of any script).
+
+    Returns:
+        Mean F1 from 0 to 1 of `rouge1` (words), `rouge2` (pairs of words), `rougeL` (longest common subsequence) and
+        `rougeLsum` (the same by line) (Lin 2004); NaN without summaries.
+    """
+    rows = _each(predictions, references, tokenize)
+    count = len(rows) or float("nan")
+    return {score.name: sum(row[i] for row in rows) / count for i, score in enumerate(ROUGE)}
+
+
+def rouge_quality(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> Quality:
+    """Returns how far the scores of `rouge_scores` can be trusted; the arguments are the same."""
+    from toolkit.metrics.bootstrap import bootstrap
+
+    count = len(predictions)
+    names = [score.name for score in ROUGE]
+    rows = _each(predictions, references, tokenize)
+    return Quality(bootstrap(rows, lambda sums: dict(zip(names, sums.T / count, strict=True))))
+
+
+def _each(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> list[list[float]]:
+    """Returns the scores of each summary, in the order of `ROUGE`."""
+    names = [score.name for score in ROUGE]
+    scorer = _scorer(names, tokenize)
+    scores = [scorer.score(target, text) for text, target in zip(predictions, references, strict=True)]
+    return [[float(each[name].fmeasure) for name in names] for each in scores]
+
+
+def rouge_l(prediction: str, reference: str, tokenize: str) -> float:
+    """Returns `rougeL` of one summary; see `rouge_scores`."""
+    return float(_scorer(["rougeL"], tokenize).score(reference, prediction)["rougeL"].fmeasure)
+
+
+def _scorer(names: Sequence[str], tokenize: str) -> RougeScorer:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    if tokenize == "unicode":
+        return RougeScorer(list(names), tokenizer=UnicodeWords())
+    return RougeScorer(list(names), use_stemmer=True)  # Porter's

@@ -1,0 +1,269 @@
+"""Instruction and chat data: prompts with completions, or conversations, of which only the answers are trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.api.task import IGNORE_INDEX, BadRow, Row
+from toolkit.base.console import shorten
+from toolkit.base.errors import DataError, InputError
+from toolkit.tasks.blocks import separators
+from toolkit.tasks.generation import continue_tokens
+from toolkit.tasks.values import checked_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Message = dict[str, str]
+"""A message of a conversation: `role` and `content`."""
+Encoded = tuple[list[int], list[bool]]
+"""The tokens of an example, and for each whether it belongs to an answer; an empty list without an answer."""
+
+ASSISTANT = "assistant"
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_CONTROL = re.compile(r"<\|[^|<>\s]+\|>")
+
+
+def check_pair(row: Row, labelled: bool) -> Row:
+    """Returns a row's `prompt` and `completion`, which is None unless `labelled`.
+
+    Raises:
+        BadRow: if one of them is missing or not text.
+    """
+    names = ("prompt", "completion") if labelled else ("prompt",)
+    return {"completion": None} | {name: checked_text(row[name], name, f"column {name!r}") for name in names}
+
+
+def check_messages(value: Any, labelled: bool) -> list[Message]:
+    """Returns the messages of a conversation.
+
+    Args:
+        value: a list of mappings with `role` and `content`.
+        labelled: whether the conversation must have an answer, a message of the assistant. What follows the last answer
+            is removed, because it changes nothing; otherwise, answers at the end are removed, to be predicted.
+
+    Raises:
+        BadRow: if it is no such list, or has no answer or nothing to answer.
+    """
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or not all(isinstance(each, Mapping) for each in value)
+    ):
+        raise BadRow(f"column 'messages' holds {shorten(repr(value))}, not a list of objects with `role` and `content`")
+    messages = [_message(number, message) for number, message in enumerate(value, start=1)]
+    if labelled and not any(message["role"] == ASSISTANT for message in messages):
+        raise BadRow(f"the conversation has no answer: no message has the role {ASSISTANT!r}")
+    while messages and (messages[-1]["role"] == ASSISTANT) != labelled:
+        messages.pop()
+    if not messages or messages[0]["role"] == ASSISTANT:
+        raise BadRow("the conversation has no message before its first answer")
+    return messages
+
+
+def _message(number: int, message: Mapping[str, Any]) -> Message:
+    given = {name: value for name, value in message.items() if value is not None}
+    if given.keys() != {"role", "content"}:
+        raise BadRow(f"message {number} has {', '.join(map(repr, given)) or 'nothing'}, expected `role` and `content`")
+    return {name: checked_text(given[name], name, f"`{name}` of message {number}") for name in ("role", "content")}
+
+
+def control_tokens(template: str) -> tuple[str, ...]:
+    """Returns the names of the form `<|name|>` in a chat template, which a new tokenizer must not split."""
+    return tuple(dict.fromkeys(_CONTROL.findall(template)))
+
+
+def prompt_of(row: Row) -> str | list[Message]:
+    """Returns what an example's last answer follows: the prompt, or the messages before it."""
+    if "prompt" in row:
+        return str(row["prompt"])
+    messages: list[Message] = row["messages"]
+    return messages[:-1] if messages[-1]["role"] == ASSISTANT else messages
+
+
+def as_text(prompt: str | list[Message], answer: str = "") -> str:
+    """Returns a prompt and its answer as text for people."""
+    if isinstance(prompt, str):
+        return prompt + answer
+    answered = [*prompt, {"role": ASSISTANT, "content": answer}] if answer else prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in answered)
+
+
+def answer_of(row: Row) -> str | None:
+    """Returns an example's last answer, or None if it has none."""
+    if "prompt" in row:
+        return None if row["completion"] is None else str(row["completion"])
+    last: Message = row["messages"][-1]
+    return last["content"] if last["role"] == ASSISTANT else None
+
+
+def asked(prompt: str | list[Message]) -> list[Message]:
+    """Returns a prompt as messages; text is a message of the user."""
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+
+
+def answer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: str | list[Message],
+    max_new_tokens: int,
+    block_size: int,
+    seed: int,
+) -> str:
+    """Answers a prompt by sampling, and returns both as text; arguments are those of `continue_text`."""
+    ids, end = encode_prompt(prompt, tokenizer), separators(tokenizer)[1]
+    tokens = continue_tokens(model, ids, end, max_new_tokens, block_size, seed)
+    return as_text(prompt, str(tokenizer.decode(tokens, skip_special_tokens=True)))
+
+
+def encode_prompt(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the tokens after which a model answers: those of the prompt, or of messages in the chat template.
+
+    Raises:
+        InputError: if there are messages and the tokenizer has no chat template.
+    """
+    if not isinstance(prompt, str):
+        return _rendered(prompt, tokenizer, add_generation_prompt=True)
+    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+    return ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids  # some tokenizers end every text
+
+
+def encode_pair(prompt: str, completion: str, tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    """Tokenises a prompt and its completion, which ends with the end-of-text token.
+
+    The two are tokenised as one text, unless that would change the tokens of the prompt, which is all that a model has
+    when it generates; then each is tokenised by itself.
+
+    Raises:
+        InputError: if the tokenizer has no end-of-text token.
+    """
+    begin, both = encode_prompt(prompt, tokenizer), encode_prompt(prompt + completion, tokenizer)
+    joined = both[: len(begin)] == begin
+    answer = both[len(begin) :] if joined else tokenizer(completion, add_special_tokens=False)["input_ids"]
+    answer = [*answer, separators(tokenizer)[1]]
+    return begin + answer, [False] * len(begin) + [True] * len(answer)
+
+
+def encode_conversation(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Encoded:
+    """Tokenises a conversation in the tokenizer's chat template.
+
+    Answers are what the template encloses in `{% generation %}`; in other templates, what follows the template's prompt
+    for an answer, up to the end-of-text token.
+
+    Raises:
+        BadRow: if a template without `{% generation %}` writes earlier messages differently once others follow.
+        InputError: if the tokenizer has no chat template.
+    """
+    if _GENERATION.search(template_of(tokenizer)):
+        encoded: Any = tokenizer.apply_chat_template(messages, return_assistant_tokens_mask=True)
+        return encoded["input_ids"], [bool(flag) for flag in encoded["assistant_masks"]]
+    tokens, end = _rendered(messages, tokenizer), tokenizer.eos_token_id
+    mask = [False] * len(tokens)
+    for place in (place for place, message in enumerate(messages) if message["role"] == ASSISTANT):
+        before = _rendered(messages[:place], tokenizer, add_generation_prompt=True)
+        answered = _rendered(messages[: place + 1], tokenizer)
+        if answered[: len(before)] != before or tokens[: len(answered)] != answered:
+            raise BadRow(
+                f"the chat template changes what comes before or in message {place + 1} once other messages follow, so "
+                "the answer cannot be found; set task.chat_template to one that encloses answers in {% generation %}"
+            )
+        answer = answered[len(before) :]
+        length = len(answer) - answer[::-1].index(end) if end in answer else len(answer)
+        mask[len(before) : len(before) + length] = [True] * length
+    return tokens, mask
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns the tokenizer's chat template.
+
+    Raises:
+        InputError: if it has none.
+    """
+    try:
+        return tokenizer.get_chat_template()
+    except ValueError as error:
+        raise InputError(
+            "task.data_format: messages needs a chat template, which this model's tokenizer does not have; use a model "
+            "that was trained for chat, or set task.chat_template"
+        ) from error
+
+
+def _rendered(
+    messages: list[Message], tokenizer: PreTrainedTokenizerBase, add_generation_prompt: bool = False
+) -> list[int]:
+    template_of(tokenizer)
+    encoded: Any = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=add_generation_prompt, tokenizer_kwargs={"verbose": False}
+    )
+    ids: list[int] = encoded["input_ids"]
+    return ids
+
+
+def encode_examples(
+    rows: Mapping[str, Sequence[Any]], tokenizer: PreTrainedTokenizerBase, labelled: bool
+) -> Iterator[Encoded]:
+    """Tokenises a batch of checked rows with the columns `prompt` and `completion`, or `messages`.
+
+    Raises:
+        DataError: if the chat template cannot be applied to a row.
+        InputError: if the tokenizer lacks a chat template or an end-of-text token.
+    """
+    from jinja2 import TemplateError
+
+    names = [name for name in ("prompt", "completion", "messages") if name in rows]
+    for number, *values in zip(rows["_number"], *(rows[name] for name in names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        try:
+            if not labelled:
+                yield encode_prompt(prompt_of(row), tokenizer), []
+            elif "prompt" in row:
+                yield encode_pair(row["prompt"], row["completion"], tokenizer)
+            else:
+                yield encode_conversation(row["messages"], tokenizer)
+        except BadRow as error:
+            raise DataError(f"row {number}: {error}") from error
+        except TemplateError as error:
+            raise DataError(f"row {number}: the chat template cannot be applied: {error}") from error
+
+
+def example_columns(examples: Iterable[Encoded], block_size: int) -> dict[str, list[Any]]:
+    """Returns the feature columns of tokenised examples, truncated to `block_size` predicted tokens.
+
+    Examples lose their end, those without an answer, which are prompts to be answered, their beginning.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in ("tokens", "answers", "length", "truncated_input")}
+    for tokens, mask in examples:
+        kept = tokens[: block_size + 1] if mask else tokens[-block_size:]
+        values = (kept, mask[: len(kept)], len(kept) - bool(mask), len(kept) < len(tokens))
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
+    return columns
+
+
+def with_answers(features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the feature rows of `example_columns` without those whose answers were truncated completely.
+
+    Each gets the column `targets`: a list of its number of predicted tokens.
+
+    Raises:
+        DataError: if none is left.
+    """
+    left = False
+    for row in features:
+        targets = sum(row["answers"][1:])
+        if targets or not row["answers"]:
+            left = True
+            yield row | {"targets": [targets]}
+    if not left:
+        raise DataError("task.block_size: the answers of all examples begin after this number of tokens; raise it")
+
+
+def inputs_and_labels(tokens: np.ndarray, mask: Sequence[bool]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the input ids and the labels `[T]` of a feature row: each token's successor, if it is of an answer."""
+    if not mask:
+        return tokens, np.full_like(tokens, IGNORE_INDEX)
+    return tokens[:-1], np.where(mask[1:], tokens[1:], IGNORE_INDEX)

@@ -1,0 +1,223 @@
+"""Tasks that generate a text from a text with an encoder-decoder: what translation and summarization share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from toolkit.api.task import (
+    IGNORE_INDEX,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Predictions,
+    Processor,
+    Record,
+)
+from toolkit.base.errors import InputError
+from toolkit.config.sections import STRICT, Config, Fraction, Positive
+
+if TYPE_CHECKING:
+    import datasets
+    from torch import Tensor, nn
+    from transformers import PreTrainedConfig
+
+    from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextToTextOptions:
+    """Options of languages, lengths and generation, named as in transformers' examples and `GenerationConfig`."""
+
+    __pydantic_config__ = STRICT
+    limits: ClassVar[Mapping[str, str]] = {
+        "source": "max_source_length",
+        "target": "max_target_length",
+        "generated": "val_max_target_length",
+    }
+
+    source_lang: str | None = None
+    """Language code of the sources, for multilingual models (mBART, NLLB, M2M100)."""
+    target_lang: str | None = None
+    """Language code of the targets, in the same form."""
+    source_prefix: str = ""
+    """Text before every source, required by T5, for instance `translate English to German: ` or `summarize: `, with the
+    trailing space."""
+    max_source_length: Positive = 128
+    """Maximum number of tokens per source; longer ones are truncated and counted."""
+    max_target_length: Positive = 128
+    """Maximum number of tokens per target; longer ones are truncated and counted. Metrics use the complete text."""
+    val_max_target_length: Positive | None = None
+    """Maximum number of tokens per generated text; null uses `max_target_length`."""
+    num_beams: Positive = 4
+    """Number of beams of beam search; 1 is greedy search."""
+    length_penalty: float = 1.0
+    """Exponent of the length by which a beam's score is divided; larger values favour longer texts."""
+    label_smoothing_factor: Fraction = 0.0
+    """Part of each token's probability that is distributed over the vocabulary (Szegedy et al. 2016,
+    arXiv 1512.00567), in training and evaluation losses."""
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong in combination."""
+        if self.num_beams == 1 and self.length_penalty != 1:
+            return ["task.length_penalty: has no effect with a single beam; set task.num_beams above 1"]
+        return []
+
+
+class TextToText(ABC):
+    """Base class of these tasks; see `toolkit.api.task.Task`.
+
+    A recipe adds its `Options` (with those above), `columns`, `scores`, `best_metric`, `error_name` and the abstract
+    methods.
+    """
+
+    modality = "seq2seq"
+    source: ClassVar[str]
+    """Name of the column of the sources."""
+    target: ClassVar[str]
+    """Name of the column of the targets."""
+
+    def __init__(self, cfg: Config) -> None:
+        self.cfg, self.options = cfg, cfg.task
+        self.state: dict[str, Any] = {"decoder_start_token_id": None}
+
+    @abstractmethod
+    def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Scores generated texts by their references, in the same order."""
+
+    @abstractmethod
+    def text_quality(self, predictions: Sequence[str], references: Sequence[str]) -> Quality:
+        """Returns how far the scores can be trusted; the arguments are those of `text_scores`."""
+
+    @abstractmethod
+    def text_error(self, prediction: str, reference: str) -> float:
+        """Returns the error of a text that differs from its reference; greater is worse."""
+
+    def auto_model(self, config: PreTrainedConfig) -> str:
+        """See `Task`."""
+        return "AutoModelForSeq2SeqLM"
+
+    def schema(self) -> datasets.Features:
+        """See `Task`."""
+        from datasets import Features, Value
+
+        return Features({self.source: Value("string"), self.target: Value("string")})
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """See `SupportsTrainingTexts`."""
+        return chain(rows[self.source], rows[self.target])
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """See `SupportsConfiguring`."""
+        self.state["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
+
+    def preprocess(
+        self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool
+    ) -> dict[str, list[Any]]:
+        """See `Task`."""
+        from toolkit.modalities import seq2seq
+
+        options = self.options
+        sources = [options.source_prefix + source for source in rows[self.source]]
+        with seq2seq.languages(processor, options.source_lang, options.target_lang):
+            return seq2seq.encode_pairs(
+                sources, rows[self.target] if labelled else None, processor,
+                options.max_source_length, options.max_target_length,
+            )  # fmt: skip
+
+    def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        """See `Task`.
+
+        Raises:
+            InputError: if neither the language nor the model's configuration defines the decoder's start token.
+        """
+        from toolkit.modalities import seq2seq
+
+        start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
+        start = self.state["decoder_start_token_id"] if start is None else start
+        if start is None:
+            raise InputError(
+                "model: its configuration has no decoder_start_token_id, so the start of a generated text is not "
+                "known; set model.config_overrides.decoder_start_token_id"
+            )
+        inputs, labels = seq2seq.pad_pairs(features, processor, start)
+        return {"inputs": inputs, "labels": labels, "extra": {"start": start, "first": first}}
+
+    def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
+        """See `Task`."""
+        from toolkit.tasks.tokens import token_losses
+
+        return token_losses(outputs.logits, batch["labels"], label_smoothing=self.options.label_smoothing_factor)
+
+    def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
+        """See `Task`; returns `ids` `[B, T]`, and the number of `tokens` and of `correct` ones `[B]`."""
+        from toolkit.modalities import seq2seq
+
+        options, labels = self.options, batch["labels"]
+        ids = seq2seq.generate(
+            model, outputs, batch["inputs"],
+            decoder_start_token_id=batch["extra"]["start"], forced_bos_token_id=batch["extra"]["first"],
+            max_new_tokens=options.val_max_target_length or options.max_target_length,
+            num_beams=options.num_beams, length_penalty=options.length_penalty,
+        )  # fmt: skip
+        return {
+            "ids": ids,
+            "tokens": (labels != IGNORE_INDEX).sum(-1).int(),
+            "correct": (outputs.logits.argmax(-1) == labels).sum(-1).int(),  # never so where a label is ignored
+        }
+
+    def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:
+        """See `Task`."""
+        from toolkit.modalities import seq2seq
+
+        texts = seq2seq.decode(predictions["ids"], data.processor)
+        return [
+            {self.source: row[self.source], "prediction": text, "reference": row[self.target]}
+            for row, text in zip(data.rows, texts, strict=True)
+        ]
+
+    def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
+        """See `Task`."""
+        accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
+        return self.text_scores(*_texts(records)) | {"token_accuracy": accuracy}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        """See `SupportsQuality`."""
+        return self.text_quality(*_texts(records))
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        """See `SupportsScript`."""
+        from toolkit.modalities import seq2seq
+
+        options = self.options
+        start, first = seq2seq.language_ids(processor, options.source_lang, options.target_lang)
+        generation = {
+            "decoder_start_token_id": self.state["decoder_start_token_id"] if start is None else start,
+            "forced_bos_token_id": first,
+            "max_new_tokens": options.val_max_target_length or options.max_target_length,
+            "num_beams": options.num_beams,
+            "length_penalty": options.length_penalty,
+        }
+        return "text_to_text", {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
+
+    def describe(self, record: Record) -> Description:
+        """See `Task`."""
+        return Description(record[self.source], record["prediction"], record["reference"])
+
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        """See `SupportsErrorRanking`."""
+        prediction, reference = record["prediction"], record["reference"]
+        if reference is None or reference == prediction:
+            return None
+        return (self.text_error(prediction, reference),)
+
+
+def _texts(records: Iterable[Record]) -> tuple[list[str], list[str]]:
+    """Returns the predictions and the references of records."""
+    pairs = [(record["prediction"], record["reference"]) for record in records]
+    return [text for text, _ in pairs], [reference for _, reference in pairs]
