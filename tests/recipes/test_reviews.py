@@ -101,8 +101,8 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
     assert ends.items() <= scores.items()
     low, high, baseline = (f"{value:.4g}" for value in ends.values())
-    shown = rf"eval_f1_macro .*always 'positive': .*eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}\)"
-    assert re.search(shown, capsys.readouterr().out, re.S)
+    accuracy = rf"eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}; always 'positive': {baseline}\)"
+    assert re.search(rf"eval_f1_macro .*always 'positive': .*{accuracy}", capsys.readouterr().out, re.S)
     assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
     assert (
         f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
