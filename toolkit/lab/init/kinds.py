@@ -173,6 +173,10 @@ def _is_chat(column: ColumnProfile) -> bool:
     )
 
 
+def _is_tokens(column: ColumnProfile) -> bool:
+    return all(isinstance(value, list) and all(isinstance(each, str) for each in value) for value in column.values)
+
+
 def _is_tags(column: ColumnProfile) -> bool:
     return column.kind == TEXTS and all(_TAG.fullmatch(tag) for tags in column.values for tag in tags)
 
@@ -264,9 +268,7 @@ _TEXT = Role(
 KINDS = (
     Kind(
         *("token_classification", "token_classification", "texts with a tag for each token"),
-        find=roles(
-            Role("tags", "ner_tags labels", _is_tags, _length), Role("tokens", "words", _has_kind(TEXTS), _length)
-        ),
+        find=roles(Role("tags", "ner_tags labels", _is_tags, _length), Role("tokens", "words", _is_tokens, _length)),
         limits=spans,
     ),
     Kind(
