@@ -1,4 +1,4 @@
-"""Waiting time and kept activations of each pipeline schedule, with a picture of one window.
+"""Waiting time and kept activations of each pipeline schedule, with a drawing of one window.
 
     python benchmarks/bench_pipeline.py [--processes 2] [--micro-batches 8] [--steps 9]
 

@@ -3,8 +3,8 @@
 python docs/draw_strategies.py [--render]
 
 Trains one step of a small BERT with each strategy on several CPU processes, and writes which part of each matrix every
-process holds to docs/held.json. With `--render`, the pictures are drawn from that file. This is a script and not a
-command of the toolkit, because the pictures show the strategies, not a user's run.
+process holds to docs/held.json. With `--render`, the images are drawn from that file. This is a script and not a
+command of the toolkit, because the images show the strategies, not a user's run.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ STRATEGIES = {
     "3d": Strategy("3D: replicas, tensor, pipeline", {"replicas": 2, "tensor": 2, "pipeline": 2},
                    {"tensor": SUMS, "replicas": "gradients, once per window", "pipeline": HIDDEN}),
 }  # fmt: skip
-"""The strategies of the page, by the names of their pictures."""
+"""The strategies of the page, by the names of their images."""
 Parts = dict[str, list[list[list[int]]]]
 """First indices and lengths of the parts of each matrix that a process holds."""
 
@@ -245,7 +245,7 @@ def lane(groups: Iterable[Sequence[int]], left: float, column: float, y: float) 
 
 
 def rendered(found: Mapping[str, Sequence[Mapping[str, Parts]]]) -> dict[str, str]:
-    """Returns the pictures by the names of their files."""
+    """Returns the images by the names of their files."""
     return {f"strategy_{name}.svg": sheet([picture(STRATEGIES[name], held)]) for name, held in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/switches.md that come from the code: optimizers, and settings that cannot go together.
+"""Writes the tables of docs/switches.md that come from the code: optimizers, and conflicting settings.
 
 python docs/render_switches.py
 """
@@ -29,7 +29,7 @@ def optimizers() -> str:
 
 
 def combinations() -> str:
-    """Returns the table of settings that cannot go together, one row for each rule."""
+    """Returns the table of conflicting settings, one row for each rule."""
     rows = [
         [", ".join(f"`{key}`" for key in rule.keys), rule.why, rule.instead]
         for rule in sorted(RULES, key=lambda rule: rule.keys)

@@ -27,7 +27,7 @@ from toolkit.config.column import Column
 from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
-from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores, perplexity
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores, perplexity
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}
@@ -87,6 +88,7 @@ class LanguageModeling:
     scores = LIKELIHOOD
     best_metric = "perplexity"
     error_name = "loss per token"
+    answer_columns = ("prediction", "loss", "num_tokens")
 
     def __init__(self, cfg: Config) -> None:
         self.cfg, self.options = cfg, cfg.task
@@ -209,6 +211,16 @@ class LanguageModeling:
         num_bytes = sum(len(text.encode()) for text in data.rows["text"]) if self.causal else None
         loss, tokens, correct = (float(sums[name].sum()) for name in ("loss", "tokens", "correct"))
         return likelihood_scores(loss, tokens, correct, num_bytes)
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        shown = record.get("prediction", record["perplexity"])
+        return {"prediction": shown, "loss": record["loss"], "num_tokens": record["num_tokens"]}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        from toolkit.tasks.blocks import by_document
+
+        sums = by_document(predictions, data.features, len(data.rows))
+        return likelihood_quality(sums["loss"], sums["tokens"], sums["correct"])
 
     def describe(self, record: Record) -> Description:
         known = "no token was predicted" if record["loss"] is None else f"perplexity {record['perplexity']:.4g}"

@@ -27,7 +27,7 @@ from toolkit.config.column import Column
 from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
-from toolkit.metrics.squad import SQUAD, squad_scores
+from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores
 
 if TYPE_CHECKING:
     import datasets
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
 
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
@@ -73,7 +74,7 @@ class QuestionAnswering:
 
     Options: ClassVar[type] = QAOptions
     columns: ClassVar[Mapping[str, Column]] = {
-        "id": Column("the question's id, kept in predictions", required=False),
+        "id": Column("the question's id, kept in predictions", required=False, key=True),
         "question": Column("the question"),
         "context": Column("the text that holds the answer"),
         "answers": Column("a mapping of the lists `text` and `answer_start`, as in SQuAD", label=True),
@@ -82,6 +83,7 @@ class QuestionAnswering:
     scores = SQUAD
     best_metric = "f1"
     error_name = "1 - F1"
+    answer_columns = ("prediction", "score", "n_best")
 
     def __init__(self, cfg: Config) -> None:
         self.options: QAOptions = cfg.task
@@ -119,6 +121,9 @@ class QuestionAnswering:
     def notes(self, rows: datasets.Dataset) -> list[str]:
         trimmed = sum(rows["trimmed"][:])
         return [f"{trimmed} of {len(rows)} answers had surrounding whitespace, which was removed."] if trimmed else []
+
+    def group_column(self) -> str:
+        return "context"
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
         yield from dict.fromkeys(rows["context"])
@@ -185,6 +190,16 @@ class QuestionAnswering:
     def metrics(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> dict[str, float]:
         pairs = [(record["prediction_text"], record["answers"]) for record in records]
         return squad_scores([text for text, _ in pairs], [answers for _, answers in pairs])
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        return "question_answering", {}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)
+        return squad_quality(texts, answers)
 
     def describe(self, record: Record) -> Description:
         expected = " / ".join(map(repr, record["answers"])) or None

@@ -20,6 +20,7 @@ from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.tasks.label_names import map_problems
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
     from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}
@@ -38,6 +40,7 @@ PROBLEM_SETTINGS = {
     "class_weights": ("single_label_classification",),
     "label_smoothing_factor": ("single_label_classification", "multi_label_classification"),
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
+    "label_map": ("single_label_classification", "multi_label_classification"),
     "label_separator": ("multi_label_classification", "regression"),
 }
 """Settings that only some problem types use."""
@@ -60,6 +63,9 @@ class ReviewsOptions:
     labels: list[str] | None = None
     """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
     rows, sorted. Rows with other labels are bad rows."""
+    label_map: dict[str, str] = field(default_factory=dict)
+    """Maps labels as in the file to names, for instance `{1: negative, 2: negative, 3: neutral}`; equal numbers match
+    (`1` and `1.0`). Labels that are not listed keep their names, and are named when the run starts."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
     """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
     class_weights: Literal["none", "balanced"] = "none"
@@ -86,6 +92,7 @@ class ReviewsOptions:
         if self.labels is not None and (len(set(self.labels)) != len(self.labels) or len(self.labels) < least):
             several = "at least two different names" if least == 2 else "different names"
             found.append(f"task.labels: received {self.labels}, expected {several}")
+        found += map_problems(self.labels, self.label_map)
         found += unused_options(self, "modality", MODALITY_SETTINGS)
         return found + unused_options(self, "problem_type", PROBLEM_SETTINGS)
 
@@ -113,6 +120,7 @@ class Reviews:
         self.modality: str = self.options.modality
         self.head: Head = HEADS[self.options.problem_type](self.options)
         self.state, self.best_metric, self.error_name = self.head.state, self.head.best_metric, self.head.error_name
+        self.answer_columns = self.head.answer_columns
 
     @property
     def scores(self) -> Sequence[Score]:
@@ -138,6 +146,12 @@ class Reviews:
 
     def learn(self, rows: datasets.Dataset) -> None:
         self.head.learn(rows["label"][:])
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        return self.head.counts(rows["label"][:])
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        return self.head.notes(counts)
 
     def class_column(self) -> str | None:
         return "label" if self.head.has_classes else None
@@ -184,6 +198,20 @@ class Reviews:
         import numpy as np
 
         return self.head.metrics(predictions["scores"], np.asarray(data.features["label"][:]))
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return self.head.answer(record)
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        labels, several = self.state["labels"], self.options.problem_type == "regression"
+        names = ["prediction", *(["score"] if self.head.has_classes else [])]
+        answers = [f"prediction_{label}" for label in labels] if several and len(labels) > 1 else names
+        return f"{self.modality}_classification", {"answers": answers}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        import numpy as np
+
+        return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
 
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))

@@ -28,7 +28,7 @@ from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 from toolkit.main import main
 from toolkit.metrics.score import Score
-from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
+from toolkit.metrics.translation import TRANSLATION, signatures, translation_quality, translation_scores
 
 if TYPE_CHECKING:
     import datasets
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from toolkit.api.random import RowRandom
+    from toolkit.metrics.quality import Quality
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +208,24 @@ class Translation:
         texts, references = [text for text, _ in pairs], [reference for _, reference in pairs]
         accuracy = float(predictions["correct"].sum() / predictions["tokens"].sum())
         return translation_scores(texts, references, self.options.bleu_tokenize) | {"token_accuracy": accuracy}
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        from toolkit.modalities import seq2seq
+
+        options = self.options
+        start, first = seq2seq.language_ids(processor, options.source_lang, options.target_lang)
+        generation = {
+            "decoder_start_token_id": self.state["decoder_start_token_id"] if start is None else start,
+            "forced_bos_token_id": first,
+            "max_new_tokens": options.val_max_target_length or options.max_target_length,
+            "num_beams": options.num_beams,
+            "length_penalty": options.length_penalty,
+        }
+        return "text_to_text", {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        texts, references = zip(*((record["prediction"], record["reference"]) for record in records), strict=True)
+        return translation_quality(texts, references, self.options.bleu_tokenize)
 
     def describe(self, record: Record) -> Description:
         return Description(record["source"], record["prediction"], record["reference"])

@@ -126,7 +126,11 @@ def load_settings(
 
 
 def validate(
-    task_type: type[Task], file: str | Path, overrides: Sequence[str] = (), elsewhere: bool = False
+    task_type: type[Task],
+    file: str | Path,
+    overrides: Sequence[str] = (),
+    elsewhere: bool = False,
+    first_rows: bool = True,
 ) -> Findings:
     """Runs every check that a run performs before it loads weights.
 
@@ -136,6 +140,7 @@ def validate(
         overrides: `section.key=value` strings; later ones win.
         elsewhere: skip checks that depend on this machine (launcher, files, cache, GPUs, libraries), because the
             training will run on another one.
+        first_rows: whether to check the first rows of the data files also if no other problem is found.
 
     Returns:
         The problems found, and what could not be checked.
@@ -144,7 +149,7 @@ def validate(
         ConfigError: if the file cannot be read.
     """
     draft = _draft(task_type, file, overrides, {} if elsewhere else os.environ, not elsewhere)
-    return _examine(draft, task_type, elsewhere)
+    return _examine(draft, task_type, elsewhere, first_rows=first_rows or bool(draft.problems))
 
 
 def _draft(
@@ -157,10 +162,12 @@ def _draft(
     return read_config(task_type.Options, file, overrides, environ, task_type.columns, check_files, RULES)
 
 
-def _examine(draft: Draft, task_type: type[Task], elsewhere: bool = False, folder: bool = True) -> Findings:
+def _examine(
+    draft: Draft, task_type: type[Task], elsewhere: bool = False, folder: bool = True, first_rows: bool = True
+) -> Findings:
     from toolkit.base.console import quiet_libraries
     from toolkit.checks.run import examine
 
     with quiet_libraries():
-        found = examine(draft.config, task_type, draft.faulty, elsewhere, folder)
+        found = examine(draft.config, task_type, draft.faulty, elsewhere, folder, first_rows)
     return Findings((*draft.problems, *map(draft.located, found.problems)), found.unchecked)

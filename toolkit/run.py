@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from toolkit.api.milestones import Milestones
 from toolkit.api.run import FitResult, Observer, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, warn
@@ -37,7 +38,7 @@ from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
-from toolkit.report.results import summary_figures, write_results
+from toolkit.report.results import qualities, summary_figures, write_results
 
 
 def run(
@@ -92,6 +93,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     """
     result = fit(run)
     run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
+    result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
     # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:
@@ -137,8 +139,9 @@ def prepared_run(
             warn(f"{note}.")
     with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
-        refuse_wrong_steps(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch, claimed.resume)
-        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, claimed.output_dir)
+        milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
+        refuse_wrong_steps(cfg, milestones, claimed.resume)
+        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, milestones, claimed.output_dir)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)

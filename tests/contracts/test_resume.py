@@ -38,15 +38,16 @@ def stop_before(monkeypatch):
 )
 def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, stop_before):
     settings = (*RANDOM[task], *extra, "tracking.logging_steps=3")
-    train(task, tmp_path / "whole", *settings)
+    whole = train(task, tmp_path / "whole", *settings)
     for step in (6, 12):
         stop_before(step)
         with pytest.raises(StoppedError):
             train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
     stop_before(None)
-    train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    parts = train(task, tmp_path / "parts", *settings, "checkpoint.resume=auto")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    assert parts.train_loss == whole.train_loss
     assert predictions(tmp_path / "whole") == predictions(tmp_path / "parts")
 
 

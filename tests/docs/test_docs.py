@@ -17,6 +17,7 @@ from launching import ROOT
 from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
+from toolkit.commands._options import with_current_names
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
@@ -97,7 +98,7 @@ def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
     return parsed.config, parsed.overrides
 
 
-@pytest.mark.parametrize("command", commands("toolkit (?:validate|explain|schema)"))
+@pytest.mark.parametrize("command", commands("toolkit (?:init|validate|explain|schema|data show)"))
 def test_commands_about_settings_run(command: str, reader, capsys) -> None:
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
     if arguments[0] == "validate" and "--elsewhere" not in arguments:
@@ -111,7 +112,7 @@ def test_commands_about_settings_run(command: str, reader, capsys) -> None:
 def check_trained_run_command(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     import_module(f"toolkit.commands.{arguments[0]}").add_arguments(parser)
-    parser.parse_args(arguments[1:])
+    parser.parse_intermixed_args(with_current_names(arguments[0], arguments[1:]))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_recipes_are_run_as_they_say(command: str, reader) -> None:
 
 def test_every_kind_of_command_was_found() -> None:
     about_runs = ("predict", "evaluate", "certify", "plan", "runs", "diff", "reproduce", "checkpoint")
-    kinds = ("validate", "explain", "schema", *about_runs, "data")
+    kinds = ("init", "validate", "explain", "schema", *about_runs, "data")
     for program in (*(f"toolkit {kind}" for kind in kinds), "accelerate launch", "python recipes/", "make"):
         assert commands(program), program
 

@@ -249,7 +249,7 @@ def test_the_report_has_samples_that_a_second_run_makes_again(finished, tmp_path
 
 def test_predict_scores_new_documents_the_shortest_too(finished, tmp_path):
     (tmp_path / "new.txt").write_text("a\n\nThe river is high.\n")
-    assert run_command("predict", finished, "--data", tmp_path / "new.txt", "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", tmp_path / "new.txt", "--output", tmp_path / "out.jsonl") == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == ["a", "The river is high."]
     assert records[0]["num_tokens"] == 2  # itself and the end

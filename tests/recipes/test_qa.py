@@ -8,7 +8,9 @@ import shutil
 import pytest
 import torch
 from commands import run_command
+from exports import assert_equal_answers, exported, write_rows
 from runs import ROOT, lines, predictions, train
+from tolerances import float32_tolerance
 
 from toolkit.base.errors import ConfigError, DataError, InputError
 
@@ -50,10 +52,31 @@ def test_the_auto_class_loads_the_model_and_predict_answers(finished, tmp_path):
     assert outputs.start_logits.shape == outputs.end_logits.shape
     rows = [{"question": "What grows?", "context": "Clover grows on the hill."}]
     (tmp_path / "new.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    assert run_command("predict", finished, "--data", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", tmp_path / "new.jsonl", "--output", tmp_path / "out.jsonl") == 0
     (record,) = (json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines())
-    assert record["prediction_text"] in rows[0]["context"]
-    assert record["id"] == "1"
+    assert record["prediction"] in rows[0]["context"]
+    assert {"question", "context", "score", "n_best", "error"} < record.keys()
+
+
+def test_single_questions_are_answered_on_the_terminal(finished, capsys):
+    context, grows, flies = "context=Clover grows on the hill.", "question=What grows?", "question=What flies?"
+    given = [word for text in (grows, context, flies, context) for word in ("--input-text", text)]
+    assert run_command("predict", finished, *given) == 0
+    assert capsys.readouterr().out.count("question: ") == 2
+    assert run_command("predict", finished, "--input-text", grows) == 2
+    assert "--input-text: question without context" in capsys.readouterr().err
+    assert run_command("predict", finished, "--input-text", "What grows?") == 2
+    assert '--input-text question="..." --input-text context="..."' in capsys.readouterr().err
+
+
+def test_an_exported_run_finds_the_same_spans_with_transformers(finished, tmp_path):
+    documents = json.loads((ROOT / "recipes/data/qa/validation.json").read_text())["data"]
+    paragraphs = [paragraph for document in documents for paragraph in document["paragraphs"]]
+    rows = [{"question": part["qas"][0]["question"], "context": part["context"]} for part in paragraphs[:5]]
+    rows += [rows[0] | {"question": "Why? " * 60}, rows[0] | {"question": ""}]
+    folder = exported(finished, tmp_path)
+    assert len((folder / "predict.py").read_text().splitlines()) < 90
+    assert_equal_answers(finished, folder, write_rows(tmp_path / "new.csv", rows), float32_tolerance())
 
 
 def question(**changes):
@@ -83,10 +106,13 @@ def test_answers_that_are_not_in_their_context_are_named(tmp_path):
 
 def test_unanswerable_questions_are_trained_on_and_scored(tmp_path):
     none = {"text": [], "answer_start": []}
-    rows = [question(id=str(i), answers=none if i % 2 else question()["answers"]) for i in range(12)]
+    rows = [
+        question(id=str(i), question=f"Question {i}?", answers=none if i % 2 else question()["answers"])
+        for i in range(12)
+    ]
     train("qa", tmp_path / "run", write(tmp_path / "rows.jsonl", rows), "data.validation_file=null",
-          "data.validation_split=0.34", "train.max_steps=2", "task.version_2_with_negative=true",
-          "task.null_score_diff_threshold=-1000")  # fmt: skip
+          "data.validation_split=0.34", "data.group_column=question", "train.max_steps=2",
+          "task.version_2_with_negative=true", "task.null_score_diff_threshold=-1000")  # fmt: skip
     line = lines(tmp_path / "run", "eval_loss")[-1]
     assert line["eval_no_answer_f1"] == 1.0  # with this threshold "no answer" always wins
     assert {record["prediction_text"] for record in predictions(tmp_path / "run")} == {""}

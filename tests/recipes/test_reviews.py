@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from commands import run_command
+from exports import assert_equal_answers, exported, isolated_answers, script_answers, write_rows
 from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -84,10 +87,9 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
         writer = csv.writer(file)
         writer.writerow(["text"])
         writer.writerows([record["text"]] for record in predictions(finished))
-    assert run_command("predict", finished, "--data", new, "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", new, "--output", tmp_path / "out.jsonl") == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [record["prediction"] for record in records] == [record["prediction"] for record in predictions(finished)]
-    assert all(record["label"] is None for record in records)
 
     labelled = tmp_path / "labelled.csv"
     source = (ROOT / "recipes/data/reviews/validation.csv").read_text().splitlines(keepends=True)
@@ -95,7 +97,17 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path, ca
     assert run_command("evaluate", finished, "--data", labelled, "--output", tmp_path / "scores.json") == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert scores["eval_accuracy"] == lines(finished, "eval_loss")[-1]["eval_accuracy"]
-    assert "eval_accuracy" in capsys.readouterr().out
+    result = json.loads((finished / "run.json").read_text())["result"]
+    ends = {name: result[name] for name in ("eval_accuracy_low", "eval_accuracy_high", "eval_accuracy_baseline")}
+    assert ends.items() <= scores.items()
+    low, high, baseline = (f"{value:.4g}" for value in ends.values())
+    shown = rf"eval_f1_macro .*always 'positive': .*eval_accuracy +{scores['eval_accuracy']:.4g} \({low} to {high}\)"
+    assert re.search(shown, capsys.readouterr().out, re.S)
+    assert float(baseline) == pytest.approx(6 / 9, abs=1e-4)
+    assert (
+        f"| eval_accuracy | {scores['eval_accuracy']:.4g} | {low} to {high} | "
+        in (finished / "model" / "README.md").read_text()
+    )
 
 
 def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finished, tmp_path, monkeypatch):
@@ -105,23 +117,36 @@ def test_a_run_can_be_used_from_another_place_and_after_its_data_is_gone(finishe
     config.write_text(config.read_text().replace("recipes/data/reviews/train.csv", "gone.csv"))
     (tmp_path / "new.csv").write_text("text\nA fine pair of boots.\n")
     monkeypatch.chdir(tmp_path)
-    assert run_command("predict", moved, "--data", "new.csv") == 0
-    assert (tmp_path / "new.csv.predictions.jsonl").exists()
+    assert run_command("predict", moved, "--input", "new.csv") == 0
+    assert (
+        (tmp_path / "new.predictions.csv").read_text().startswith("text,prediction,score,error\nA fine pair of boots.,")
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("predict", "nowhere", "--data", "x.csv"), "not a finished run"),
-        (("predict", "{run}", "--data", "nowhere.csv"), "nowhere.csv"),
+        (("predict", "nowhere", "--input", "x.csv"), "not a finished run"),
+        (("predict", "{run}", "--input", "nowhere.csv"), "nowhere.csv"),
         (("evaluate", "{run}", "--data", "{unlabelled}"), "label"),
         (("evaluate", "{run}", "--data", "{unknown}"), "'neutral' is not one of negative, positive"),
         (
-            ("predict", "{run}", "--data", "{unknown}", "--per-device-eval-batch-size", "0"),
+            ("predict", "{run}", "--input", "{unknown}", "--per-device-eval-batch-size", "0"),
             "--per-device-eval-batch-size",
         ),
-        (("predict", "{run}", "--data", "{unknown}", "--recipe", "gone.py"), "gone.py"),
-        (("predict", "{run}", "--data", "{unknown}", "--output", "gone/out.jsonl"), "there is no folder"),
+        (("predict", "{run}", "--input", "{unknown}", "--recipe", "gone.py"), "gone.py"),
+        (("predict", "{run}", "--input", "{unknown}", "--output", "gone/out.jsonl"), "there is no folder"),
+        (
+            ("predict", "{run}", "--input", "{unknown}", "--output", "out.txt"),
+            "expected a name that ends in .csv, .tsv, ",
+        ),
+        (("predict", "{run}", "--input", "{unknown}", "--threshold", "2"), "received 2, must be a number from 0 to 1"),
+        (("predict", "{run}", "--input", "{unknown}", "--input", "{unlabelled}"), "name it, for instance answers.csv"),
+        (("predict", "{run}", "--input", "{unknown}", "train.seed=1"), "train.seed: unknown key (did you mean seed?)"),
+        (
+            ("evaluate", "{run}", "--data", "{unknown}", "train.optim=sgd"),
+            "train.optim: a finished run is used as it was",
+        ),
     ],
 )
 def test_wrong_use_of_a_run_is_said_plainly(finished, tmp_path, capsys, arguments, message):
@@ -143,7 +168,7 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
     assert "row 22" in str(refused.value)
     assert "row 23" in str(refused.value)
     assert "data.bad_rows=skip" in str(refused.value)
-    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip")
+    train("reviews", tmp_path / "skip", *files, "data.bad_rows=skip", "data.max_bad_rows=1")
     left_out = [json.loads(line) for line in (tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()]
     assert [row["row"] for row in left_out] == [22, 23]
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": 2}
@@ -173,7 +198,7 @@ def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
     (foreign / "recipe.py").write_text("raise SystemExit('this code was run')")
     facts = json.loads((foreign / "run.json").read_text())
     (foreign / "run.json").write_text(json.dumps(facts | {"recipe": str(foreign / "recipe.py")}))
-    assert run_command("predict", foreign, "--data", "x.csv") == 2
+    assert run_command("predict", foreign, "--input", "x.csv") == 2
     assert "if you trust it" in capsys.readouterr().err
 
 
@@ -199,17 +224,30 @@ def test_labels_from_the_yaml_set_their_ids(tmp_path):
     assert config["id2label"] == {"0": "positive", "1": "negative"}
 
 
-def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path):
+def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path, capsys):
     names = ["[red]", "a|b", 2.0]
     rows = [json.dumps({"text": f"text {i}", "label": names[i % 3]}) for i in range(24)]
     rows.append('{"text": "what", "label": NaN}')
     (tmp_path / "rows.jsonl").write_text("\n".join(rows))
     train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null",
-          "data.validation_split=0.25", "data.bad_rows=skip", "train.max_steps=1")  # fmt: skip
+          "data.validation_split=0.25", "data.bad_rows=skip", "task.label_map.2=two", "train.max_steps=1")  # fmt: skip
     facts = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert facts["task_state"]["labels"] == ["2", "[red]", "a|b"]
+    assert facts["task_state"]["labels"] == ["[red]", "a|b", "two"]
     assert facts["bad_rows"] == {"train": 1}
-    assert "| a\\|b | " in (tmp_path / "run" / "report.md").read_text()
+    counts = {"train": {"[red]": 6, "a|b": 6, "two": 6}, "validation": {"[red]": 2, "a|b": 2, "two": 2}}
+    assert facts["labels"] == counts
+    config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "[red]", "1": "a|b", "2": "two"}
+    report = (tmp_path / "run" / "report.md").read_text()
+    assert "| a\\|b | 6 | 2 |" in report
+    assert "1 of 25 rows cannot be used (4.0%): label nan is neither text nor a number (1, first in row 25)" in report
+
+    more = [{"text": f"text {i}", "label": label} for i, label in enumerate([2, "2.00", "two", "blue"])]
+    (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, more)))
+    assert run_command("evaluate", tmp_path / "run", "--data", tmp_path / "more.jsonl") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "run on more.jsonl: 3 rows, 1 skipped as unusable (25.0%)" in out
+    assert "label 'blue' is not one of [red], a|b, two (1, first in row 4). They are skipped;" in out
 
 
 def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(tmp_path):
@@ -218,3 +256,132 @@ def test_a_start_that_failed_does_not_block_its_folder_but_a_finished_run_does(t
     train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=null")
     with pytest.raises(CheckpointError, match="finished run without checkpoints"):
         train("reviews", tmp_path / "run", *FEW, "checkpoint.resume=auto")
+
+
+MESSY = 'ID,Note,text,prediction\n7,"x, y",A fine pair of boots.,old\n8,,,old\n9,z,It broke.,old\n10,too,short\n'
+
+
+def answers(finished, tmp_path, *arguments):
+    (tmp_path / "new.csv").write_text(MESSY)
+    output = tmp_path / "answers.csv"
+    assert run_command("predict", finished, "--input", tmp_path / "new.csv", "--output", output, *arguments) == 0
+    with output.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_answers_join_back_to_their_rows_those_without_a_prediction_too(finished, tmp_path, capsys):
+    given = list(csv.DictReader(MESSY.splitlines()))
+    found = answers(finished, tmp_path)
+    assert list(found[0]) == ["ID", "Note", "text", "prediction", "prediction_2", "score", "error"]
+    assert [(row["ID"], row["Note"], row["text"], row["prediction"]) for row in found] == [
+        (row["ID"], row["Note"], row["text"], row["prediction"] or "") for row in given
+    ]
+    assert [row["error"] for row in found] == ["", "column 'text' is empty", "", "3 fields where the header has 4"]
+    assert [row["prediction_2"] in ("positive", "negative") for row in found] == [True, False, True, False]
+    assert 0.5 <= float(found[0]["score"]) <= 1
+    assert (found[1]["prediction_2"], found[1]["score"]) == ("", "")
+    said = capsys.readouterr().out
+    assert "2 of 4 rows have no prediction" in said
+    assert "new.csv, row 3: column 'text' is empty" in said
+
+
+def test_unsure_answers_and_all_scores_have_columns(finished, tmp_path):
+    found = answers(finished, tmp_path, "--threshold", "1", "--all-scores")
+    assert list(found[0])[4:] == ["prediction_2", "score", "score_negative", "score_positive", "unsure", "error"]
+    assert [row["unsure"] for row in found] == ["true", "", "true", ""]
+    assert float(found[0]["score"]) == max(float(found[0]["score_negative"]), float(found[0]["score_positive"]))
+    assert answers(finished, tmp_path, "--threshold", "0")[0]["unsure"] == "false"
+
+
+def test_unusable_rows_may_be_refused_instead(finished, tmp_path, capsys):
+    (tmp_path / "new.csv").write_text(MESSY)
+    assert run_command("predict", finished, "--input", tmp_path / "new.csv", "--bad-rows", "error") == 2
+    assert "2 of 4 rows cannot be used" in capsys.readouterr().err
+
+
+def test_several_inputs_other_columns_and_single_columns(finished, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("ID,Review Text\n1,Nice boots.\n")
+    (tmp_path / "b.txt").write_text("It broke.\n\nFine.\n")
+    inputs = ("--input", tmp_path / "a.csv", "--input", tmp_path / "b.txt")
+    output = tmp_path / "answers.jsonl"
+    assert run_command("predict", finished, *inputs, "--output", output) == 2
+    assert "a.csv has no column 'text'" in capsys.readouterr().err
+    assert run_command("predict", finished, *inputs, "--output", output, "data.columns.text=Review Text") == 0
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row.get("Review Text", row.get("text")) for row in found] == ["Nice boots.", "It broke.", "Fine."]
+    assert [row["file"].rpartition("/")[2] for row in found] == ["a.csv", "b.txt", "b.txt"]
+    assert "its only column" not in capsys.readouterr().out
+    (tmp_path / "c.csv").write_text("body,label\nNice boots.,positive\n")
+    arguments = ("--data", tmp_path / "c.csv", "data.columns.text=body", "--output", tmp_path / "scores.json")
+    assert run_command("evaluate", finished, *arguments) == 0
+    assert "run on c.csv: 1 rows" in capsys.readouterr().out
+
+
+def test_single_texts_are_answered_on_the_terminal(finished, capsys):
+    assert run_command("predict", finished, "--input-text", "Fine = good.", "--input-text", "It broke.") == 0
+    said = capsys.readouterr().out
+    assert said.count("prediction: ") == said.count("score: 0.") == 2
+    assert "text: Fine = good.\n" in said
+
+
+@pytest.fixture(scope="module")
+def colleague(finished, tmp_path_factory):
+    return exported(finished, tmp_path_factory.mktemp("export"))
+
+
+def test_an_exported_run_answers_with_transformers_as_the_toolkit_does(finished, colleague, tmp_path):
+    rows = [{"ID": str(i), "text": record["text"]} for i, record in enumerate(predictions(finished))]
+    file = write_rows(tmp_path / "new.csv", [*rows, {"ID": "empty", "text": ""}])
+    assert_equal_answers(finished, colleague, file, float32_tolerance())
+    (answer,) = script_answers(colleague, "--text", rows[0]["text"])
+    assert answer["prediction"] == predictions(finished)[0]["prediction"]
+    with pytest.raises(SystemExit, match="has no column text"):
+        script_answers(colleague, write_rows(tmp_path / "other.csv", [{"body": "Fine."}]))
+    with pytest.raises(SystemExit, match=r"python predict\.py input\.csv > output\.csv"):
+        script_answers(colleague)
+
+
+def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
+    files = {path.relative_to(colleague).as_posix(): path for path in colleague.rglob("*") if path.is_file()}
+    assert {"predict.py", "requirements.txt", "README.txt", "report.html", "model/README.md"} < files.keys()
+    private = (str(finished), str(finished.parent), str(Path.home()), str(Path.cwd()), str(ROOT))
+    for path in files.values():
+        content = path.read_bytes()
+        assert [folder for folder in private if folder.encode() in content] == [], path
+    assert len(files["README.txt"].read_text().splitlines()) == 5
+    assert len(files["predict.py"].read_text().splitlines()) < 50
+    assert files["requirements.txt"].read_text().startswith("torch\ntransformers>=5")
+    card = files["model/README.md"].read_text()
+    for part in (
+        "license: unknown",
+        "| train | `train.csv` | 24 |",
+        "| negative |",
+        "## Intended use",
+        "eval_accuracy",
+    ):
+        assert part in card
+
+
+def test_only_a_zip_is_exported(finished, tmp_path, capsys):
+    assert run_command("export", finished, "--output", tmp_path / "run.tar") == 2
+    assert "expected a name that ends in .zip" in capsys.readouterr().err
+    assert run_command("export", finished, "--format", "onnx") == 2
+    assert "--format: received onnx, expected zip" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_exported_script_needs_no_toolkit(finished, colleague):
+    printed = isolated_answers(colleague, "--text", predictions(finished)[0]["text"])
+    assert predictions(finished)[0]["prediction"] in printed
+
+
+def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path, capsys):
+    moved = tmp_path / "moved"
+    shutil.copytree(finished, moved)
+    facts = json.loads((moved / "run.json").read_text())
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/work/recipes/reviews.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 0
+    assert "the toolkit's reviews is used" in capsys.readouterr().out
+    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/home/ann/my_task.py"}))
+    assert run_command("predict", moved, "--input-text", "Fine.") == 2
+    assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err

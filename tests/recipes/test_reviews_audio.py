@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio
+from toolkit.modalities.audio_length import missing_share
 from toolkit.modalities.options import AudioOptions
 from toolkit.models.load import build_model, load_model_config, unused_parameter_problems
 
@@ -58,6 +60,29 @@ def test_a_recording_that_lost_its_very_end_is_heard_to_there(form):
     file = audio.check(reference(content[: -len(content) // 50]), options())
     assert 30_000 < file["frames"] < 32_000
     assert len(audio.read(file, 16000, AudioOptions(max_seconds=1.9), None)) == pytest.approx(30_400, abs=400)
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+def test_half_a_recording_is_refused(form):
+    content = encoded(tone(4.0), form=form)
+    with pytest.raises(BadRow, match=r"x.wav: (truncated after|cannot be decoded)"):
+        audio.check(reference(content[: len(content) // 2]), options())
+
+
+@pytest.mark.parametrize("promised", [0, 2**32 - 1])
+def test_a_wav_that_was_written_to_a_pipe_has_no_length_of_its_own(promised):
+    content = bytearray(encoded(tone(1.0)))
+    place = content.index(b"data") + 4
+    content[place : place + 4] = promised.to_bytes(4, "little")
+    assert missing_share(io.BytesIO(content)) == 0.0
+
+
+def test_a_wav_that_promises_more_than_it_has_is_refused():
+    content = bytearray(encoded(tone(1.0)))
+    place = content.index(b"data") + 4
+    content[place : place + 4] = (2**31).to_bytes(4, "little")
+    with pytest.raises(BadRow, match=r"x.wav: truncated after 1 of 67108.9 s"):
+        audio.check(reference(bytes(content)), options())
 
 
 def test_crops_depend_on_seed_epoch_and_row_and_are_the_centre_in_evaluation():

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 from commands import run_command
+from exports import assert_equal_answers, exported, write_rows
 from runs import ROOT, assert_close, assert_same_weights, lines, predictions, train
 from sacrebleu import corpus_bleu, corpus_chrf
 from seq2seq_models import nllb, small
@@ -54,13 +55,20 @@ def test_the_model_folder_is_enough_to_translate(finished):
     assert tokenizer.decode(ids[0], skip_special_tokens=True).strip() == record["prediction"]
 
 
+def test_an_exported_run_translates_with_transformers_as_the_toolkit_does(finished, tmp_path):
+    rows = [{"source": record["source"]} for record in predictions(finished)]
+    file = write_rows(tmp_path / "new.csv", [*rows, {"source": " "}])
+    assert_equal_answers(finished, exported(finished, tmp_path), file, 0)
+
+
 def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path):
     rows = [json.loads(line)["translation"] for line in (DATA / "validation.jsonl").read_text("utf-8").splitlines()[:9]]
     new = tmp_path / "new.jsonl"
     new.write_text("\n".join(json.dumps({"translation": {"en": row["en"]}}) for row in rows))
-    assert run_command("predict", finished, "--data", new, "--output", tmp_path / "out.jsonl") == 0
+    assert run_command("predict", finished, "--input", new, "--output", tmp_path / "out.jsonl") == 0
     records = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert records == [record | {"reference": None} for record in predictions(finished)]
+    assert [record["prediction"] for record in records] == [record["prediction"] for record in predictions(finished)]
+    assert [record["translation"] for record in records] == [{"en": row["en"]} for row in rows]
     for language in ("source", "target"):
         texts = [row["en" if language == "source" else "de"] for row in rows]
         (tmp_path / f"{language}.txt").write_text("\n".join(texts))
@@ -119,7 +127,7 @@ def test_unpaired_rows_are_named_or_left_out_and_counted(tmp_path):
         train("translation", tmp_path / "error", *files, *STEP)
     for number, (_, reason) in enumerate(BAD, start=13):
         assert f"rows.jsonl, row {number}: {reason}" in str(refused.value)
-    train("translation", tmp_path / "skip", *files, *STEP, "data.bad_rows=skip")
+    train("translation", tmp_path / "skip", *files, *STEP, "data.bad_rows=skip", "data.max_bad_rows=1")
     assert json.loads((tmp_path / "skip" / "run.json").read_text())["bad_rows"] == {"train": len(BAD)}
     assert len((tmp_path / "skip" / "bad_rows.jsonl").read_text().splitlines()) == len(BAD)
 

@@ -29,6 +29,8 @@ C2_SPLIT = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_
 C4_RUN = ("train.max_steps=1", "data.max_train_samples=24", "train.gradient_accumulation_steps=1",
           "checkpoint.save_steps=null", "eval.eval_steps=null", "data.max_eval_samples=41")  # fmt: skip
 C4_BATCHES = (1, 7, 64)
+C4_SPLITS = {"qa": ("data.validation_file=null", "data.validation_split=0.3")}
+"""Tasks whose evaluation rows are a grouped split of the training file: questions by their contexts."""
 OPTIM_RUN = ("train.max_steps=4", "data.max_train_samples=24", "train.per_device_train_batch_size=2",
              "train.gradient_accumulation_steps=1", "train.optim=muon", "train.lr_scheduler_type=reduce_lr_on_plateau",
              "train.lr_scheduler_kwargs={patience: 0, threshold: 10.0}", "eval.eval_steps=1",
@@ -56,7 +58,7 @@ def main(output: Path, world: int) -> None:
         for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
             # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
-            train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *split)
+            train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *C4_SPLITS.get(task, ()), *split)
     if world == 2:
         reference_schedules.write(output)
         for engine in ("loop", "trainer"):

@@ -14,6 +14,7 @@ from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
@@ -95,14 +96,15 @@ class FitResult:
 
     Args:
         steps: optimizer steps of the run, previous sessions included.
-        train_loss: mean loss over all items trained on in this session, None if there were none.
+        train_loss: mean loss over all items of the run, previous sessions included; None if there were none.
         evaluations: evaluations of the final model by set (`validation`, `test`).
         best: best value of the metric that selects the best model, or None.
         best_step: step of that value.
         train_seconds: seconds spent in training steps of this session, without evaluation and saving.
-        items_per_second: items trained on per second of that time.
+        items_per_second: items of this session per second of that time.
         memory: memory use of the main process.
         further: figures of the strategy and the callbacks.
+        quality: how far the scores of each set can be trusted; the same on every process. Empty until training is over.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
 
@@ -115,6 +117,7 @@ class FitResult:
     items_per_second: float
     memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
+    quality: Mapping[str, Quality] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -128,13 +131,31 @@ def best_metric(cfg: Config, task: Task) -> Score:
     Raises:
         ConfigError: if the task has no metric of the configured name.
     """
-    name = (cfg.eval.metric_for_best_model or task.best_metric).removeprefix("eval_")
-    scores = [Score("loss", greater_is_better=False), *task.scores]
-    known = {score.name: score for score in scores if not score.per_class}
+    return metric_named(cfg.eval.metric_for_best_model or task.best_metric, task, "eval.metric_for_best_model")
+
+
+def metric_named(name: str, task: Task, setting: str) -> Score:
+    """Returns a metric of a task; its name gets the prefix `eval_`.
+
+    Args:
+        name: its name, with or without the prefix.
+        task: the task.
+        setting: the setting that received the name, for the error.
+
+    Raises:
+        ConfigError: if the task has no such metric; lists those that it has.
+    """
+    name = name.removeprefix("eval_")
+    known = {score.name: score for score in overall_scores(task)}
     if name not in known:
         near = did_you_mean(name, list(known))
-        raise ConfigError([f"eval.metric_for_best_model: received {name!r}, this task has {', '.join(known)}{near}"])
+        raise ConfigError([f"{setting}: received {name!r}, this task has {', '.join(known)}{near}"])
     return replace(known[name], name=f"eval_{name}")
+
+
+def overall_scores(task: Task) -> list[Score]:
+    """Returns the loss and the metrics of a task, without those of single classes."""
+    return [Score("loss", greater_is_better=False), *(score for score in task.scores if not score.per_class)]
 
 
 @dataclass(frozen=True)

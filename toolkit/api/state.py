@@ -21,6 +21,10 @@ class TrainState:
     """Summed loss since the last training line, over all ranks."""
     num_items: float = 0.0
     """Items since the last training line, over all ranks."""
+    total_loss: float = 0.0
+    """Summed loss of all training lines of the run, over all ranks."""
+    total_items: float = 0.0
+    """Items of all training lines of the run, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
     ended: bool = False

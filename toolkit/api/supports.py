@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.document.blocks import Section
+    from toolkit.metrics.quality import Quality
 
 
 @runtime_checkable
@@ -53,6 +54,31 @@ class SupportsClasses(Protocol):
 
     def class_column(self) -> str | None:
         """Returns the column of the class, or None. Splits keep its distribution, and sampling can balance it."""
+
+
+@runtime_checkable
+class SupportsLabels(Protocol):
+    """A task whose rows have labels with names, one or several each."""
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        """Returns the number of checked rows with each label, in the order of the labels' ids."""
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        """Returns what the user should know about the labels of the training rows, as sentences.
+
+        Rare labels and labels of similar spelling are named by the toolkit.
+
+        Args:
+            counts: number of training rows with each label.
+        """
+
+
+@runtime_checkable
+class SupportsGroups(Protocol):
+    """A task whose rows are grouped unless `data.group_column` names another column."""
+
+    def group_column(self) -> str:
+        """Returns one of the task's columns; rows with the same value stay on one side of a split."""
 
 
 @runtime_checkable
@@ -111,6 +137,37 @@ class SupportsEnsembling(Protocol):
 
 
 @runtime_checkable
+class SupportsAnswers(Protocol):
+    """A task whose answers to new rows have more columns than the `prediction` of its records."""
+
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """Columns that `toolkit predict` adds to every row.
+
+        The first is `prediction`; `score` is its probability (0 to 1); `scores` and `n_best` are all that the model
+        considered, and are left out of tables unless asked for.
+        """
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """Returns the values of these columns for a record of `Task.decode`.
+
+        A mapping must have the same keys for every record, because a table has a column for each of them.
+        """
+
+
+@runtime_checkable
+class SupportsScript(Protocol):
+    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
+
+    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+        """Returns the name of the script's template in `toolkit/deploy/templates`, and values that it needs.
+
+        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, and
+        the `columns` of a row.
+        """
+
+
+@runtime_checkable
 class SupportsErrorRanking(Protocol):
     """A task that can rank its predictions by their error, for the largest errors in the report."""
 
@@ -121,6 +178,17 @@ class SupportsErrorRanking(Protocol):
         """Returns the error of a record of `Task.decode`; None if it is right, or the right answer is not known.
 
         Records are sorted by these numbers; greater is worse.
+        """
+
+
+@runtime_checkable
+class SupportsQuality(Protocol):
+    """A task that knows how far its scores can be trusted."""
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        """Returns intervals and baselines of the final scores; the arguments are those of `Task.metrics`.
+
+        Called only on the main process, once for each evaluation set of a finished training.
         """
 
 
@@ -150,6 +218,16 @@ class SupportsReport(Protocol):
 def state_of(task: Task) -> dict[str, Any]:
     """Returns the state of a task, to be read or updated; an empty dictionary for a task without state."""
     return task.state if isinstance(task, SupportsState) else {}
+
+
+def answer_columns(task: Task) -> Sequence[str]:
+    """Returns the columns that `toolkit predict` adds to every row."""
+    return task.answer_columns if isinstance(task, SupportsAnswers) else ("prediction",)
+
+
+def answer(task: Task, record: Record) -> dict[str, Any]:
+    """Returns the values of `answer_columns` for a record of `Task.decode`."""
+    return task.answer(record) if isinstance(task, SupportsAnswers) else {"prediction": record["prediction"]}
 
 
 def class_column(task: Task) -> str | None:

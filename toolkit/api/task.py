@@ -57,7 +57,7 @@ class Batch(TypedDict):
     extra: NotRequired[dict[str, Any]]
     """Anything else that the task's loss or predictions need."""
     row_ids: NotRequired[Tensor]
-    """`[B]` int64 positions in the feature dataset, -1 for the stand-in row of an empty micro-batch. Added by the
+    """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
     toolkit."""
 
 
@@ -84,11 +84,13 @@ class EvalData:
         rows: the examples.
         features: the feature rows, one or more per example.
         processor: the processor that built the features; decodes predicted ids to text.
+        num_skipped: number of rows of the source that cannot be used and were skipped.
     """
 
     rows: datasets.Dataset
     features: datasets.Dataset
     processor: Processor
+    num_skipped: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Prepared:
         train: feature rows with `row_id` (their position), `number` (their row in the file) and `length`.
         evals: evaluation sets by name (`validation`, `test`).
         fingerprints: sha256 of each source file (or hub id and revision) by split.
-        bad_rows: number of rows left out, by split.
+        bad_rows: number of skipped rows by split.
         notes: notes for the user about the rows, as sentences.
     """
 

@@ -10,7 +10,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.processes import is_first_rank
@@ -33,7 +33,12 @@ class ConsoleHandler(logging.Handler):
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints one record."""
+        """Prints one record, above the progress bars if there are any."""
+        bars = sys.modules.get("tqdm")
+        with bars.tqdm.external_write_mode(sys.stdout) if bars is not None else nullcontext():
+            self._print(record)
+
+    def _print(self, record: logging.LogRecord) -> None:
         before = "\n" if getattr(record, _BLANK_LINE, False) else ""
         if isinstance(record.msg, _Rendered):
             rich_console().print(record.msg.renderable)
@@ -99,7 +104,7 @@ def report_error(text: str) -> None:
     LOGGER.error("%s", text, extra={_BLANK_LINE: True})
 
 
-def progress(total: int, description: str, initial: int = 0, inner: bool = False) -> Any:
+def progress(total: int, description: str, initial: int = 0, inner: bool = False, unit: str = "it") -> Any:
     """Returns a tqdm progress bar, which is silent unless it should be shown.
 
     A bar is shown on the main process if records of level INFO are printed (see `log_to_console`). If the output is
@@ -111,6 +116,7 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
         description: text before the bar.
         initial: number of updates already made.
         inner: whether the bar is shown inside another one.
+        unit: what an update counts, for the speed.
     """
     from tqdm import tqdm
 
@@ -119,6 +125,7 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
         total=total,
         initial=initial,
         desc=description,
+        unit=unit,
         disable=not shown or (inner and not sys.stderr.isatty()),
         dynamic_ncols=True,
         mininterval=0.5 if sys.stderr.isatty() else 10.0,
@@ -168,6 +175,16 @@ def format_bytes(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == "B" or abs(size) >= 99.95 else f"{size:.3g} {unit}"
 
 
+def format_duration(seconds: float) -> str:
+    """Formats a duration roughly, for people: `8.2 s`, `12 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 99.5:
+        return f"{seconds:.2g} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
+
+
 def rich_console() -> Console:
     """Returns a console as wide as the terminal, or 80 columns wide if there is none."""
     from rich.console import Console
@@ -176,18 +193,19 @@ def rich_console() -> Console:
 
 
 def print_table(title: str, rows: Mapping[str, Any]) -> None:
-    """Logs a two-column table on the main process."""
+    """Logs a two-column table with its title above it on the main process."""
     if not is_first_rank():
         return
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(title), title_justify="left", show_header=False)
+    table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(Text(name), Text(format_value(value)))
-    LOGGER.info(_Rendered(table))
+    LOGGER.info(_Rendered(Group(Text(title), table)))  # a table's own title is wrapped to the width of the table
 
 
 def shorten(text: str, width: int = 70) -> str:

@@ -97,7 +97,7 @@ def pretrained_error(key: str, name: str, error: Exception) -> InputError:
     reason = str(error).strip().split("\n")[0]
     return InputError(
         f"{key}: cannot load {name!r}.\n"
-        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be loaded from the hub.\n"
+        f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be downloaded from the Hub.\n"
         f"  Reason: {type(error).__name__}: {reason}\n"
         "  Give a local folder, or check the name and the network (with HF_HUB_OFFLINE=1 only cached models load)."
     )

@@ -122,6 +122,11 @@ class RunFolder:
         """The lock file of a run in progress."""
         return self.path / ".lock"
 
+    @property
+    def lock_owner(self) -> Path:
+        """The file that stands for a lock where the file system has none."""
+        return self.path / ".lock.owner"
+
 
 @dataclass(frozen=True)
 class CheckpointFolder:

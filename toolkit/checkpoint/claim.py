@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
-from toolkit.checkpoint.store import NOTHING
+from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
@@ -61,6 +61,8 @@ def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTH
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip)
         remove_leftovers(output_dir)
+        with suppress(OSError):  # the first save tries again, with a message
+            sweep(RunFolder(output_dir).checkpoints)
         for message in messages:
             say(message)
         if checkpoint is not None:

@@ -47,7 +47,7 @@ def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -
         tensors: the tensors that `toolkit.optim.state.optimizer_state` returned.
         scalars: the other values that it returned.
     """
-    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars)})
+    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars, sort_keys=True)})
 
 
 def write_state(folder: Path, state: Mapping[str, Any]) -> None:
@@ -64,7 +64,7 @@ def load_model_into(
         checkpoint: the checkpoint.
         model: the model, which may be split over processes.
         mesh: the processes that load at the same time.
-        outline: the complete model, if other processes hold some of its weights; those are left out.
+        outline: the complete model, if other processes hold some of its weights; those are omitted.
 
     Raises:
         CheckpointError: if names or shapes do not match the model's; lists them and changes nothing.
@@ -98,7 +98,7 @@ def load_optimizer_into(
         optimizer: a `torch.optim.Optimizer`, or accelerate's wrapper of one.
         model: the unwrapped model, which names the optimizer's parameters.
         mesh: the processes that load at the same time.
-        outline: the complete model, if other processes train some of its parameters; their state is left out.
+        outline: the complete model, if other processes train some of its parameters; their state is omitted.
 
     Raises:
         CheckpointError: if the state does not match this optimizer; says why and changes nothing.

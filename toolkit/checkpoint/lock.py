@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
+_HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class OutputLock:
@@ -26,6 +32,10 @@ class OutputLock:
     releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not refuse a second
     lock by the same process (hence `_held`), and it is lost when the process closes any other descriptor of the file
     (so no other code may open it). The file is never removed, or two runs could lock two different files.
+
+    Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with host
+    and process instead. A dead run on the same host is recognised; the file of one on another host must be deleted by
+    hand, as the message says.
 
     Args:
         output_dir: the folder.
@@ -38,9 +48,11 @@ class OutputLock:
 
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
         self._patience = patience_seconds
-        self.path = RunFolder(output_dir.absolute()).lock
+        files = RunFolder(output_dir.absolute())
+        self.path, self._owner_file = files.lock, files.lock_owner
         self._key = os.path.realpath(output_dir)
         self._descriptor = -1
+        self._owns_file = False
 
     def __enter__(self) -> Self:
         if importlib.util.find_spec("fcntl") is None:
@@ -52,16 +64,15 @@ class OutputLock:
         except OSError as error:
             raise CheckpointError(f"cannot open the lock file {self.path}: {error.strerror}") from error
         try:
-            self._lock(time.monotonic() + self._patience)
+            self._wait_for(self._lock, time.monotonic() + self._patience)
         except OSError as error:
-            held = isinstance(error, BlockingIOError | PermissionError)  # POSIX allows EAGAIN and EACCES
+            held = isinstance(error, _HELD)
             message = self._held_message() if held else f"cannot lock {self.path}: {error.strerror}"
             os.close(self._descriptor)
             raise CheckpointError(message) from None
         _held.add(self._key)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat("T", "seconds")}
         os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, json.dumps(owner).encode(), 0)
+        os.pwrite(self._descriptor, _this_process(), 0)
         return self
 
     def __exit__(
@@ -69,16 +80,16 @@ class OutputLock:
     ) -> None:
         _held.discard(self._key)
         os.close(self._descriptor)
+        if self._owns_file:
+            self._owner_file.unlink(missing_ok=True)
 
-    def _lock(self, deadline: float) -> None:
+    def _wait_for(self, acquire: Callable[[], None], deadline: float) -> None:
         """Acquires the lock, waiting until the deadline."""
-        import fcntl
-
         waiting = False
         while True:
             try:
-                return fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
+                return acquire()
+            except _HELD:
                 if time.monotonic() >= deadline:
                     raise
                 if not waiting:
@@ -86,16 +97,57 @@ class OutputLock:
                 waiting = True
                 time.sleep(0.2)
 
+    def _lock(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self._create_owner_file()
+
+    def _create_owner_file(self) -> None:
+        """Creates the file that stands for a lock.
+
+        Raises:
+            BlockingIOError: if a run has it that may be alive.
+        """
+        if _is_of_dead_process(self._owner_file):
+            self._owner_file.unlink(missing_ok=True)
+        try:
+            with self._owner_file.open("xb") as file:
+                file.write(_this_process())
+        except FileExistsError as error:
+            raise BlockingIOError from error
+        self._owns_file = True
+
     def _held_message(self) -> str:
         try:
-            owner = json.loads(os.pread(self._descriptor, 4096, 0))
+            by_name = self._owner_file.exists()
+            owner = json.loads(self._owner_file.read_bytes() if by_name else os.pread(self._descriptor, 4096, 0))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
-        except (ValueError, KeyError, TypeError):  # the owner has not written its name yet
+        except (OSError, ValueError, KeyError, TypeError):  # the owner has not written its name yet
             who = "another process"
+        by_hand = f". If that run has ended, delete {self._owner_file}" if self._owner_file.exists() else ""
         return (
             f"the output folder {self.path.parent} is in use by {who}: wait for that run to end, stop it, or use "
-            "another output_dir"
+            f"another output_dir{by_hand}"
         )
+
+
+def _this_process() -> bytes:
+    since = datetime.now(UTC).isoformat("T", "seconds")
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+
+
+def _is_of_dead_process(file: Path) -> bool:
+    """Returns whether a process of this host wrote the file and has ended."""
+    try:
+        owner = json.loads(file.read_bytes())
+        return bool(owner["host"] == socket.gethostname()) and not psutil.pid_exists(owner["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def in_use(output_dir: Path) -> str | None:
@@ -107,10 +159,14 @@ def in_use(output_dir: Path) -> str | None:
         return None
     import fcntl
 
+    if lock._owner_file.exists() and not _is_of_dead_process(lock._owner_file):
+        return lock._held_message()
     with lock.path.open("r+b") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
+        except _HELD:
             lock._descriptor = file.fileno()
             return lock._held_message()
+        except OSError:  # no locks here, and nobody has the other file
+            return None
     return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from toolkit.base.files import sync
@@ -17,6 +18,8 @@ FORMATS = {"full": 1, "sharded": 2}
 """Numbers of the formats in `checkpoint.format`."""
 HASHED_BYTES = 8 * 2**20
 """Size in bytes above which tensor files are hashed while they are loaded (see `toolkit.checkpoint.tensors`)."""
+STEP_PREFIX = "step-"
+"""Begin of the names of checkpoints' folders."""
 _SHARD = re.compile(r"(?P<name>\w+)/shard-\d{5}-of-(?P<size>\d{5})\.safetensors")
 
 
@@ -81,11 +84,24 @@ def read_manifest(folder: Path) -> Manifest:
     if not intact:
         raise ValueError("damaged")
     names = {number: name for name, number in FORMATS.items()}
+    if not {"format", "step", "files"} <= found.keys() or not isinstance(found["format"], int):
+        raise ValueError("has no format, step or files")
     if found["format"] not in names:
         known = " and ".join(map(str, names))
         raise ValueError(f"has format {found['format']}, this version of the toolkit reads {known}")
-    files = {name: FileEntry(**entry) for name, entry in found["files"].items()}
+    try:
+        files = {name: FileEntry(**entry) for name, entry in found["files"].items()}
+    except (TypeError, AttributeError) as error:
+        raise ValueError("has entries that are no size and sha256") from error
+    if type(found["step"]) is not int or not all(map(_is_possible, files, files.values())):
+        raise ValueError("has values that the toolkit does not write")
     return Manifest(found["step"], files, names[found["format"]])
+
+
+def _is_possible(name: str, entry: FileEntry) -> bool:
+    """Returns whether an entry is of a file in the folder, with values of the right types."""
+    inside = "\0" not in name and not PurePosixPath(name).is_absolute() and ".." not in PurePosixPath(name).parts
+    return inside and type(entry.size) is int and isinstance(entry.sha256, str)
 
 
 def files_of(files: Iterable[str], name: str) -> list[str]:
@@ -126,10 +142,16 @@ def _problems(folder: Path, large_files: bool) -> list[str]:
     files = manifest.files
     required = _required(own, manifest)
     problems = [f"{name}: not in the manifest" for name in required if name not in files]
+    step = folder.name.removeprefix(STEP_PREFIX)
+    if folder.name != step and step.isdecimal() and int(step) != manifest.step:
+        problems.append(f"{own.manifest.name}: is of step {manifest.step}, not of the folder's")
     for name, expected in files.items():
         try:
-            size = (folder / name).stat().st_size
-            if size != expected.size:
+            status = (folder / name).stat()
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):  # opening a pipe or a device could wait for ever
+                problems.append(f"{name}: not a regular file")
+            elif size != expected.size:
                 problems.append(f"{name}: size differs ({size} bytes instead of {expected.size})")
             elif (large_files or not _verified_later(name, size)) and sha256_of(folder / name) != expected.sha256:
                 problems.append(f"{name}: sha256 differs")

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from toolkit.base.errors import CheckpointError
+
+_PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler")
+
 
 @dataclass(frozen=True)
 class SavedState:
@@ -38,7 +42,20 @@ class SavedState:
 
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> SavedState:
-        """Reads the content of the file; ignores additional entries of older versions."""
+        """Reads the content of the file; ignores additional entries of older versions.
+
+        Raises:
+            CheckpointError: if it is not the content of such a file.
+        """
+        parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
+        wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
+        missing = [name for name in ("train", "identity") if parts.get(name) is None]
+        step = (parts.get("train") or {}).get("step") if not wrong else None
+        if wrong or missing or type(step) is not int:
+            raise CheckpointError(
+                f"state.json of a checkpoint has no usable {', '.join([*wrong, *missing]) or 'train.step'}; it was not "
+                "written by the toolkit: use another checkpoint"
+            )
         return SavedState(
             train=content["train"],
             identity=content["identity"],

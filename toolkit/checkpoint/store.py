@@ -22,9 +22,9 @@ from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import sync
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.checkpoint.manifest import FileEntry, read_manifest, verify_small_files, write_manifest
+from toolkit.checkpoint.manifest import STEP_PREFIX, FileEntry, read_manifest, verify_small_files, write_manifest
 
-_PREFIX, _TEMPORARY, _ASIDE = "step-", ".tmp-", ".old-"
+_TEMPORARY, _ASIDE = ".tmp-", ".old-"
 NOTHING: Mapping[Path, str] = MappingProxyType({})
 _NO_HASHES: Mapping[str, FileEntry] = MappingProxyType({})
 
@@ -51,12 +51,10 @@ def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO
     Raises:
         RunError: if the checkpoint cannot be written (no space, no permission).
     """
-    folder = root / f"{_PREFIX}{step}"
+    folder = root / f"{STEP_PREFIX}{step}"
     temporary = root / f"{_TEMPORARY}{folder.name}"
     try:
-        _restore_aside(root)
-        for leftover in [*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_ASIDE}*")]:
-            shutil.rmtree(leftover)
+        sweep(root)
         temporary.mkdir(parents=True)
         yield temporary
         _make_readable(temporary)
@@ -68,6 +66,17 @@ def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO
         raise not_written(folder, error) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def sweep(root: Path) -> None:
+    """Removes what a killed run left beside its checkpoints; no other process may be writing there.
+
+    Raises:
+        OSError: if it cannot be removed.
+    """
+    _restore_aside(root)
+    for leftover in [*root.glob(f"{_TEMPORARY}*"), *root.glob(f"{_ASIDE}*")]:
+        shutil.rmtree(leftover)
 
 
 def not_written(folder: Path, error: Exception) -> RunError:
@@ -153,7 +162,7 @@ def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoin
 
 def steps(root: Path) -> list[tuple[int, Path]]:
     """Returns the steps and folders of all checkpoints in `root`, valid or not, oldest first."""
-    numbers = [(path.name.removeprefix(_PREFIX), path) for path in root.glob(f"{_PREFIX}*") if path.is_dir()]
+    numbers = [(path.name.removeprefix(STEP_PREFIX), path) for path in root.glob(f"{STEP_PREFIX}*") if path.is_dir()]
     return sorted((int(number), path) for number, path in numbers if number.isdecimal())
 
 
@@ -192,7 +201,7 @@ def _remove(folder: Path) -> None:
 
 def _restore_aside(root: Path) -> None:
     """Restores a checkpoint whose replacement was interrupted between the two renames."""
-    for aside in root.glob(f"{_ASIDE}{_PREFIX}*"):
+    for aside in root.glob(f"{_ASIDE}{STEP_PREFIX}*"):
         folder = root / aside.name.removeprefix(_ASIDE)
         if not folder.exists():
             aside.rename(folder)

@@ -12,7 +12,7 @@ from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.config.watch import touching, watched
 
-Kind = Literal["settings", "libraries", "machine", "model", "inputs", "folder"]
+Kind = Literal["settings", "libraries", "machine", "model", "inputs", "rows", "folder"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -28,7 +28,7 @@ class Check:
         about: name of the check, shown if it could not be performed.
         problems: returns one full message per problem, starting with the dotted key.
         kind: what the check needs: only the settings, libraries and imported modules, the rest of this machine, the
-            model's configuration, its processor and data, or the output folder.
+            model's configuration, its processor and data, the first rows of the data, or the output folder.
     """
 
     about: str

@@ -7,6 +7,7 @@ from collections import Counter
 from toolkit.checks import efficiency_rules as efficiency
 from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
+from toolkit.data import rules as data_rules
 from toolkit.distributed import deepspeed_rules, parallel_rules
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
@@ -51,6 +52,7 @@ RULES = (
         "validation rows come either from a separate file or from the training rows",
         "remove one of them",
     ),
+    *data_rules.RULES,
     *model.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
@@ -77,7 +79,12 @@ RULES = (
         "remove data.revision",
     ),
     Rule(
-        lambda c: c.data.max_eval_samples is not None and _no_evaluation(c) and c.data.test_file is None,
+        lambda c: (
+            c.data.max_eval_samples is not None
+            and _no_evaluation(c)
+            and c.data.test_file is None
+            and not c.data.test_split
+        ),
         ("data.max_eval_samples", *_EVALUATION),
         _NO_ROWS,
         f"remove data.max_eval_samples, or {_GIVE_ROWS}",

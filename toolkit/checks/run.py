@@ -15,7 +15,7 @@ from toolkit.checks.folder import folder_problems
 from toolkit.config.messages import Key
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
-from toolkit.data.sources import find_hub
+from toolkit.data.hub import find_hub
 from toolkit.distributed.deepspeed_rules import library_problems as deepspeed_problems
 from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems
@@ -93,7 +93,7 @@ CHECKS = (
     Check("the model's processor", model.processor_problems, "inputs"),
     Check("model.config_overrides", model.override_problems, "inputs"),
     Check("the dataset", _dataset_problems, "inputs"),
-    Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "inputs"),
+    Check("the first rows of the data files", lambda cfg, task: first_row_problems(cfg.data, task), "rows"),
     Check("output_dir", lambda cfg, task: folder_problems(cfg), "folder"),
 )
 """All checks, in the order in which problems are listed."""
@@ -101,7 +101,7 @@ CHECKS = (
 LEFT_OUT_ELSEWHERE: dict[Kind, str] = {
     "libraries": "libraries of optimizers, adapters and parallelism, and callbacks",
     "machine": "GPUs, compilers, trackers and logins",
-    "inputs": "the data files and their first rows",
+    "inputs": "the data files and their rows",
     "folder": "output_dir",
 }
 """Checks that need the machine that trains."""
@@ -113,6 +113,7 @@ def examine(
     faulty: Collection[Key] = (),
     elsewhere: bool = False,
     folder: bool = True,
+    first_rows: bool = True,
 ) -> Findings:
     """Performs all checks of a run that are possible before weights are loaded.
 
@@ -122,6 +123,8 @@ def examine(
         faulty: keys of the invalid settings.
         elsewhere: skips checks of this machine, because the training will run on another one.
         folder: whether the run will write into `output_dir`.
+        first_rows: whether to check the first rows of the data files also if no other problem is found; not needed
+            before all rows are read.
 
     Returns:
         The problems, and what could not be checked.
@@ -129,8 +132,10 @@ def examine(
     left_out: dict[Kind, str] = dict(LEFT_OUT_ELSEWHERE) if elsewhere else {}
     if elsewhere and cfg.model.from_config is None:
         left_out["model"] = f"the model {cfg.model.name_or_path!r}, its cache, and patterns of its parameters"
-    kinds = set(KINDS) - set(left_out) - (set() if folder else {"folder"})
-    found = ask(_of(*kinds), cfg, make_task, faulty)
+    kinds = [kind for kind in KINDS if kind not in left_out and (folder or kind != "folder")]
+    found = ask(_of(*(kind for kind in kinds if kind != "rows")), cfg, make_task, faulty)
+    if not elsewhere and (first_rows or found.problems or faulty):
+        found += ask(_of("rows"), cfg, make_task, faulty)
     return found + Findings(unchecked=tuple(f"{what} (depends on the other machine)" for what in left_out.values()))
 
 
@@ -150,7 +155,8 @@ def refuse_wrong_run(cfg: Config, task: Task, folder: bool = True) -> None:
     """
     found = ask(_of("settings", "libraries", "machine", "model"), cfg, lambda _: task)
     if found.problems:
-        found += ask(_of("inputs", "folder") if folder else _of("inputs"), cfg, lambda _: task)
+        kinds: tuple[Kind, ...] = ("inputs", "folder", "rows") if folder else ("inputs", "rows")
+        found += ask(_of(*kinds), cfg, lambda _: task)
     found.refuse()
 
 

@@ -9,23 +9,23 @@ from toolkit.config.sections import Config
 from toolkit.models.freezing import step_of
 
 
-def refuse_wrong_steps(cfg: Config, steps_per_epoch: int, resume: Checkpoint | None) -> None:
+def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
     """Refuses settings that do not fit the number of steps, before the model is built.
 
     Args:
         cfg: resolved configuration.
-        steps_per_epoch: optimizer steps of one epoch.
+        milestones: when the run ends.
         resume: the checkpoint to resume from, or None.
 
     Raises:
         ConfigError: if the run would end before its checkpoint or a moment of `model.unfreeze`; lists all problems.
     """
-    total = Milestones.of(cfg, steps_per_epoch).total_steps
+    total = milestones.total_steps
     problems = [
         f"model.unfreeze.{moment}: that is after step {step}, and this run ends with step {total}; name an earlier "
         "moment, or train longer"
         for moment in cfg.model.unfreeze
-        if (step := step_of(moment, steps_per_epoch)) >= total
+        if (step := step_of(moment, milestones.steps_per_epoch)) >= total
     ]
     if resume is not None and resume.step > total:
         problems.append(

@@ -33,15 +33,38 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
+def fraction(text: str) -> float:
+    """Argparse `type` for numbers from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"received {text}, must be a number from 0 to 1")
+    return value
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """Returns an argparse `type` for names whose choice differs between commands."""
+
+    def name(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"received {text}, expected {' or '.join(names)}")
+        return text
+
+    return name
+
+
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "recipe": {"metavar": "RECIPE", "help": "name of a recipe, for example qa, or the path of your own"},
     "overrides": {"nargs": "*", "metavar": "section.key=value", "help": "settings to change"},
     "run": {"metavar": "RUN", "help": "output folder of a finished run"},
     "--config": {"metavar": "FILE", "help": "the run's YAML, or the name of a configuration of the recipe"},
-    "--recipe": {"metavar": "RECIPE", "help": "the recipe, if it was moved after the run"},
+    "--recipe": {"metavar": "RECIPE", "help": "recipe, by name or path"},
     "--data": {"metavar": "FILE", "help": "rows to read, with the columns of the run's files"},
-    "--model": {"metavar": "NAME", "help": "hub id or folder of the model to train"},
+    "--model": {"metavar": "MODEL", "help": "hub id or local folder of the model"},
     "--output": {"metavar": "FILE", "help": "file to write"},
+    "--format": {"metavar": "FORMAT", "help": "format to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "number of processes of a run"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
@@ -55,7 +78,7 @@ FORMER = {
     "lr-plot": {"--num_processes": "--processes"},
     "merge": {"--output": "--output-dir"},
     "plan": {"--json": "--output"},
-    "predict": {"--batch-size": "--per-device-eval-batch-size", "--input": "--data"},
+    "predict": {"--batch-size": "--per-device-eval-batch-size", "--data": "--input"},
 }
 """Deprecated names of options by command; they still work but are not documented."""
 

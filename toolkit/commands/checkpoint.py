@@ -29,10 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tensors", action="store_true", help="show: list every tensor")
     _options.add(parser, "--output-dir")
-    parser.add_argument(
-        "--format", choices=("full", "sharded"), help="convert: write a checkpoint of this format instead of a model"
-    )
-    _options.add(parser, "--recipe")
+    formats = "convert: a model; full and sharded write a checkpoint"
+    _options.add(parser, "--format", type=_options.one_of("full", "sharded"), default_text=formats)
+    _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
 

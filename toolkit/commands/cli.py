@@ -15,6 +15,7 @@ from toolkit.base.version import __version__
 from toolkit.commands import _options
 
 COMMANDS = {
+    "init": ("toolkit.commands.init", "write a YAML for your data that trains, with the reason of every setting"),
     "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
     "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),
@@ -34,9 +35,10 @@ COMMANDS = {
         "toolkit.commands.reproduce",
         "repeat a run and check that the results are bit-identical",
     ),
+    "export": ("toolkit.commands.export", "pack a finished run for others: model, card, report and a script"),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
     "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
-    "data": ("toolkit.commands.data", "download a public dataset that the shipped configurations use"),
+    "data": ("toolkit.commands.data", "show what a run will be trained on, or download a public dataset"),
 }
 """Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries. A module may also
 define `rewritten`, which turns the words of its command line into others before they are parsed."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.config import Loaded
     from toolkit.lab.compare.checking import Checked
-    from toolkit.lab.compare.running import Comparison
+    from toolkit.lab.compare.repeats import Comparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=200,
         metavar="N",
-        help="bootstrap samples for the metric's interval (default: 200)",
+        help="bootstrap samples for the intervals of metrics (default: 200)",
     )
+    parser.add_argument(
+        "--keep-window",
+        action="store_true",
+        help="keep the baseline's rows per step in all variants, by adjusting the accumulation or the batch size",
+    )
+    parser.add_argument("--metric", metavar="NAME", help="main metric (default: the one that selects the best model)")
+    parser.add_argument("--keep-best", action="store_true", help="keep the model of the best variant")
     parser.add_argument("--skip-refused", action="store_true", help="skip variants that cannot run")
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
 
@@ -67,14 +74,17 @@ def work(arguments: argparse.Namespace) -> None:
     comparison = _comparison(arguments)
     from toolkit.checkpoint.lock import OutputLock
     from toolkit.lab.compare import progress, results
-    from toolkit.lab.compare.running import repeats_of
+    from toolkit.lab.compare.notes import load_average
+    from toolkit.lab.compare.repeats import repeats_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
         with OutputLock(comparison.folder):
             repeats = repeats_of(comparison)
-            progress.run_and_show(comparison, repeats)
+            load = load_average() if any(each.state == "waiting" for each in repeats) else None
+            progress.run_and_show(comparison, repeats, load)
+            best = progress.keep_and_show(comparison, repeats)
     except KeyboardInterrupt:
         print("\nstopped by Ctrl-C; rerun the same command to continue with the remaining runs", file=sys.stderr)
         sys.exit(EXIT_INTERRUPT)
@@ -83,8 +93,9 @@ def work(arguments: argparse.Namespace) -> None:
         "preset": arguments.preset,
         "mode": None if arguments.preset else arguments.mode,
         "seconds": round(time.monotonic() - began, 1),
+        "load_at_start": load,
     }
-    found = results.build(comparison, repeats, facts)
+    found = results.build(comparison, repeats, facts, best)
     write(found, comparison.folder)
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
@@ -96,11 +107,12 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     """Checks the arguments and returns the comparison to run."""
     task_type, loaded = _recipe_config.load(arguments)
     question = QUESTIONS[arguments.preset] if arguments.preset else None
+    from toolkit.api.run import best_metric, metric_named
     from toolkit.base.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
     from toolkit.lab.compare.checking import Launch, check_variants
     from toolkit.lab.compare.estimates import estimates
-    from toolkit.lab.compare.running import Comparison
+    from toolkit.lab.compare.repeats import Comparison
 
     quiet_libraries()
     least = question.processes if question else 1
@@ -108,12 +120,14 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     launch = Launch.of(arguments.launch, arguments.processes or default)
     launch.check(least)
     cfg = loaded.config
+    task = task_type(cfg)
+    metric = metric_named(arguments.metric, task, "--metric") if arguments.metric else best_metric(cfg, task)
     if question is None:
         variants = _switched(arguments, task_type, loaded)
     else:
         variants = of_question(question, cfg, launch.processes)
     overrides = [*arguments.overrides, *([f"train.max_steps={arguments.steps}"] if arguments.steps else [])]
-    checked = check_variants(task_type, arguments.config, overrides, variants, launch)
+    checked = check_variants(task_type, arguments.config, overrides, variants, launch, arguments.keep_window)
     _refuse(checked, lenient=arguments.skip_refused or question is not None)
     return Comparison(
         recipe=Path(arguments.recipe),
@@ -123,7 +137,9 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
         launch=launch,
         seeds=range(cfg.seed, cfg.seed + arguments.seeds),
         draws=arguments.draws,
-        code=code_fingerprint(task_type(cfg)),
+        code=code_fingerprint(task),
+        metric=metric,
+        keep_best=arguments.keep_best,
         folder=Path(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
         estimates=estimates(task_type, checked) if any(variant.technique for variant in variants) else {},
     )

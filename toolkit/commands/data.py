@@ -1,4 +1,4 @@
-"""Download public datasets that the shipped configurations use: `toolkit data get NAME`."""
+"""Look at data, and download public datasets: `toolkit data show FILE`, `toolkit data get NAME`."""
 
 from __future__ import annotations
 
@@ -10,32 +10,74 @@ from toolkit.commands import _options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the action, the dataset and the output folder."""
+    """Adds the action, what it is about, and the options of the actions."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     width = max(map(len, CATALOG)) + 2
     parser.epilog = "datasets:\n" + "\n".join(
         f"  {name:{width}}{entry.summary}\n  {'':{width}}licence: {entry.licence}" for name, entry in CATALOG.items()
     )
-    parser.add_argument("action", choices=("get",), metavar="get", help="download a dataset and convert it")
-    parser.add_argument("name", choices=tuple(CATALOG), metavar="NAME", help=f"one of {', '.join(CATALOG)}")
+    actions = "`show` what a run will be trained on, or `get` a public dataset: download and convert it"
+    parser.add_argument("action", choices=("show", "get"), help=actions)
+    parser.add_argument(
+        "name",
+        metavar="FILE|RECIPE|NAME",
+        help=f"show: a file or folder, or a recipe with --config; get: one of {', '.join(list(CATALOG))}",
+    )
+    _options.add(parser, "overrides")
+    _options.add(parser, "--config")
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
-    _options.add(parser, "--output-dir", default_text=place, default=DEFAULT_FOLDER)
+    _options.add(parser, "--output-dir", default_text=place)
     parser.add_argument(
         "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
     )
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Downloads and converts a dataset, unless its folder is complete.
+    """Does what was asked.
 
     Raises:
-        InputError: if the folder of `--from` does not exist.
-        ToolkitError: if the dataset cannot be downloaded or converted.
+        InputError: if an option belongs to the other action, or the dataset, folder or file does not exist.
+        ToolkitError: if a dataset cannot be downloaded or converted.
     """
     from toolkit.base.errors import InputError
-    from toolkit.catalog.get import get_dataset
 
+    others = {"show": ("output_dir", "mirror"), "get": ("config", "overrides")}[arguments.action]
+    if given := [name for name in others if getattr(arguments, name)]:
+        other = "get" if arguments.action == "show" else "show"
+        names = {"mirror": "--from", "output_dir": "--output-dir", "overrides": "section.key=value"}
+        raise InputError(f"{names.get(given[0], '--config')}: only `toolkit data {other}` has this option; remove it")
+    {"show": _show, "get": _get}[arguments.action](arguments)
+
+
+def _get(arguments: argparse.Namespace) -> None:
+    from toolkit.base.errors import InputError
+    from toolkit.catalog.get import get_dataset
+    from toolkit.config.messages import did_you_mean, join
+
+    if arguments.name not in CATALOG:
+        hint = did_you_mean(arguments.name, CATALOG)
+        raise InputError(f"received {arguments.name!r}, expected the name of a dataset: {join(list(CATALOG))}{hint}")
     mirror = Path(arguments.mirror).expanduser() if arguments.mirror else None
     if mirror is not None and not mirror.is_dir():
         raise InputError(f"--from: there is no folder {mirror.absolute()}")
-    get_dataset(arguments.name, Path(arguments.output_dir).expanduser(), mirror, print)
+    get_dataset(arguments.name, Path(arguments.output_dir or DEFAULT_FOLDER).expanduser(), mirror, print)
+
+
+def _show(arguments: argparse.Namespace) -> None:
+    from toolkit.base.console import quiet_libraries, rich_console
+    from toolkit.lab.show import overview, subject, subject_of_file
+
+    quiet_libraries()
+    if arguments.config is None:
+        shown = subject_of_file(arguments.name, arguments.overrides)
+    else:
+        from toolkit.commands import _recipe_config
+
+        arguments.recipe = arguments.name
+        task_type, loaded = _recipe_config.load(arguments)
+        shown = subject(task_type, loaded.config)
+    console = rich_console()
+    for number, part in enumerate(overview(shown)):
+        if number:
+            console.print()
+        console.print(part, markup=False)

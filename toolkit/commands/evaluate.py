@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from toolkit.api.task import EvalData
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, _trained_run
 
@@ -19,8 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "--output", default_text="none; the metrics as JSON")
 
 
+def _rows(data: EvalData) -> str:
+    """Returns how many rows were evaluated, and how many were not."""
+    count, skipped = len(data.rows), data.num_skipped
+    return f"{count} rows" + (f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else "")
+
+
 def work(arguments: argparse.Namespace) -> None:
-    """Prints the metrics of the run's model on a file.
+    """Prints the metrics of the run's model on a file, with intervals and baselines.
 
     Raises:
         DataError: if the file or its rows cannot be used.
@@ -30,15 +37,20 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_json
     from toolkit.deploy.trained import read_rows
     from toolkit.distributed.collectives import on_main
-    from toolkit.metrics.score import without_classes
+    from toolkit.report.scores import Scores, quality_of
 
     output = _options.output_file(arguments.output) if arguments.output else None
     run = _trained_run.open_trained(arguments)
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
-    metrics = run.scores(data)
-    title = f"{arguments.run} on {arguments.data} ({len(data.rows)} rows)"
-    print_table(title, without_classes(metrics, run.task.scores))
+    evaluation = run.evaluation(data)
+    quality = on_main(run.accelerator, quality_of, run.task, evaluation, data)
+    scores = Scores(run.task, {"validation": evaluation.metrics}, {"validation": quality})
+    title = f"{Path(arguments.run).name} on {Path(arguments.data).name}: {_rows(data)}"
+    print_table(title, scores.lines())
+    for hint in scores.hints:
+        say(hint)
     if output:
+        metrics = {f"eval_{name}": value for name, value in evaluation.metrics.items()} | scores.figures
         on_main(run.accelerator, write_json, output, metrics)
         say(f"also written to {output}")

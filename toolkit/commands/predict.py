@@ -1,39 +1,146 @@
-"""Predict new rows with a finished run: `toolkit predict RUN --data FILE [--output FILE]`."""
+"""Predict new rows with a finished run: `toolkit predict RUN --input FILE [--output FILE]`.
+
+On any number of processes: `accelerate launch -m toolkit predict RUN --input FILE`.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from toolkit.commands import _options, _trained_run
 
+if TYPE_CHECKING:
+    from toolkit.deploy.answers import AnswerOptions
+    from toolkit.deploy.inputs import Input
+    from toolkit.deploy.trained import TrainedRun
+
+SHOWN = 3
+"""Number of predictions, and of unusable rows, that are shown."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, the rows and the output file."""
-    _trained_run.add_arguments(parser)
-    _options.add(parser, "--data", required=True)
-    _options.add(parser, "--output", default_text="the name of the --data file + .predictions.jsonl")
+    """Adds the run, the inputs and the output file."""
+    _trained_run.add_arguments(parser, bad_rows="skip; their reasons are in the column error")
+    given = parser.add_mutually_exclusive_group(required=True)
+    given.add_argument(
+        "--input", metavar="FILE", action="append", help="rows, a folder of files, or one file; may be repeated"
+    )
+    given.add_argument(
+        "--input-text",
+        metavar="TEXT",
+        action="append",
+        help="a text, or COLUMN=TEXT for several columns; may be repeated",
+    )
+    named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
+    _options.add(parser, "--output", default_text=named)
+    parser.add_argument("--threshold", type=_options.fraction, metavar="P", help="add the column unsure: score below P")
+    parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Writes one JSON line per row, in row order.
+    """Writes the rows of the inputs with their predictions, in order, or shows those of single inputs.
 
     Raises:
-        DataError: if the file or its rows cannot be used.
+        DataError: if an input or its rows cannot be used.
         InputError: if the run cannot be opened, or the output file cannot be written.
     """
+    from toolkit.deploy.answers import AnswerOptions
+    from toolkit.deploy.inputs import file_inputs, text_input
+    from toolkit.deploy.trained import read_settings
+
+    output = _output(arguments)
+    options = AnswerOptions(arguments.threshold, arguments.all_scores)
+    options.check(read_settings(Path(arguments.run).expanduser(), arguments.recipe)[1])
+    run = _trained_run.open_trained(arguments)
+    inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
+    if arguments.bad_rows == "error" or output is None:
+        _refuse_bad_rows(inputs)
+    if output is None:
+        _show(run, inputs, options)
+    else:
+        _write(run, inputs, output, options)
+
+
+def _output(arguments: argparse.Namespace) -> Path | None:
+    """Returns the file to write; None for the terminal."""
+    from toolkit.base.errors import InputError
+    from toolkit.data.files import COLUMN_OF
+    from toolkit.data.writers import WRITERS, check_format
+
+    files = [Path(file) for file in arguments.input or []]
+    if arguments.output:
+        output = Path(arguments.output)
+    elif all(file.suffix.lower() in COLUMN_OF for file in files):
+        return None
+    elif len(files) > 1:
+        raise InputError(
+            "--output: the answers to several inputs are written to one file; name it, for instance answers.csv"
+        )
+    else:
+        name = files[0].name.partition("#")[0].partition("{")[0].rstrip("./")
+        suffix = Path(name).suffix.lower()
+        known = suffix in WRITERS
+        stem = Path(name).stem if suffix else name
+        output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
+    check_format(output)
+    return _options.output_file(output)
+
+
+def _refuse_bad_rows(inputs: list[Input]) -> None:
+    from toolkit.data.bad_rows import apply_policy
+
+    apply_policy({each.name: each.table for each in inputs}, "error")
+
+
+def _show(run: TrainedRun, inputs: list[Input], options: AnswerOptions) -> None:
+    """Shows every row with its answer on the terminal."""
+    from toolkit.base.console import format_value, say, shorten
+    from toolkit.data.writers import flat
+    from toolkit.deploy.answers import Answers
+    from toolkit.deploy.inputs import joined
+
+    data = joined(run, inputs)
+    answers = Answers(run.task, inputs, Path("terminal.csv"), options)
+    predictions = run.predictions(data)
+    if not run.accelerator.is_main_process:
+        return
+    table = answers.table(run.task.decode(predictions, data))
+    for row in table.rows():
+        say("")
+        for name in table.columns:
+            value = row[name]
+            text = format_value(value) if isinstance(value, float) else flat(value)
+            if text:
+                say(f"{name}: {shorten(text) if name in answers.given else text}")
+
+
+def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOptions) -> None:
+    """Writes every row with its answer, and shows the first ones."""
+    from itertools import islice
+
     from toolkit.base.console import print_lines, say
-    from toolkit.deploy.trained import read_rows
+    from toolkit.data.bad_rows import listing
+    from toolkit.data.writers import write_table
+    from toolkit.deploy.answers import Answers
+    from toolkit.deploy.inputs import joined
     from toolkit.distributed.collectives import on_main
-    from toolkit.report.results import write_predictions
     from toolkit.report.text import described
 
-    source = Path(arguments.data)
-    output = _options.output_file(arguments.output or source.with_name(f"{source.name}.predictions.jsonl"))
-    run = _trained_run.open_trained(arguments)
-    bad = output.with_name(f"{output.stem}.bad_rows.jsonl")
-    data = read_rows(run, arguments.data, labelled=False, report=bad)
+    data = joined(run, inputs)
+    answers = Answers(run.task, inputs, output, options)
     predictions = run.predictions(data)
-    records = on_main(run.accelerator, lambda: write_predictions(run.task.decode(predictions, data), output))
-    print_lines("The first predictions", [described(run.task.describe(record)) for record in records])
-    say(f"{len(data.rows)} predictions are in {output}", blank_line_before=True)
+
+    def write() -> list[str]:
+        records = run.task.decode(predictions, data)
+        write_table(output, answers.table(records))
+        return [described(run.task.describe(record)) for record in islice(records, SHOWN)]
+
+    print_lines("The first predictions", on_main(run.accelerator, write))
+    bad = [(each.name, row) for each in inputs for row in each.table.bad]
+    total = len(data.rows) + len(bad)
+    if bad:
+        say(f"{len(bad)} of {total} rows have no prediction, see the column `error`:", blank_line_before=True)
+        say(listing(bad[:SHOWN]))
+    say(f"{total} rows with their predictions are in {output}", blank_line_before=True)

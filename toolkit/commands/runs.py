@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Prints a table of all runs in a folder and its subfolders.
+    """Prints a table of all runs in a folder and its subfolders, and the spread of runs that differ only in the seed.
 
     Raises:
         InputError: if there are no runs, or they do not have the metric of `--sort`.
@@ -28,7 +28,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     from toolkit.base.console import rich_console
     from toolkit.base.errors import InputError
-    from toolkit.report.runs import find_records
+    from toolkit.report.runs import find_records, repeats
 
     folder = Path(arguments.folder)
     records = find_records(folder)
@@ -45,6 +45,8 @@ def work(arguments: argparse.Namespace) -> None:
     for record in records:
         table.add_row(*_row(record, folder, arguments.sort))
     rich_console().print(table)
+    for group in repeats(records, arguments.sort):
+        print(group)
 
 
 def _order(value: Any) -> tuple[bool, float]:

@@ -16,6 +16,7 @@ class Column:
         required: whether every row must have a value.
         label: whether it is (part of) the label, which prediction does not need.
         file: whether it holds the path of a file, relative to the data file (see `toolkit.data.files`).
+        key: whether it only names the row, so that rows with equal inputs may differ in it.
         used: whether the column is read, given the task's options.
     """
 
@@ -23,4 +24,5 @@ class Column:
     required: bool = True
     label: bool = False
     file: bool = False
+    key: bool = False
     used: Callable[[Any], bool] = lambda options: True

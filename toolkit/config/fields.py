@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False)
 """The `__pydantic_config__` of every section: unknown keys and wrong types are errors."""
@@ -12,3 +12,9 @@ STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Every = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | Literal["epoch"] | None
+ColumnName = Annotated[
+    str,
+    BeforeValidator(lambda name: str(name) if type(name) is int else name),
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+"""Name of a column; a number from 1 becomes text."""

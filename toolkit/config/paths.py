@@ -13,8 +13,9 @@ from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 from toolkit.config.source import Settings
 
-FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".txt")
+FILE_FORMATS = (".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
 """Suffixes of data files that can be read."""
+_SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
 
 
 DATA_FILES = ("train_file", "validation_file", "test_file")
@@ -55,7 +56,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
 
 def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
     for name, value in values.items():
-        if isinstance(value, str) and not value.strip():
+        if isinstance(value, str) and not value.strip() and value != "\t":  # a delimiter
             yield f"{section}.{name}: received {show(value)}, expected text that is not blank"
 
 
@@ -70,6 +71,22 @@ def aligned_files(name: str) -> dict[str, str]:
     return {column: f"{braces[1]}{column}{braces[3]}" for column in braces[2].split(",")}
 
 
+def sheet_of(name: str) -> tuple[str, str | None]:
+    """Returns the file and the sheet that a name like `reviews.xlsx#Sheet2` means.
+
+    The sheet is None for every other name, and if a file of exactly that name exists.
+    """
+    file, separator, sheet = name.rpartition("#")
+    if not separator or not file.lower().endswith(".xlsx") or _kind(Path(name)):
+        return name, None
+    return file, sheet or None
+
+
+def files_of(name: str) -> list[str]:
+    """Returns the files that the name of a data file means: several for line-aligned files."""
+    return list(aligned_files(name).values()) or [sheet_of(name)[0]]
+
+
 def _data_file(key: str, value: str | None) -> Iterator[str]:
     if not value or not value.strip():
         return
@@ -79,10 +96,11 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
                 tried = f"there is no file {show(name)} (tried {Path(name).absolute()})"
                 yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
+    file, _ = sheet_of(value)
     try:
-        path = Path(value).expanduser()
+        path = Path(file).expanduser()
     except RuntimeError:  # there is no such user
-        path = Path(value)
+        path = Path(file)
     kind = _kind(path)
     if not kind:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
@@ -93,6 +111,8 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
+        if path.suffix.lower() in _SPREADSHEETS:
+            expected = "save it as .xlsx or 'CSV UTF-8'"
         yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
 
 

@@ -11,9 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from toolkit.config.fields import STRICT, Every, Fraction, Positive
+from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.train_section import TrainConfig
+
+DEFAULT_SPLIT = 0.1
+"""Fraction of the training rows to set aside for validation if `data.validation_split` is null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,22 +89,43 @@ class DataConfig:
     revision: str | None = None
     """Branch, tag or commit of the hub dataset; pin a commit for repeatable runs."""
     train_file: str | None = None
-    """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet or .txt (one row per line);
-    line-aligned text files as columns, written `train.{en,de}`; or a folder of `<class>/<file>`. Relative paths start
-    at the current directory."""
+    """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet, .tmx, .xlsx (the first
+    sheet, or the one in `reviews.xlsx#Sheet2`; extra `excel`) or .txt (one row per line); line-aligned text files as
+    columns, written `train.{en,de}`; or a folder of `<class>/<file>`. Relative paths start at the current directory."""
     validation_file: str | None = None
     """Validation rows, in any of these formats."""
     test_file: str | None = None
     """Test rows, evaluated once, after training."""
     validation_split: Fraction | None = None
     """Fraction of the training rows to set aside if there are no validation rows (seeded; stratified where rows have a
-    class). Null means 0.1; 0 trains without evaluation."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Maps the toolkit's column names to yours, for instance `text: review_body`. Columns that are not listed keep
-    their names."""
+    class). Null means 0.1; 0 trains without evaluation. Rows with equal inputs, and groups (`group_column`), stay
+    together."""
+    test_split: Fraction = 0.0
+    """Fraction of the training rows to set aside as test rows if there are none, in the same way; the validation rows
+    do not depend on it."""
+    group_column: str | None = None
+    """Column of the data files, for instance of the speaker, customer or document: rows with the same value stay
+    together when rows are set aside. Null means the task's own (question answering groups by context), or none."""
+    columns: dict[str, ColumnName] = field(default_factory=dict)
+    """Maps the toolkit's column names to yours, for instance `text: review_body`, or to numbers from 1 if there is no
+    header. Columns that are not listed keep their names."""
+    delimiter: str | None = None
+    """Separator of the columns of .csv and .tsv files: one character, or `tab`. Null recognises a comma, semicolon, tab
+    or `|` from the header."""
+    encoding: str | None = None
+    """Encoding of text files that are not UTF-8, for instance `cp1252`. UTF-8 and byte-order marks are recognised."""
+    header: bool = True
+    """Whether the first row of a .csv, .tsv or .xlsx file names its columns; otherwise `columns` has their numbers."""
+    quoting: Literal["minimal", "none"] | None = None
+    """Whether fields of .csv and .tsv files may be quoted (`minimal`), or quotes are part of the text (`none`). Null
+    recognises tab-separated files without quoting."""
+    unescape_html: bool = False
+    """Decode HTML entities such as `&amp;` in all texts."""
     bad_rows: Literal["error", "skip"] = "error"
-    """What to do with rows that cannot be used: `error` stops and lists them, `skip` leaves them out and writes
-    `bad_rows.jsonl`."""
+    """What to do with rows that cannot be used: `error` stops and lists them, `skip` skips them, says how many,
+    and lists them in `bad_rows.jsonl`."""
+    max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """With `bad_rows: skip`, the largest fraction of bad rows in a file; with more, the run stops."""
     max_train_samples: Positive | None = None
     """Maximum number of training examples; the first ones are used."""
     max_eval_samples: Positive | None = None
@@ -162,8 +186,9 @@ class TrackingConfig:
 
     __pydantic_config__ = STRICT
 
-    logging_steps: Positive = 500
-    """Steps between training lines; the loss of a line is the mean over all items since the previous line."""
+    logging_steps: Positive | Literal["auto"] = "auto"
+    """Steps between training lines; the loss of a line is the mean over all items since the previous line. `auto` is
+    the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that gives at most 100 lines, so 50 to 100 for 50 steps or more."""
     report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=list)
     """Trackers that receive the same numbers (extra `tracking`)."""
     project: str = "finetune-toolkit"

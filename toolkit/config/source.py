@@ -23,6 +23,8 @@ _MERGE = _CORE + "merge"
 _SCALAR_TAGS = {_CORE + name for name in ("null", "bool", "int", "float", "str", "timestamp")}
 _KEY_TAGS = {_CORE + "str", _CORE + "int"}
 _UNUSABLE = object()
+MAX_VALUES = 100_000
+"""Most values of a file."""
 
 
 class Source(NamedTuple):
@@ -185,8 +187,11 @@ class _Reader:
         self.given = source
         self.constructor = YAML(typ="safe", pure=True).constructor
         self.open: list[Node] = []
+        self.values = 0
 
     def read(self, node: Node, key: Key) -> Any:
+        if self._too_many(key):
+            return _UNUSABLE
         if any(node is outer for outer in self.open):
             return self._refuse(key, "refers to itself")
         self.open.append(node)
@@ -202,6 +207,13 @@ class _Reader:
             return self._refuse(key, f"the YAML tag {tag} is not allowed: use plain text, numbers, lists and mappings")
         finally:
             self.open.pop()
+
+    def _too_many(self, key: Key) -> bool:
+        """Counts a value; a few aliases of aliases can stand for billions."""
+        self.values += 1
+        if self.values == MAX_VALUES + 1:
+            self._refuse(key, f"the YAML has more than {MAX_VALUES:,} values, counting those of aliases (*name)")
+        return self.values > MAX_VALUES
 
     def _mapping(self, node: MappingNode, key: Key) -> dict[str, Any]:
         pairs = self._pairs(node, key)
@@ -224,6 +236,8 @@ class _Reader:
             if name_node.tag == _MERGE:
                 parts = value_node.value if isinstance(value_node, SequenceNode) else [value_node]
                 for part in parts:
+                    if self._too_many(key):
+                        break
                     if not isinstance(part, MappingNode) or any(part is outer for outer in self.open):
                         self._refuse((*key, "<<"), "only another mapping can be merged here", name_node)
                     else:
@@ -251,7 +265,7 @@ class _Reader:
             wanted = "expected text, a number, true, false or null; put quotes around text"
             return self._refuse(key, f"received {node.value} (a date), {wanted}")
         if isinstance(value, str) and not is_text(value):
-            return self._refuse(key, f"received {value!r}, which is not valid Unicode text")
+            return self._refuse(key, f"received {value!r}, which is not valid Unicode text without NUL characters")
         return value
 
     def _source(self, node: Node) -> Source:
@@ -263,8 +277,8 @@ class _Reader:
 
 
 def is_text(value: str) -> bool:
-    """Whether text can be written as UTF-8, that is, has no lone surrogate."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    """Whether text can be written as UTF-8 and be part of a path: it has no lone surrogate and no NUL character."""
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in value)
 
 
 def _syntax(error: Exception, text: str) -> tuple[str, str]:

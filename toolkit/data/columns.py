@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from toolkit.api.supports import SupportsGroups
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
-from toolkit.config.messages import nearest
+from toolkit.config.messages import did_you_mean, nearest
+from toolkit.config.paths import aligned_files
+from toolkit.config.sections import DataConfig
+from toolkit.data.readers.plain import LINE
+from toolkit.data.sources import Source, is_files
+
+LONG_NAME = 40
+"""Characters of the name of a column, above which it looks like a text."""
 
 
 def used_columns(task: Task) -> dict[str, Column]:
@@ -19,6 +29,26 @@ def used_columns(task: Task) -> dict[str, Column]:
 def is_needed(column: Column, labelled: bool) -> bool:
     """Whether every row must have a value; label columns are needed only if rows are `labelled`."""
     return column.required and (labelled or not column.label)
+
+
+def columns_in(source: Source, task: Task, columns: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the names in a source of the columns that are named differently there.
+
+    Those of image and audio files and of .txt files are fixed, whatever `data.columns` says: the column of a .txt file
+    is the task's only input column, if there is one.
+
+    Args:
+        source: the source.
+        task: the task, which defines the columns.
+        columns: `data.columns`.
+    """
+    if is_files(source):
+        return {}
+    if not isinstance(source, str | Path) or Path(source).suffix.lower() != ".txt" or aligned_files(str(source)):
+        return columns
+    inputs = {name: column for name, column in used_columns(task).items() if not column.label}
+    needed = [name for name, column in inputs.items() if column.required] or list(inputs)[:1]
+    return {needed[0]: LINE} if len(needed) == 1 else columns
 
 
 def require_columns(source: str, present: list[str], task: Task, columns: Mapping[str, str], labelled: bool) -> None:
@@ -34,20 +64,67 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
     Raises:
         DataError: naming each missing column that is needed, or named by the user.
     """
-    missing = []
+    missing = {}
     known = used_columns(task)
+    used = {columns.get(other, other) for other in known}
+    free = [theirs for theirs in present if theirs not in used] or present
     for name, column in known.items():
         wanted = columns.get(name, name)
         named = name in columns and (labelled or not column.label)
         if wanted in present or not (named or is_needed(column, labelled)):
             continue
-        used = {columns.get(other, other) for other in known}
-        free = [theirs for theirs in present if theirs not in used] or present
-        likely, *_ = *nearest(wanted, free), *free
         ours = f" (the task's {name!r})" if wanted != name else ""
-        missing.append(
+        likely = _similar(wanted, free) or _similar(name, free)
+        example = f", for instance to {likely!r}" if likely else ""
+        missing[name] = (
             f"{source} has no column {wanted!r}{ours}: {column.help}. Its columns are {', '.join(present)}. "
-            f"Name the right one, for instance `data.columns.{name}: {likely}`."
+            f"Set data.columns.{name}{example}."
         )
     if missing:
-        raise DataError("\n".join(missing))
+        raise DataError("\n".join([*missing.values(), *_about_header(present, next(iter(missing)))]))
+
+
+def _similar(wanted: str, names: Sequence[str]) -> str | None:
+    """Returns the name that contains a word, or else the most similar one, if there is one; case is ignored."""
+    lower = {name.lower(): name for name in names}
+    holding = [name for name in lower if wanted.lower() in re.split(r"[\W_]+", name)]
+    found = holding if len(holding) == 1 else nearest(wanted.lower(), lower)
+    return lower[found[0]] if found else None
+
+
+def _about_header(present: Sequence[str], missing: str) -> list[str]:
+    """Returns what else may be wrong with a header whose names do not look like names of columns."""
+    if any(len(name) > LONG_NAME or name.isdigit() for name in present):
+        return [
+            "If the first line is a row and not a header, set data.header=false and name the columns by number, as in "
+            f"data.columns.{missing}=1."
+        ]
+    if len(present) == 1 and re.search(r"\w *[^\w\s.()-] *\w", present[0]):
+        return ["If the file has several columns, set data.delimiter to the character between them."]
+    return []
+
+
+def group_column(data: DataConfig, task: Task) -> str | None:
+    """Returns the name in the data of the column that groups rows, or None."""
+    if data.group_column is not None or not isinstance(task, SupportsGroups):
+        return data.group_column
+    own = task.group_column()
+    return data.columns.get(own, own)
+
+
+def require_group(source: str, present: list[str], group: str | None) -> None:
+    """Checks that a source has the group column, if there is one.
+
+    Args:
+        source: the file or hub split, for the message.
+        present: names of its columns.
+        group: name of the group column, or None.
+
+    Raises:
+        DataError: if the column is missing.
+    """
+    if group is not None and group not in present:
+        raise DataError(
+            f"data.group_column: {source} has no column {group!r}{did_you_mean(group, present)}. "
+            f"Its columns are {', '.join(present)}."
+        )

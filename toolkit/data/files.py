@@ -10,47 +10,82 @@ import hashlib
 import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
-from toolkit.data.readers import RawRow
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import Reading
 
 SUFFIXES = {
-    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
-    "audio": (".wav", ".flac", ".ogg", ".mp3"),
+    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"),
+    "audio": (".wav", ".flac", ".ogg", ".mp3", ".opus", ".m4a", ".aac", ".wma"),
 }
-"""Suffixes of the files in a folder, by the column for these files."""
-_COLUMNS = {suffix: column for column, suffixes in SUFFIXES.items() for suffix in suffixes}
+"""Suffixes of image and audio files, by the column for these files."""
+COLUMN_OF = {suffix: column for column, suffixes in SUFFIXES.items() for suffix in suffixes}
+"""Column by suffix."""
+_SYSTEM_FILES = ("desktop.ini", "ehthumbs.db", "thumbs.db")
+_SYSTEM_FOLDERS = ("@eadir", "__macosx")
+"""Files and folders of Windows, macOS and network drives, in lower case; the others are hidden."""
+_NOTES = (".md", ".txt")
 
 
-def read_folder(folder: Path) -> Iterator[RawRow]:
-    """Streams the files of `folder/<class>/...` in the order of their names, as `image` or `audio` and `label`.
+def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
+    """Streams the image and audio files of a folder in the order of their names, as `image` or `audio` and `label`.
 
-    Hidden files are skipped; a file with any other suffix is a bad row.
+    Hidden files, system files and notes (.txt, .md) are skipped; a file with any other suffix is a bad row.
+
+    Args:
+        folder: the folder, with files in `<class>/<file>` and deeper if they are labelled, and anywhere otherwise.
+        labelled: whether rows have a `label`, the name of the first folder.
 
     Raises:
-        DataError: if the folder has no folders of classes.
+        DataError: if labelled files are needed, but the folder has no folders of classes.
     """
-    if not any(entry.is_dir() and not entry.name.startswith(".") for entry in folder.iterdir()):
+    if labelled and not any(entry.is_dir() and not _is_hidden(entry.name) for entry in folder.iterdir()):
         raise DataError(
             f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
             "or a table (.csv, .jsonl and so on) with the paths of the files."
         )
-    return _rows(folder)
+    names = [name for name in _names(folder) if Path(name).suffix.lower() not in _NOTES]
+    return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
 
 
-def _rows(folder: Path) -> Iterator[RawRow]:
-    for number, name in enumerate(_names(folder), start=1):
-        column = _COLUMNS.get(Path(name).suffix.lower())
-        label = Path(name).parts[0] if len(Path(name).parts) > 1 else None
-        if column is None:
-            yield RawRow(number, {"file": name}, f"{name} does not have the suffix of an image or audio file")
-        elif label is None:
-            yield RawRow(number, {column: name}, f"{name} is not in the folder of a class")
-        else:
-            yield RawRow(number, {column: name, "label": label})
+def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
+    """Streams image and audio files without labels, numbered from 1; folders are read to any depth.
+
+    The paths in the rows are absolute if the given ones are.
+    """
+    numbers = count(1)
+    for path in paths:
+        rows = read_folder(path, labelled=False) if path.is_dir() else [_row(1, path.name, labelled=False)]
+        folder = path if path.is_dir() else path.parent
+        for _, values, reason in rows:
+            named = {column: str(folder / name) for column, name in (values or {}).items()}
+            yield RawRow(next(numbers), named, reason)
+
+
+def folder_note(folder: Path, reading: Reading) -> str | None:
+    """Returns how many text files (.txt, .md) of a folder are skipped, or None if there are none."""
+    skipped = [name for name in _names(folder) if Path(name).suffix.lower() in _NOTES]
+    if not skipped:
+        return None
+    files = "1 text file is" if len(skipped) == 1 else f"{len(skipped)} text files are"
+    return f"{files} skipped ({skipped[0]})"
+
+
+def _row(number: int, name: str, labelled: bool) -> RawRow:
+    column = COLUMN_OF.get(Path(name).suffix.lower())
+    parents = Path(name).parts[:-1]
+    if column is None:
+        return RawRow(number, {"file": name}, f"{name}: unsupported file type {Path(name).suffix!r}")
+    if not labelled:
+        return RawRow(number, {column: name})
+    if not parents:
+        return RawRow(number, {column: name}, f"{name} is not in the folder of a class")
+    return RawRow(number, {column: name, "label": parents[0]})
 
 
 def folder_digest(folder: Path) -> str:
@@ -59,14 +94,18 @@ def folder_digest(folder: Path) -> str:
 
 
 def _names(folder: Path) -> list[str]:
-    """Returns the sorted paths of all files below a folder that are not hidden; links are followed."""
+    """Returns the sorted paths of all files below a folder except hidden and system files; links are followed."""
     names: list[str] = []
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         here = Path(place)
         # A link to one of its parent folders would never end.
-        folders[:] = [name for name in folders if name[0] != "." and not _leads_back(here / name)]
-        names += [(here / name).relative_to(folder).as_posix() for name in files if name[0] != "."]
+        folders[:] = [name for name in folders if not _is_hidden(name) and not _leads_back(here / name)]
+        names += [(here / name).relative_to(folder).as_posix() for name in files if not _is_hidden(name)]
     return sorted(names)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
 
 
 def _leads_back(folder: Path) -> bool:
@@ -124,6 +163,8 @@ def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
         found = False
     if not found:
         raise BadRow(f"there is no file {name} (tried {path})")
+    if not path.stat().st_size:
+        raise BadRow(f"{name}: the file is empty (0 bytes)")
     return {"path": str(path), "bytes": None, "name": name}
 
 

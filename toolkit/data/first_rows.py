@@ -9,11 +9,13 @@ from pathlib import Path
 from toolkit.api.supports import SupportsLearning
 from toolkit.api.task import BadRow, Row, Task
 from toolkit.base.errors import DataError
-from toolkit.config.paths import aligned_files
+from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.columns import require_columns
+from toolkit.data.columns import columns_in, group_column, require_columns, require_group
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import Reading
 from toolkit.data.rows import check_raw, columns_of
-from toolkit.data.sources import RawRow, read_rows
+from toolkit.data.sources import folder_of, read_rows
 
 NUM_ROWS = 100
 """Number of rows of each file that are checked."""
@@ -31,13 +33,13 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
         data: the YAML's `data` section.
         task: the task, which defines the columns and checks rows; it may learn from the training rows.
     """
-    problems = []
+    problems = _unused_columns(data, task)
     for name in ("train_file", "validation_file", "test_file"):
         file = getattr(data, name)
-        if not file or not (aligned_files(file) or Path(file).expanduser().exists()):
+        if not file or not all(Path(name).expanduser().exists() for name in files_of(file)):
             continue
         try:
-            rows = list(islice(read_rows(file), NUM_ROWS + 1))
+            rows = list(islice(read_rows(file, Reading.of(data)), NUM_ROWS + 1))
             good, found = _check(file, rows[:NUM_ROWS], data, task)
             if name == "train_file" and good and not found and len(rows) <= NUM_ROWS:
                 _learn(task, good)
@@ -47,20 +49,27 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     return problems
 
 
+def _unused_columns(data: DataConfig, task: Task) -> list[str]:
+    files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
+    if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
+        return []
+    return ["data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"]
+
+
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:
-    """Returns the usable rows, and what is wrong with the others unless they are left out.
+    """Returns the usable rows, and what is wrong with the others unless they are skipped.
 
     Raises:
         DataError: if columns are missing.
     """
+    columns, folder = columns_in(file, task, data.columns), folder_of(file)
     if present := columns_of(rows):
-        require_columns(file, present, task, data.columns, labelled=True)
-    path = Path(file).expanduser()
-    folder = (path if path.is_dir() else path.parent).absolute()
+        require_columns(file, present, task, columns, labelled=True)
+        require_group(file, present, group_column(data, task))
     good, bad = [], []
     for row in rows:
         try:
-            good.append(check_raw(row, task, data.columns, True, folder))
+            good.append(check_raw(row, task, columns, True, folder))
         except BadRow as reason:
             bad.append(f"row {row.number}: {reason}")
     if not bad or data.bad_rows == "skip":
@@ -68,7 +77,7 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     more = [f"{len(bad) - NUM_LISTED} more"] if len(bad) > NUM_LISTED else []
     return good, [
         f"{len(bad)} of the first {len(rows)} rows of {file} cannot be used: {'; '.join(bad[:NUM_LISTED] + more)}. "
-        "Correct them, or leave them out with data.bad_rows=skip"
+        "Correct them, or skip them with data.bad_rows=skip"
     ]
 
 

@@ -10,15 +10,19 @@ import numpy as np
 
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
-from toolkit.data.readers import RawRow, check_names
-from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, listing, split_bad
-from toolkit.data.sources import ARROW_BATCH_ROWS, arrow_rows, checked
+from toolkit.data.bad_rows import listing
+from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
+from toolkit.data.readers.raw import RawRow, check_names, checked
+from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, split_bad
 
 NAME = "rows"
 """The name of these rows in messages."""
 
 
-def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: bool) -> Table:
+def given_table(
+    rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
+) -> Table:
     """Checks rows that are passed as Python objects.
 
     Args:
@@ -27,6 +31,7 @@ def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: boo
         task: the task, which defines the columns and checks rows.
         columns: maps the toolkit's column names to those of the rows; columns not listed keep their names.
         labelled: whether label columns are needed; otherwise they are None.
+        reading: whether HTML entities are decoded.
 
     Returns:
         The checked rows.
@@ -36,7 +41,7 @@ def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: boo
     """
     import datasets
 
-    source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows), Path().absolute())
+    source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
     every = list(checked_rows(source, task, columns, labelled))
     table = split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
     if table.bad:
@@ -45,12 +50,12 @@ def given_table(rows: Any, task: Task, columns: Mapping[str, str], labelled: boo
     return table
 
 
-def _raw_rows(rows: Any) -> Iterator[RawRow]:
+def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
     import datasets
 
     if isinstance(rows, datasets.Dataset):
         batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-        return checked(arrow_rows(batches, rows.features), NAME)
+        return checked(arrow_rows(batches, rows.features), NAME, reading.unescape_html)
     if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
         check_names(Path(NAME), [str(name) for name in rows.columns])
         rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
@@ -59,7 +64,7 @@ def _raw_rows(rows: Any) -> Iterator[RawRow]:
             f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
             "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
         )
-    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME)
+    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading.unescape_html)
 
 
 def _raw_row(number: int, row: Any) -> RawRow:

@@ -1,26 +1,27 @@
-"""Prepares the data: reads, checks, splits and tokenises rows; `datasets` caches the result once per node."""
+"""Tokenises checked rows; `datasets` caches the result once per node."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.supports import SupportsLearning, SupportsNotes, SupportsPacking, class_column, state_of
+from toolkit.api.supports import (
+    SupportsNotes,
+    SupportsPacking,
+    class_column,
+    state_of,
+)
 from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
-from toolkit.base.run_folder import RunFolder
-from toolkit.config.sections import Config, DataConfig
+from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
-from toolkit.data.rows import NUMBER, Table, apply_policy, load_hub_table, load_table, write_bad_rows
-from toolkit.data.sources import load_hub
-from toolkit.data.splits import head, split
+from toolkit.data.loading import CheckedRows
+from toolkit.data.rows import NUMBER
 
 if TYPE_CHECKING:
     import datasets
@@ -29,86 +30,6 @@ if TYPE_CHECKING:
 PROGRESS_FROM_ROWS = 50_000
 NUMBER_IN_FILE = "number"
 """Column of feature rows: the number of the source row in its file."""
-SPLITS = ("train", "validation", "test")
-DEFAULT_SPLIT = 0.1
-
-
-@dataclass(frozen=True)
-class CheckedRows:
-    """Checked rows of a run, after the limits on their number.
-
-    Args:
-        splits: rows by split (`train`, `validation`, `test`).
-        fingerprints: sha256 of each source file (or hub id and revision) by split.
-        bad_rows: number of rows left out, by split.
-    """
-
-    splits: Mapping[str, datasets.Dataset]
-    fingerprints: Mapping[str, str]
-    bad_rows: Mapping[str, int]
-
-
-def load_rows(
-    cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None, sample: int | None = None
-) -> CheckedRows:
-    """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
-
-    Args:
-        cfg: resolved configuration.
-        task: checks rows; its `state` is filled.
-        accelerator: the run's Accelerator; the first process of each node reads, the others use its cache.
-        output_dir: folder for `bad_rows.jsonl`; None writes none.
-        sample: read only this many training rows, and no other splits; None reads all.
-
-    Raises:
-        DataError: for files or rows that cannot be used.
-    """
-    with accelerator.local_main_process_first():
-        tables = _tables(cfg.data, task, sample)
-    bad = apply_policy(tables, cfg.data.bad_rows)
-    if output_dir is not None and accelerator.is_main_process and any(bad.values()):
-        write_bad_rows(tables, RunFolder(output_dir).bad_rows)
-    rows = {name: table.rows for name, table in tables.items()}
-    fraction = DEFAULT_SPLIT if cfg.data.validation_split is None else cfg.data.validation_split
-    if "validation" not in rows and fraction > 0 and sample is None:
-        rows["train"], rows["validation"] = split(rows["train"], fraction, cfg.seed, class_column(task))
-    limits = {"train": cfg.data.max_train_samples}
-    rows = {name: head(part, limits.get(name, cfg.data.max_eval_samples)) for name, part in rows.items()}
-    _learn(task, rows["train"])
-    return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad)
-
-
-def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
-    splits = SPLITS if sample is None else SPLITS[:1]
-    if data.dataset_name is not None:
-        name, columns = data.dataset_name, data.columns
-        present = load_hub(name, data.dataset_config_name, data.revision)
-        sources = {
-            split: partial(
-                load_hub_table, name, data.dataset_config_name, data.revision, split, task, columns, True, sample=sample
-            )
-            for split in splits
-            if split in present
-        }
-    else:
-        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
-        sources = {
-            split: partial(load_table, file, task, data.columns, True, sample=sample)
-            for split, file in files.items()
-            if file and split in splits
-        }
-    if "train" not in sources:
-        raise DataError("data: there are no training rows.")
-    tables = {"train": sources.pop("train")()}
-    # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
-    if len(tables["train"].rows):
-        _learn(task, tables["train"].rows)
-    return tables | {split: load() for split, load in sources.items()}
-
-
-def _learn(task: Task, rows: datasets.Dataset) -> None:
-    if isinstance(task, SupportsLearning):
-        task.learn(rows)
 
 
 def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, accelerator: Accelerator) -> Prepared:
@@ -129,13 +50,14 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     if cfg.train.train_sampling_strategy == "balanced":
         features["train"] = _with_classes(features["train"], rows.splits["train"], task)
     evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
-    notes = []
+    notes: list[str] = []
     if isinstance(task, SupportsNotes):
         notes += [f"{name}: {note}" for name, part in rows.splits.items() for note in task.notes(part)]
     notes += [f"{name}: {note}" for name, part in features.items() for note in _truncated(part, task)]
     for note in notes:
         say(note)
-    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, notes)
+    found = [*rows.findings.warnings(), *rows.findings.notes(), *notes]
+    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, found)
 
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:

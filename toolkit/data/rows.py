@@ -5,27 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from toolkit.api.supports import state_of
 from toolkit.api.task import BadRow, Row, Task
+from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
-from toolkit.base.files import written_whole
+from toolkit.data import sources
 from toolkit.data.bars import progress_bars
-from toolkit.data.columns import is_needed, require_columns, used_columns
+from toolkit.data.columns import columns_in, is_needed, require_columns, require_group, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, num_bytes, read_rows, spread
+from toolkit.data.hub import hub_rows, load_hub
+from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
+from toolkit.data.markup import markup_notes
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import RECOGNISED, Reading
 
 if TYPE_CHECKING:
     import datasets
 
 NUMBER = "_number"
 """Column of a table: the number of the row in its file."""
-LISTED_ROWS = 20
 PREVIEW_CHARS = 80
 PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
@@ -50,12 +56,22 @@ class Table:
         bad: the unusable rows, in file order.
         fingerprint: sha256 of the file, or the hub dataset's id, revision and content.
         source: the file or hub split, for messages.
+        keys: digests of the usable rows; those of rows without labels are all 0.
     """
 
     rows: datasets.Dataset
     bad: list[BadRowReport]
     fingerprint: str
     source: str
+    keys: Keys
+
+    def select(self, places: np.ndarray) -> Table:
+        """Returns the table of the usable rows at the given places."""
+        return replace(self, rows=self.rows.select(places), keys=self.keys.select(places))
+
+    def head(self, limit: int | None) -> Table:
+        """Returns the table of the first `limit` rows, or of all if there are fewer or `limit` is None."""
+        return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
 
 
 @dataclass(frozen=True)
@@ -69,46 +85,50 @@ class RowSource:
     read: Callable[[], Iterator[RawRow]]
     folder: Path
     """The folder that relative paths in the rows start from."""
+    group: str | None = None
+    """The column, by its name in the source, whose equal values make a group."""
 
 
 def load_table(
-    source: str | Path,
+    source: sources.Source,
     task: Task,
     columns: Mapping[str, str],
     labelled: bool,
     cache_dir: str | Path | None = None,
     sample: int | None = None,
+    reading: Reading = RECOGNISED,
+    group: str | None = None,
 ) -> Table:
-    """Reads and checks a local file; a second call with the same file, task and settings reads the cache.
+    """Reads and checks local files; a second call with the same files, task and settings reads the cache.
 
     Args:
-        source: a file of any format of `toolkit.data.sources`, or a folder of classes.
+        source: what `toolkit.data.sources.read_rows` reads.
         task: the task, which defines the columns and checks rows.
-        columns: maps the toolkit's column names to the file's; columns not listed keep their names.
+        columns: `data.columns`, see `toolkit.data.columns.columns_in`.
         labelled: whether label columns are needed; otherwise they are None.
         cache_dir: folder of the Arrow cache; None means that of `datasets`.
         sample: keep only this many rows, evenly spaced; None keeps all.
+        reading: how to read the files; what is recognised is logged.
+        group: the column, by its name in the file, whose equal values make a group; None if there are no groups.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
     """
-    key = fingerprint(source) + ("" if sample is None else f":{sample}")
-    path = Path(source).expanduser()
+    for note in sources.reading_notes(source, reading):
+        say(note)
+    key = sources.fingerprint(source) + ("" if sample is None else f":{sample}")
+    columns = columns_in(source, task, columns)
+    folder = sources.folder_of(source)
 
     def read() -> Iterator[RawRow]:
-        return spread(read_rows(source), sample)
+        return sources.spread(sources.read_rows(source, reading, labelled), sample)
 
-    folder = path if path.is_dir() else path.parent
-    large = path.is_dir() or num_bytes(source) >= PROGRESS_FROM_BYTES
     if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
         key = content_digest(key, read(), files, folder)
-    return _build(
-        RowSource(str(source), key, path.suffix.lower(), large, read, folder.absolute()),
-        task,
-        columns,
-        labelled,
-        cache_dir,
-    )
+    name = sources.name_of(source)
+    kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
+    large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
+    return _build(RowSource(name, key, kind, large, read, folder, group), task, columns, labelled, cache_dir)
 
 
 def load_hub_table(
@@ -121,6 +141,8 @@ def load_hub_table(
     labelled: bool,
     cache_dir: str | Path | None = None,
     sample: int | None = None,
+    reading: Reading = RECOGNISED,
+    group: str | None = None,
 ) -> Table:
     """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
 
@@ -132,59 +154,15 @@ def load_hub_table(
         raise DataError(f"data.dataset_name: {dataset_name!r} has no split {split!r}; it has {', '.join(splits)}.")
     rows = splits[split]
     name = f"{dataset_name} ({split})"
+    key = f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}" + ("" if sample is None else f":{sample}")
+
+    def read() -> Iterator[RawRow]:
+        return sources.spread(hub_rows(rows, reading.unescape_html), sample)
+
+    large = (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES
     return _build(
-        RowSource(
-            name,
-            f"{dataset_name}@{revision or 'main'}:{split}:{rows._fingerprint}"
-            + ("" if sample is None else f":{sample}"),
-            "hub",
-            (rows.dataset_size or 0) >= PROGRESS_FROM_BYTES,
-            lambda: spread(hub_rows(rows), sample),
-            Path(),
-        ),
-        task,
-        columns,
-        labelled,
-        cache_dir,
+        RowSource(name, key, f"hub {reading}", large, read, Path(), group), task, columns, labelled, cache_dir
     )
-
-
-def apply_policy(tables: Mapping[str, Table], policy: str) -> dict[str, int]:
-    """Applies `data.bad_rows` to the tables of all splits and returns the number of bad rows by split.
-
-    Raises:
-        DataError: with policy `error` if any row is bad (lists the first 20); with `skip` if all rows of a table are.
-    """
-    bad = [(table.source, row) for table in tables.values() for row in table.bad]
-    total = sum(len(table.rows) + len(table.bad) for table in tables.values())
-    if bad and policy == "error":
-        raise DataError(
-            f"{len(bad)} of {total} rows cannot be used:\n{listing(bad)}\n"
-            "Correct them (text must be UTF-8), or leave them out with data.bad_rows=skip, which writes "
-            "them all to bad_rows.jsonl."
-        )
-    for table in tables.values():
-        if not len(table.rows):
-            raise DataError(
-                f"{table.source}: none of its {len(table.bad)} rows can be used:\n"
-                f"{listing([(table.source, row) for row in table.bad])}"
-            )
-    return {split: len(table.bad) for split, table in tables.items()}
-
-
-def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
-    """Writes each bad row as a JSON line `{file, row, reason, values}`; the file is written atomically."""
-    with written_whole(Path(path)) as file:
-        for table in tables.values():
-            for row in table.bad:
-                record = {"file": table.source, "row": row.number, "reason": row.reason, "values": row.values}
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-
-
-def listing(bad: list[tuple[str, BadRowReport]]) -> str:
-    """Returns the first bad rows, one per line, for a message; `bad` has the source and the report of each."""
-    lines = [f"  {source}, row {row.number}: {row.reason}" for source, row in bad[:LISTED_ROWS]]
-    return "\n".join([*lines, *([f"  and {len(bad) - LISTED_ROWS} more"] if len(bad) > LISTED_ROWS else [])])
 
 
 def _build(
@@ -209,26 +187,29 @@ def _build(
             f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
             "HF_DATASETS_CACHE to a folder that can be written"
         ) from error
-    return split_bad(built, source)
+    table = split_bad(built, source)
+    for note in markup_notes(table.rows, columns, NUMBER):
+        warn(f"{source.name}, {note}")
+    return table
 
 
 def checked_features(task: Task) -> datasets.Features:
     """Returns the `datasets` feature types of the rows of `checked_rows`."""
     import datasets
 
-    text = datasets.Value("string")
-    return datasets.Features({**task.schema(), NUMBER: datasets.Value("int64"), _REASON: text, _PREVIEW: text})
+    text, number = datasets.Value("string"), datasets.Value("int64")
+    digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
+    return datasets.Features({**task.schema(), NUMBER: number, _REASON: text, _PREVIEW: text, **digests})
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     """Returns a table of the rows of `checked_rows`: the usable rows, and reports of the others."""
-    import numpy as np
-
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
     reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
     bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in reports]
-    return Table(rows.remove_columns([_REASON, _PREVIEW]), bad, source.fingerprint, source.name)
+    own = rows.remove_columns([_REASON, _PREVIEW, INPUTS, LABEL, GROUP])
+    return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows))
 
 
 def _cache_key(
@@ -236,7 +217,7 @@ def _cache_key(
 ) -> str:
     # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
     folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
-    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled,
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled, source.group,
              type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
@@ -248,14 +229,19 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     first = list(islice(raw, PEEKED_ROWS))
     if present := columns_of(first):
         require_columns(source.name, present, task, columns, labelled)
-    names = list(task.schema())
+        require_group(source.name, present, source.group)
+    names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
         try:
             checked = check_raw(row, task, columns, labelled, source.folder)
         except BadRow as bad:
-            yield {**dict.fromkeys(names), NUMBER: row.number, _REASON: str(bad), _PREVIEW: _preview(row.values)}
+            found = {_REASON: str(bad), _PREVIEW: _preview(row.values)}
+            yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
         else:
-            yield {**{name: checked[name] for name in names}, NUMBER: row.number, _REASON: None, _PREVIEW: None}
+            own = {name: checked[name] for name in names}
+            group = (row.values or {}).get(source.group) if source.group else None
+            keys = row_keys(own, task, group) if labelled else no_keys
+            yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, **keys}
 
 
 def columns_of(rows: Iterable[RawRow]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Sources of rows: reads a local file or a hub dataset as a stream of numbered raw rows.
+"""Sources of rows: reads local files and folders as streams of numbered raw rows.
 
 An unusable row stays in the stream, with the reason; a source that cannot be read at all is a `DataError`.
 """
@@ -6,149 +6,165 @@ An unusable row stays in the stream, with the reason; a source that cannot be re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import DataError
 from toolkit.catalog.entries import command_for
-from toolkit.config.paths import aligned_files
-from toolkit.data.aligned import read_aligned
-from toolkit.data.files import folder_digest, read_folder
-from toolkit.data.readers import TEXT_READERS, RawRow, check_names, not_text
+from toolkit.config.paths import aligned_files, files_of, sheet_of
+from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
+from toolkit.data.readers import arrow, delimited, excel, json_rows, plain, tmx
+from toolkit.data.readers.raw import RawRow, checked
+from toolkit.data.reading import RECOGNISED, Reading
 
-if TYPE_CHECKING:
-    import datasets
-    import pyarrow as pa
-
-ARROW_BATCH_ROWS = 1000
-SNIFFED_BYTES = 2**16
-
-
-def read_rows(path: str | Path) -> Iterator[RawRow]:
-    """Streams the rows of a local file, whose suffix determines the format, or of a folder of classes.
-
-    Only .json files are read into memory completely. A name like `train.{en,de}` means line-aligned text files, see
-    `toolkit.data.aligned`.
-
-    Raises:
-        DataError: if the file is missing, has an unknown format or another encoding than UTF-8, or has no rows.
-    """
-    if aligned := aligned_files(str(path)):
-        files = {column: _existing(name) for column, name in aligned.items()}
-        for file in files.values():
-            _refuse_other_encodings(file)
-        return checked(read_aligned(files), str(path))
-    file = _existing(path)
-    if file.is_dir():
-        return checked(read_folder(file), str(path))
-    read = READERS.get(file.suffix.lower())
-    if read is None:
-        raise DataError(
-            f"{path}: files that end in {file.suffix or 'nothing'!r} cannot be read; use one of {', '.join(READERS)}."
-        )
-    if file.suffix.lower() in TEXT_READERS:
-        _refuse_other_encodings(file)
-    return checked(read(file), str(path))
+Source = str | Path | Sequence[str | Path]
+"""A data file, a folder, or several image and audio files."""
+READERS: dict[str, Callable[[Path, Reading], Iterator[RawRow]]] = {
+    ".csv": delimited.read,
+    ".tsv": delimited.read,
+    ".json": json_rows.read_json,
+    ".jsonl": json_rows.read_jsonl,
+    ".parquet": arrow.read,
+    ".tmx": tmx.read,
+    ".txt": plain.read_lines,
+    ".xlsx": excel.read,
+}
+"""Reader by file suffix."""
+_NOTES: dict[str, Callable[[Path, Reading], str | None]] = {
+    ".csv": delimited.note,
+    ".tsv": delimited.note,
+    ".tmx": tmx.note,
+    ".xlsx": excel.note,
+    **dict.fromkeys((".json", ".jsonl", ".txt"), plain.note),
+}
+"""What is said about a file, by its suffix."""
 
 
-def fingerprint(path: str | Path) -> str:
-    """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
+def read_rows(source: Source, reading: Reading = RECOGNISED, labelled: bool = True) -> Iterator[RawRow]:
+    """Streams the rows of a source.
 
-    For aligned files it is the sha256 of their concatenated fingerprints.
-
-    Raises:
-        DataError: if the file does not exist or cannot be opened.
-    """
-    if aligned := aligned_files(str(path)):
-        return hashlib.sha256("".join(map(fingerprint, aligned.values())).encode()).hexdigest()
-    source = _existing(path)
-    if source.is_dir():
-        return folder_digest(source)
-    with source.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def num_bytes(path: str | Path) -> int:
-    """Returns the size of a file in bytes, or the total size of aligned files.
-
-    Raises:
-        DataError: if the file does not exist or cannot be opened.
-    """
-    return sum(_existing(name).stat().st_size for name in aligned_files(str(path)).values() or [path])
-
-
-def load_hub(
-    dataset_name: str, config: str | None = None, revision: str | None = None, cache_dir: str | Path | None = None
-) -> datasets.DatasetDict:
-    """Loads all splits of a hub dataset, or of a local folder with the layout of one.
+    Only .json files are read into memory completely.
 
     Args:
-        dataset_name: hub id or folder.
-        config: configuration of the dataset; None means its default.
-        revision: branch, tag or commit; None means `main`.
-        cache_dir: folder of the cache; None means that of `datasets`.
+        source: a file, whose suffix determines the format; a name like `train.{en,de}` for line-aligned text files, or
+            like `reviews.xlsx#Sheet2` for a sheet; a folder of image or audio files; or, without labels, one or several
+            paths of such files and folders.
+        reading: how to read it.
+        labelled: whether the files of a folder are in folders of classes; otherwise they may be anywhere below it.
 
     Raises:
-        DataError: if the dataset cannot be found or downloaded.
+        DataError: if the source is missing, has an unknown format or encoding, or has no rows.
     """
-    import datasets
-
-    with _hub_errors(dataset_name, config, revision, cache_dir):
-        return datasets.load_dataset(
-            dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
-        )
+    name = name_of(source)
+    return checked(_raw_rows(source, reading, labelled), name, reading.unescape_html)
 
 
-def find_hub(dataset_name: str, config: str | None = None, revision: str | None = None) -> None:
-    """Checks that a hub dataset, or a local folder with the layout of one, exists, without loading its rows.
-
-    Raises:
-        DataError: if the dataset cannot be found.
-    """
-    import datasets
-
-    with _hub_errors(dataset_name, config, revision, None):
-        datasets.load_dataset_builder(dataset_name, config, revision=revision)
-
-
-@contextmanager
-def _hub_errors(
-    dataset_name: str, config: str | None, revision: str | None, cache_dir: str | Path | None
-) -> Iterator[None]:
-    import datasets
-
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
-        where = (
-            f"the hub was not asked, because HF_HUB_OFFLINE is set; the local cache was "
-            f"({cache_dir or datasets.config.HF_DATASETS_CACHE})"
-            if datasets.config.HF_HUB_OFFLINE
-            else f"the hub was asked ({datasets.config.HF_ENDPOINT})"
-        )
+def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawRow]:
+    if not isinstance(source, str | Path):
+        return read_files([_existing(path) for path in source])
+    if aligned := aligned_files(str(source)):
+        return plain.read_aligned({column: _existing(name) for column, name in aligned.items()}, reading)
+    file = _existing(source)
+    if file.is_dir():
+        return read_folder(file, labelled)
+    suffix = file.suffix.lower()
+    if suffix in COLUMN_OF and not labelled:
+        return read_files([file])
+    if suffix in COLUMN_OF:
         raise DataError(
-            f"data.dataset_name: {dataset_name!r} (configuration {config or 'default'}, revision {revision or 'main'}) "
-            f"cannot be loaded: {where}. The error was: {error.__cause__ or error}\n"
-            "Check the name, load it once with a network connection, or give local files with data.train_file."
-        ) from error
+            f"{source} is a single {COLUMN_OF[suffix]} file without a label; expected a folder with <class>/<file>, "
+            "or a table (.csv, .jsonl and so on) with paths and labels."
+        )
+    if suffix not in READERS:
+        raise DataError(
+            f"{source}: unsupported file type {file.suffix!r}; use one of {', '.join(READERS)}, or a folder of images "
+            "or audio files."
+        )
+    return READERS[suffix](file, _with_sheet(source, reading))
 
 
-def hub_rows(dataset: datasets.Dataset) -> Iterator[RawRow]:
-    """Streams the rows of one split, numbered from 1, with class names instead of class numbers.
+def reading_notes(source: Source, reading: Reading) -> list[str]:
+    """Returns one line for each file of a source that is read in another way than its name and the settings say.
+
+    Args:
+        source: the source.
+        reading: how to read it.
 
     Raises:
-        DataError: if the split has no rows.
+        DataError: if a file is missing, or its encoding is not recognised.
     """
-    # Arrow batches instead of Python rows, so that unused audio and images are not decoded.
-    batches = dataset.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
-    return checked(arrow_rows(batches, dataset.features), f"Split {dataset.split!s} of the dataset")
+    names = [source] if isinstance(source, Path) else files_of(source) if isinstance(source, str) else source
+    notes = []
+    for file in map(_existing, names):
+        note = folder_note if file.is_dir() else _NOTES.get(file.suffix.lower())
+        if note is not None and (found := note(file, _with_sheet(source, reading))):
+            notes.append(f"{file}: {found}")
+    return notes
+
+
+def _with_sheet(source: Source, reading: Reading) -> Reading:
+    return replace(reading, sheet=sheet_of(source)[1]) if isinstance(source, str) else reading
+
+
+def name_of(source: Source) -> str:
+    """Returns the name of a source in messages."""
+    if isinstance(source, str | Path) or len(source) == 1:
+        return str(source if isinstance(source, str | Path) else source[0])
+    return f"{source[0]} and {len(source) - 1} more"
+
+
+def is_files(source: Source) -> bool:
+    """Whether the rows of a source are image and audio files themselves: a folder, a single file or several."""
+    if not isinstance(source, str | Path):
+        return True
+    path = Path(source).expanduser()
+    return path.is_dir() or path.suffix.lower() in COLUMN_OF
+
+
+def folder_of(source: Source) -> Path:
+    """Returns the absolute folder that relative paths in the rows of a source start from."""
+    if not isinstance(source, str | Path):
+        return Path().absolute()
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path.absolute()
+    return (Path() if path.suffix.lower() in COLUMN_OF else path.parent).absolute()
+
+
+def fingerprint(source: Source) -> str:
+    """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
+
+    For several files it is the sha256 of their concatenated fingerprints; for a sheet, of the file's and the name.
+
+    Raises:
+        DataError: if the file does not exist or cannot be opened.
+    """
+    if not isinstance(source, str | Path):
+        return hashlib.sha256("".join(map(fingerprint, source)).encode()).hexdigest()
+    if aligned := aligned_files(str(source)):
+        return fingerprint(list(aligned.values()))
+    file = _existing(source)
+    if file.is_dir():
+        return folder_digest(file)
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    sheet = sheet_of(str(source))[1]
+    return digest if sheet is None else hashlib.sha256(f"{digest}#{sheet}".encode()).hexdigest()
+
+
+def num_bytes(source: Source) -> int:
+    """Returns the size of a file in bytes, or the total size of several.
+
+    Raises:
+        DataError: if the file does not exist or cannot be opened.
+    """
+    names = files_of(str(source)) if isinstance(source, str | Path) else source
+    return sum(_existing(name).stat().st_size for name in names)
 
 
 def _existing(path: str | Path) -> Path:
-    file = Path(path).expanduser()
+    file = Path(sheet_of(str(path))[0]).expanduser()
     if not file.exists():
         command = command_for(path)
         raise DataError(
@@ -160,89 +176,6 @@ def _existing(path: str | Path) -> Path:
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror} (tried {file.absolute()}).") from error
     return file
-
-
-def _refuse_other_encodings(file: Path) -> None:
-    with file.open("rb") as opened:
-        head = opened.read(SNIFFED_BYTES)
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{file} is UTF-16 or UTF-32 text. Save it as UTF-8.")
-    # Half of the bytes of ASCII text in UTF-16 are NUL. A single NUL byte is reported with its row.
-    if head.count(0) * 10 > len(head):
-        raise DataError(
-            f"{file} is not UTF-8 text: it has many NUL bytes, like UTF-16 text without a byte-order mark "
-            "or a binary file. Save it as UTF-8."
-        )
-
-
-def checked(rows: Iterable[RawRow], where: str) -> Iterator[RawRow]:
-    """Yields rows, and adds the reason to those that are not UTF-8 text.
-
-    Args:
-        rows: numbered rows.
-        where: name of the source, for messages.
-
-    Raises:
-        DataError: at the end, if there were no rows.
-    """
-    number = 0
-    for number, values, reason in rows:
-        for column, value in (values or {}).items():
-            if reason:
-                break
-            problem = not_text(value)
-            reason = problem and f"column {column!r} is {problem}"
-        yield RawRow(number, values, reason)
-    if not number:
-        raise DataError(f"{where} has no rows.")
-
-
-def _read_parquet(file: Path) -> Iterator[RawRow]:
-    import datasets
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file) as opened:
-            schema = opened.schema_arrow
-            check_names(file, schema.names)
-            typed = b"huggingface" in (schema.metadata or {})
-            features = datasets.Features.from_arrow_schema(schema) if typed else {}
-            yield from arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a valid parquet file: {error}") from error
-
-
-def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:
-    """Streams the rows of Arrow batches, numbered from 1, with class names instead of class numbers."""
-    import datasets
-
-    labels = {name: feature.names for name, feature in features.items() if isinstance(feature, datasets.ClassLabel)}
-    numbers = count(1)
-    for batch in batches:
-        for values in _python_rows(batch):
-            if isinstance(values, str):
-                yield RawRow(next(numbers), None, values)
-                continue
-            for name, names in labels.items():
-                label = values[name]
-                if label is not None and label < len(names):
-                    values[name] = names[label] if label >= 0 else None  # -1: not labelled
-            yield RawRow(next(numbers), values)
-
-
-def _python_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:
-    """Returns the rows of a batch; a row that is not UTF-8 text is replaced by the reason."""
-    try:
-        return batch.to_pylist()
-    except UnicodeDecodeError as error:
-        if batch.num_rows == 1:
-            return [f"not UTF-8 text (byte 0x{error.object[error.start]:02x} at byte {error.start + 1})"]
-        return [row for index in range(batch.num_rows) for row in _python_rows(batch.slice(index, 1))]
-
-
-READERS: dict[str, Callable[[Path], Iterator[RawRow]]] = {**TEXT_READERS, ".parquet": _read_parquet}
-"""Reader by file suffix."""
 
 
 def spread(rows: Iterator[RawRow], sample: int | None) -> Iterator[RawRow]:

@@ -36,11 +36,11 @@ def _refuse_unmergeable(cfg: Config) -> None:
 def _rows_file(cfg: Config, given: str | None) -> str:
     """Returns the file whose first rows are used to verify the merge."""
     from toolkit.base.errors import InputError
-    from toolkit.config.paths import aligned_files
+    from toolkit.config.paths import files_of
 
     own = [name for name in (cfg.data.validation_file, cfg.data.train_file) if name]
     for name in [given] if given else own:
-        if all(Path(part).expanduser().exists() for part in (aligned_files(name).values() or [name])):
+        if all(Path(part).expanduser().exists() for part in files_of(name)):
             return name
     known = f"({', '.join(own)})" if own else "(they came from the Hub)"
     raise InputError(f"--data: give a file with rows to compare on; the run's own files were not found {known}")
@@ -53,11 +53,14 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     from accelerate.utils import send_to_device
 
     from toolkit.api.mesh import Mesh
+    from toolkit.data.bad_rows import apply_policy
     from toolkit.data.batches import evaluation_loader
     from toolkit.data.prepare import tokenise
-    from toolkit.data.rows import apply_policy, load_table
+    from toolkit.data.reading import Reading
+    from toolkit.data.rows import load_table
 
-    tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled=False)}
+    data = run.cfg.data
+    tables = {"input": load_table(file, run.task, data.columns, labelled=False, reading=Reading.of(data))}
     apply_policy(tables, "skip")
     rows = tables["input"].rows
     features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)

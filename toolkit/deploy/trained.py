@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,20 @@ import torch
 
 from toolkit import modalities
 from toolkit.api.mesh import Mesh
+from toolkit.api.run import Evaluation
 from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
-from toolkit.base.console import quiet_libraries, say
+from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config
+from toolkit.config.sections import Config, DataConfig
+from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
-from toolkit.data.rows import apply_policy, load_table, write_bad_rows
+from toolkit.data.reading import Reading
+from toolkit.data.rows import load_table
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
@@ -28,11 +33,15 @@ from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
-from toolkit.recipe import load_settings, load_task_type
+from toolkit.recipe import load_settings, load_task_type, recipe_names
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
+
+READING = ("columns", "bad_rows", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
+"""Settings of the section `data` that may be different for other files."""
+_READING = [["data", name] for name in READING]
 
 
 @dataclass(frozen=True)
@@ -77,21 +86,21 @@ class TrainedRun:
             DataError: as for `predict`.
         """
         with quiet_libraries(), random_state_kept():
-            return self.scores(self._given(rows, labelled=True))
+            metrics = self.evaluation(self._given(rows, labelled=True)).metrics
+        return {f"eval_{name}": value for name, value in metrics.items()}
 
     def predictions(self, data: EvalData) -> Predictions:
         """Returns predictions in row order on the main process; empty on others."""
         with float32_precision(self.cfg.train.tf32):
             return predict(self, self.model, data, "predict")[0]
 
-    def scores(self, data: EvalData) -> dict[str, float]:
-        """Returns the metrics of labelled rows, on every process."""
+    def evaluation(self, data: EvalData) -> Evaluation:
+        """Returns the metrics of labelled rows on every process, and the predictions on the main process."""
         with float32_precision(self.cfg.train.tf32):
-            metrics = evaluate(self, self.model, data, "evaluate").metrics
-        return {f"eval_{name}": value for name, value in metrics.items()}
+            return evaluate(self, self.model, data, "evaluate")
 
     def _given(self, rows: Any, labelled: bool) -> EvalData:
-        table = given_table(rows, self.task, self.cfg.data.columns, labelled).rows
+        table = given_table(rows, self.task, self.cfg.data.columns, labelled, Reading.of(self.cfg.data)).rows
         return EvalData(table, tokenise(table, self.task, self.processor, labelled=labelled), self.processor)
 
 
@@ -100,6 +109,7 @@ def load(
     recipe: str | Path | type[Task] | None = None,
     per_device_eval_batch_size: int | None = None,
     trust_remote_code: bool = False,
+    overrides: Sequence[str] = (),
 ) -> TrainedRun:
     """Opens a finished run to predict or evaluate with its model.
 
@@ -110,18 +120,20 @@ def load(
         recipe: the recipe's file if it was moved after the run, or its task.
         per_device_eval_batch_size: rows per batch on each device; None uses the run's value.
         trust_remote_code: whether Python code in the model's folder may run.
+        overrides: `data.key=value` strings that change how rows are read, see `READING`.
 
     Returns:
         The run, with its model on this process's device.
 
     Raises:
+        ConfigError: if an override is invalid, or does not concern reading.
         InputError: if an argument is invalid, the folder is not a finished run, the recipe is not found, or the model
             cannot be loaded.
     """
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
     folder = Path(run_folder).expanduser()
-    cfg, task = read_settings(folder, recipe)
+    cfg, task = read_settings(folder, recipe, overrides=overrides)
     size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
     cfg = replace(
         _usable_here(cfg),
@@ -146,15 +158,19 @@ def _usable_here(cfg: Config) -> Config:
     )
 
 
-def read_settings(folder: Path, recipe: str | Path | type[Task] | None, finished: bool = True) -> tuple[Config, Task]:
+def read_settings(
+    folder: Path, recipe: str | Path | type[Task] | None, finished: bool = True, overrides: Sequence[str] = ()
+) -> tuple[Config, Task]:
     """Reads a run's resolved settings and rebuilds its task.
 
     Args:
         folder: the run's output folder.
         recipe: the recipe file if it was moved after the run, or its task.
         finished: whether the run must have a model.
+        overrides: `data.key=value` strings that change how rows are read.
 
     Raises:
+        ConfigError: if an override is invalid, or does not concern reading.
         InputError: if the folder is not a finished run or its recipe is not found.
     """
     files = RunFolder(folder)
@@ -170,10 +186,21 @@ def read_settings(folder: Path, recipe: str | Path | type[Task] | None, finished
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's data may have been removed, and its launcher settings do not apply here.
-    cfg = load_settings(task_type, files.config, [], environ={}, check_files=False)
+    cfg = load_settings(task_type, files.config, overrides, environ={}, check_files=False)
+    _refuse_other_settings(overrides)
     task = task_type(cfg.config)
     state_of(task).update(state)
     return cfg.config, task
+
+
+def _refuse_other_settings(overrides: Sequence[str]) -> None:
+    others = [
+        key for key in (override.partition("=")[0] for override in overrides) if key.split(".")[:2] not in _READING
+    ]
+    if others:
+        known = join([".".join(key) for key in _READING], "and")
+        why = f"a finished run is used as it was trained; only {known} can be changed, because they concern reading"
+        raise ConfigError([f"{key}: {why}" for key in others])
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
@@ -186,6 +213,9 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
     if named:
         return load_task_type(recipe)
     if not recipe.is_file():
+        if recipe.parent.name == "recipes" and recipe.stem in recipe_names():
+            say(f"the run's recipe {recipe} is not on this machine; the toolkit's {recipe.stem} is used")
+            return load_task_type(recipe.stem)
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
     if recipe.resolve().is_relative_to(folder.resolve()):
         raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
@@ -232,12 +262,12 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     """
     accelerator = run.accelerator
     with accelerator.local_main_process_first():
-        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled)}
+        tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
-        say(f"{bad['input']} rows cannot be used and are skipped; {report} lists them")
+        warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
     rows = tables["input"].rows
     with accelerator.local_main_process_first():
         features = tokenise(rows, run.task, run.processor, labelled=labelled)
-    return EvalData(rows, features, run.processor)
+    return EvalData(rows, features, run.processor, bad["input"])

@@ -76,7 +76,7 @@ def _unwrapped_kind() -> type[Accelerator]:
         def prepare_model(
             self, model: torch.nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
         ) -> torch.nn.Module:
-            # Placement, precision and compilation are those of training; only the wrapper is left out.
+            # Placement, precision and compilation are those of training; only the wrapper is omitted.
             prepared: torch.nn.Module = super().prepare_model(model, device_placement, evaluation_mode=True)
             return prepared
 

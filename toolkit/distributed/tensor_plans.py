@@ -151,7 +151,7 @@ LIBRARY_PLANS = (
 )
 """Architectures whose plan in transformers (`base_model_tp_plan`) is used, since a test shows that it is exact."""
 _LEFT_COMPLETE = "embedding_rowwise"
-"""A style of transformers that is left out: splitting the embedding is a choice, and a tied output head is complete."""
+"""A style of transformers that is not used: splitting the embedding is a choice, and a tied output head is complete."""
 _HEAD_NORM_FIELDS = ("qk_layernorm", "use_qk_norm")
 """Fields that add norms of queries and keys, of which transformers' plans say nothing."""
 

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, share_sent
 
 COUNTED_STEPS = 2
-"""Steps that are counted, since counting takes time; the last of them stands for all. The first one has more checks."""
+"""Steps that are counted, since counting takes time; the last of them represents all. The first one has more checks."""
 _SHARES = {"reduce_scatter": 1, "all_reduce": 2, "allreduce": 2, "gather": 1, "broadcast": 1}
 """Shares of its complete tensor that a collective sends (`share_sent`), by a part of its name."""
 

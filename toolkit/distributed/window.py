@@ -78,7 +78,7 @@ def micro_batch(
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Restores buffers after a pass over a stand-in row, which must not change running statistics."""
+    """Restores buffers after a pass over a placeholder row, which must not change running statistics."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield

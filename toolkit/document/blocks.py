@@ -84,6 +84,7 @@ class Table:
         rows: rows of cells: numbers, texts, None for a missing value, `Cell` or `Pictured`.
         sortable: whether clicking a column's name sorts the rows (in HTML).
         caption: description of the table; may be empty.
+        stacked: whether a narrow screen shows the cells of a row below each other (in HTML), instead of scrolling.
     """
 
     kind: ClassVar[str] = "table"
@@ -91,6 +92,7 @@ class Table:
     rows: Sequence[Sequence[Any]]
     sortable: bool = False
     caption: str = ""
+    stacked: bool = False
 
     @property
     def numeric(self) -> list[bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -31,7 +31,14 @@ Line = tuple[Sequence[float | None], Sequence[float | None]]
 
 
 def line_chart(
-    series: Mapping[str, Line], *, title: str, x_label: str, y_label: str, log: bool = False, zero: bool = False
+    series: Mapping[str, Line],
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log: bool = False,
+    zero: bool = False,
+    thin: Mapping[str, Sequence[Line]] | None = None,
 ) -> Drawing:
     """Draws lines over steps.
 
@@ -42,22 +49,30 @@ def line_chart(
         y_label: label of the vertical axis, with the unit.
         log: whether the vertical axis is logarithmic.
         zero: whether the vertical axis begins at 0.
+        thin: further lines by the name of the line that they belong to, for instance as its mean; they have its colour.
 
     Returns:
         The chart, with every text escaped. The legend states the number of missing values of each line.
     """
     lines = {name: (_array(steps), _array(values)) for name, (steps, values) in series.items()}
-    every = [np.concatenate([each[i] for each in lines.values()] or [np.empty(0)]) for i in (0, 1)]
+    further = {name: [(_array(x), _array(y)) for x, y in (thin or {}).get(name, ())] for name in lines}
+    shown = [*lines.values(), *chain.from_iterable(further.values())]
+    every = [np.concatenate([each[i] for each in shown] or [np.empty(0)]) for i in (0, 1)]
     legend, top = _legend(lines, y_label)
     y = axis(every[1], top + PLOT_HEIGHT, top, log=log, zero=zero)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
     x = axis(every[0], left, RIGHT, whole=True)
     marked = sum(len(steps) for steps, _ in lines.values()) <= MOST_MARKED
+    faint = 'stroke-width="1" stroke-opacity="0.4" stroke-linejoin="round"'
     drawn = [
         part
-        for number, (name, line) in enumerate(lines.items())
-        for part in _line(name, *line, x, y, number, marked=marked)
+        for number, (name, several) in enumerate(further.items())
+        for line in several
+        for part in _line(name, *line, x, y, number, faint, marked=False)
     ]
+    for number, (name, line) in enumerate(lines.items()):
+        style = f'stroke-width="2" stroke-linejoin="round" stroke-dasharray="{_dash(number)}"'
+        drawn += _line(name, *line, x, y, number, style, marked=marked)
     return Drawing([*frame(x, y, x_label), *legend, *drawn], title, round(top + PLOT_HEIGHT + BOTTOM))
 
 
@@ -105,7 +120,7 @@ def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) ->
 
 
 def _line(
-    name: str, steps: np.ndarray, values: np.ndarray, x: Axis, y: Axis, number: int, *, marked: bool
+    name: str, steps: np.ndarray, values: np.ndarray, x: Axis, y: Axis, number: int, style: str, *, marked: bool
 ) -> list[str]:
     kept = _thinned(values)
     across, up = x.place(steps[kept]), y.place(values[kept])
@@ -115,10 +130,7 @@ def _line(
         f"{'M' if begin else 'L'}{a:.1f} {b:.1f}"
         for a, b, begin in zip(across[there], up[there], begins[there], strict=True)
     ]
-    path = (
-        f'<path class="line" d="{"".join(pieces)}" fill="none" stroke-width="2" stroke-linejoin="round" '
-        f'stroke-dasharray="{_dash(number)}"/>'
-    )
+    path = f'<path class="line" d="{"".join(pieces)}" fill="none" {style}/>'
     points = (
         f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3" stroke="none"><title>'
         f"{escape(name)}, step {step:,.10g}: {value:.5g}</title></circle>"

@@ -53,7 +53,7 @@ def _block(block: Block) -> str:
             return fenced(text, language)
         case Highlights(figures):
             return " · ".join(f"**{line(value)}** {line(name)}" for name, value in figures)
-        case Table(header, rows, _, caption):
+        case Table(header, rows, caption=caption):
             return "\n\n".join([*([f"{line(caption)}:"] if caption else []), table(header, rows)])
         case Figure(title, file=file):
             return f"![{line(title)}]({file})" if file else ""

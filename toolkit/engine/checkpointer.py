@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.checkpoint.writing import Group, write_groups
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import on_every, on_main
+from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
 
@@ -52,6 +54,8 @@ class Checkpointer:
         self._context, self._stop = context, stop
         self._engine_state, self._on_save = engine_state, on_save
         self._saved: tuple[int, bool] | None = None
+        self.saved_at: float | None = None
+        """Time (`time.monotonic`) of the last checkpoint of this session, or None."""
 
     @property
     def is_saved(self) -> bool:
@@ -63,16 +67,18 @@ class Checkpointer:
         """Writes a checkpoint of this step, then removes surplus ones. Every rank must call it.
 
         Raises:
-            RunError: on every rank, if the checkpoint cannot be written.
+            RunError: on every rank, if the model is not finite or the checkpoint cannot be written.
         """
         context, run = self._context, self._context.run
         root = RunFolder(run.output_dir).checkpoints
         run.strategy.settle(for_checkpoint=True)
+        model = run.strategy.own_parameters()
+        refuse_non_finite(run.accelerator, model, context.state.step)
         kept = {name: found for name, part in self._parts().items() if (found := part.state()) is not None}
         # A stage of a pipeline may have no tensors of a callback that others have.
         saved = set(chain(*objects_of_all([name for name, (tensors, _) in kept.items() if tensors])))
         groups = [
-            contents.model_group(run.strategy.own_parameters()),
+            contents.model_group(model),
             contents.optimizer_group(*run.strategy.own_optimizer()),
             *(Group(name, tensors) for name, (tensors, _) in kept.items() if name in saved),
         ]
@@ -82,7 +88,7 @@ class Checkpointer:
             folder = on_main(run.accelerator, transaction.enter_context, new)
             written |= write_groups(run.accelerator, folder, groups, sharded)
             on_main(run.accelerator, self._finish, folder, kept, transaction)
-        self._saved = (context.state.step, context.state.ended)
+        self._saved, self.saved_at = (context.state.step, context.state.ended), time.monotonic()
         self._on_save()
 
     def restore(self, saved: Checkpoint) -> None:
@@ -184,7 +190,7 @@ class Checkpointer:
         return {strategy.name: strategy, **self._context.callbacks}
 
     def _kept(self, saved: Checkpoint) -> Iterator[tuple[Any, Kept]]:
-        """Yields each part with its state in a checkpoint; parts that were not saved are left out."""
+        """Yields each part with its state in a checkpoint; parts that were not saved are skipped."""
         values = SavedState.from_json(saved.state).callbacks
         for name, part in self._parts().items():
             if name in values:

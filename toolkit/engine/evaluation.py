@@ -6,6 +6,7 @@ number of processes nor on the batch size.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
 from toolkit.base.console import progress
+from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
 from toolkit.distributed.collectives import data_sum, on_main
 
@@ -58,7 +60,7 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
 
 def predict(
     predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
-) -> tuple[Predictions, float]:
+) -> tuple[Predictions, float, float]:
     """Predicts every row of an evaluation set.
 
     Args:
@@ -66,11 +68,11 @@ def predict(
         model: the model, not wrapped in DDP, which would wait for ranks with fewer batches.
         data: rows and features.
         title: label of the progress bar.
-        beat: called after each batch.
+        beat: called after each batch of an evaluation during training, whose own progress bar is shown.
 
     Returns:
-        Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the mean loss per item
-        (NaN without items).
+        Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
+        the number of items on every process.
     """
     from accelerate.utils import send_to_device
 
@@ -80,7 +82,7 @@ def predict(
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(loader), title, inner=True) as bar:
+    with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
         for cpu_batch in loader:
             num_items += float(count_items(task, cpu_batch))
             batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
@@ -90,14 +92,15 @@ def predict(
                 predictions = task.predict(model, outputs, batch)
             if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
                 parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
-            bar.update()
+            # All ranks together; the last of their batches may have fewer rows.
+            bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
                 beat()
     model.train(was_training)
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
-    return rows, loss_sum / num_items if num_items else float("nan")
+    return rows, loss_sum, num_items
 
 
 def evaluate(
@@ -113,9 +116,15 @@ def evaluate(
         beat: called after each batch.
 
     Returns:
-        Metrics on every process, and predictions on the main process.
+        Metrics on every process, and predictions on the main process. Without items, the loss is NaN.
+
+    Raises:
+        RunError: on every process, if the loss of items is not finite.
     """
-    predictions, loss = predict(predictor, model, data, title, beat)
+    predictions, loss_sum, num_items = predict(predictor, model, data, title, beat)
+    if num_items and not math.isfinite(loss_sum):
+        raise RunError(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
+    loss = loss_sum / num_items if num_items else math.nan
     records: Iterable[Record] = ()
 
     def score() -> dict[str, float]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from toolkit.api.callback import TrainingContext
 from toolkit.api.run import Evaluation
+from toolkit.base.errors import RunError
 from toolkit.engine.evaluation import evaluate
 
 
@@ -30,6 +31,9 @@ class Evaluator:
 
         Returns:
             Metrics on every rank and predictions on the main process, or None if the run has no such set.
+
+        Raises:
+            RunError: on every rank, if the loss is not finite.
         """
         context, run = self._context, self._context.run
         if name not in run.data.evals:
@@ -38,7 +42,10 @@ class Evaluator:
             return self._validation[1]
         self._pause()
         with context.as_result(), run.strategy.full_model() as model:
-            result = evaluate(run, model, run.data.evals[name], name, context.beat)
+            try:
+                result = evaluate(run, model, run.data.evals[name], name, context.beat)
+            except RunError as error:
+                raise RunError(f"step {context.state.step}: {error}. Checkpoints of earlier steps are kept") from error
         if name == "validation":
             self._validation = (context.state.step, result)
         return result

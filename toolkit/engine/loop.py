@@ -41,7 +41,7 @@ def fit(run: Run) -> FitResult:
                     optimizer.zero_grad()
                     session.count_step(loss_sum, grad_norm, learning_rate)
                     session.after_step(milestones.after(session.state.step))
-                    bar.set_postfix(setup.tracker.shown, refresh=False)
+                    bar.set_postfix(session.shown(), refresh=False)
                     bar.update()
                     if session.context.over:
                         break

@@ -1,4 +1,4 @@
-"""Sums losses, items and times of training steps."""
+"""Sums losses of the run, and items and times of the session, over training steps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from toolkit.distributed.collectives import data_sum, sum_dtype
 
 
 class ProgressMeter:
-    """Sums losses, items and seconds for the next training line and for this session.
+    """Sums losses, items and seconds.
+
+    Losses are those of the run, including the sessions before a resume. Times are those of this session.
 
     Args:
         run: the run.
-        state: receives the sums since the last line, which are saved in checkpoints.
+        state: receives the sums of losses, which are saved in checkpoints.
     """
 
     def __init__(self, run: Run, state: TrainState) -> None:
@@ -26,8 +28,9 @@ class ProgressMeter:
         self._pending_loss = torch.zeros((), dtype=sum_dtype(device), device=device)
         self._last: dict[str, float] = {}
         self._started_at = 0.0
-        self.loss_sum = self.num_items = self.seconds = 0.0
-        """Sums of this session."""
+        self._num_items = self._interval_items = self._interval_seconds = 0.0
+        self.seconds = 0.0
+        """Duration of this session's steps."""
 
     def start(self) -> None:
         """Starts the clock and the memory measurement of the next step, including the time to fetch its rows."""
@@ -44,7 +47,8 @@ class ProgressMeter:
             learning_rate: learning rate of this step.
         """
         self._state.num_items += num_items
-        self.num_items += num_items
+        self._num_items += num_items
+        self._interval_items += num_items
         self._pending_loss += loss_sum.detach()
         self._last = {"grad_norm": grad_norm, "learning_rate": learning_rate}
 
@@ -52,13 +56,13 @@ class ProgressMeter:
         """Stops the clock of a step and returns its time in seconds."""
         seconds = time.perf_counter() - self._started_at
         self.seconds += seconds
+        self._interval_seconds += seconds
         return seconds
 
     def reduce(self) -> None:
         """Sums the losses of all ranks. Every rank must call it."""
         (loss,) = data_sum(self._run.accelerator, self._run.mesh, float(self._pending_loss))
         self._state.loss_sum += loss
-        self.loss_sum += loss
         self._pending_loss.zero_()
 
     @property
@@ -69,12 +73,14 @@ class ProgressMeter:
     @property
     def items_per_second(self) -> float:
         """Items per second of this session's steps."""
-        return self.num_items / self.seconds if self.seconds else 0.0
+        return self._num_items / self.seconds if self.seconds else 0.0
 
     @property
     def train_loss(self) -> float | None:
-        """Mean loss per item of this session, None without items."""
-        return self.loss_sum / self.num_items if self.num_items else None
+        """Mean loss per item of the run, None without items."""
+        state = self._state
+        items = state.total_items + state.num_items
+        return (state.total_loss + state.loss_sum) / items if items else None
 
     def line(self, epoch: float, metrics: dict[str, float]) -> dict[str, Any]:
         """Returns a line about the steps since the last line and resets the sums. Every rank must call it.
@@ -93,7 +99,13 @@ class ProgressMeter:
             **metrics,
             "num_items": state.num_items,
             "train_items_per_second": self.items_per_second,
+            "interval_items_per_second": self._interval_items / self._interval_seconds
+            if self._interval_seconds
+            else 0.0,
             "peak_memory_bytes": self._run.memory.peak,
         }
-        state.loss_sum = state.num_items = 0.0
+        # Sums of complete lines, so that a checkpoint between two lines does not change the order of additions.
+        state.total_loss += state.loss_sum
+        state.total_items += state.num_items
+        state.loss_sum = state.num_items = self._interval_items = self._interval_seconds = 0.0
         return line

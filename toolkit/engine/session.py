@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +17,17 @@ from toolkit.api.state import TrainState
 from toolkit.api.strategy import LostGradient, Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
+from toolkit.base.console import format_duration
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.guard import is_lost, refuse, row_numbers
+from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
+from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
 from toolkit.optim.state import state_bytes
@@ -77,6 +80,7 @@ class Session:
         self.checkpointer = Checkpointer(self.context, stop, engine_state, on_save)
         self.window: Sequence[Batch] = ()
         self._window_items = 0.0
+        self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
     def restore(self) -> None:
         """Restores the run's checkpoint, if any, and starts the clock."""
@@ -161,12 +165,13 @@ class Session:
         for callback in self.callbacks:
             callback.after_update()
         if self.run.observer is None:
-            self.meter.stop()
+            self._estimate.add(self.meter.stop())
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         loss = float(loss_sum)
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
         record["seconds"] = self.meter.stop()
+        self._estimate.add(record["seconds"])
         self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
 
     def after_step(self, due: Due) -> None:
@@ -178,6 +183,12 @@ class Session:
         if due.save:
             self.save()
         self.meter.start()
+
+    def shown(self) -> dict[str, str]:
+        """Returns what the progress bar shows: loss, main metric, and the age of this session's last checkpoint."""
+        saved_at = self.checkpointer.saved_at
+        age = {} if saved_at is None else {"saved": f"{format_duration(time.monotonic() - saved_at)} ago"}
+        return {**self.tracker.shown, **age}
 
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
@@ -231,6 +242,7 @@ class Session:
         self._pause()
         for callback in self.callbacks:
             callback.finish()
+        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
         return self._result()
 
     def _result(self) -> FitResult:

@@ -12,7 +12,9 @@ from toolkit.api.run import Run
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
+from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.estimate import refuse_full_disk
 from toolkit.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -40,9 +42,14 @@ class Setup:
 
 @contextmanager
 def opened(run: Run) -> Iterator[Setup]:
-    """Opens the resources of a run's training and closes them when the block ends."""
+    """Opens the resources of a run's training and closes them when the block ends.
+
+    Raises:
+        CheckpointError: if the run does not fit on the disk.
+    """
     loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
+    on_main(run.accelerator, refuse_full_disk, run, milestones)
     start_step = run.resume.step if run.resume else 0
     metrics = RunFolder(run.output_dir).metrics
     with (

@@ -215,5 +215,5 @@ class _Steps(TrainerCallback):
         control.should_log |= due.log
         control.should_evaluate |= due.evaluate
         control.should_save |= due.save
-        t.bar.set_postfix(t.setup.tracker.shown, refresh=False)
+        t.bar.set_postfix(t.session.shown(), refresh=False)
         t.bar.update()

@@ -16,7 +16,8 @@ def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterato
     """Trains, and keeps the run open while the context is active.
 
     Args:
-        job: a mapping with `recipe` and `config` (files) and `overrides`.
+        job: a mapping with `recipe` and `config` (files), `overrides`, and optionally `keep_model`: whether the run
+            also writes its model and its report, as `toolkit.run.run` does.
         observer: called at each step, or None.
 
     Yields:
@@ -24,9 +25,9 @@ def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterato
     """
     from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type
-    from toolkit.run import prepared_run
+    from toolkit.run import fit_and_report, prepared_run
 
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
-        yield run, fit(run)
+        yield run, fit_and_report(run, ends_process=False) if job.get("keep_model") else fit(run)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from toolkit.metrics.bootstrap import bootstrap, ratio
+from toolkit.metrics.quality import Interval, Quality, wilson
 from toolkit.metrics.score import Score
 
 CLASSIFICATION = (
@@ -18,6 +20,8 @@ CLASSIFICATION = (
 )
 """The scores over all classes."""
 PER_CLASS = ("precision", "recall", "f1")
+UNEVEN_SHARE = 0.6
+"""Classes are uneven if the largest has a greater share of the examples."""
 
 
 def classification_scores(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> dict[str, float]:
@@ -54,6 +58,52 @@ def classification_scores(predictions: ArrayLike, references: ArrayLike, labels:
         "mcc": mcc(references, predictions),
         **{f"{name}/{label}": float(each[i]) for name, each in per_class.items() for i, label in enumerate(labels)},
     }
+
+
+def classification_quality(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> Quality:
+    """Returns how far the scores of `classification_scores` can be trusted; the arguments are the same.
+
+    The constant answer is the class with the most examples. With uneven classes, macro F1 is the score to trust.
+    """
+    predicted, true = np.asarray(predictions), np.asarray(references)
+    counts = np.bincount(true, minlength=len(labels))
+    largest, share = int(counts.argmax()), float(counts.max() / len(true))
+    constant = classification_scores(np.full_like(true, largest), true, labels)
+    accuracy = wilson(float((predicted == true).mean()), len(true))
+    uneven, name = share > UNEVEN_SHARE, labels[largest]
+    hints = [f"{share:.0%} of the examples are {name!r}: trust f1_macro, in which every class counts equally."] * uneven
+    if accuracy.low <= constant["accuracy"]:
+        hints.append(f"On {len(true):,} examples, this accuracy is not clearly better than always answering {name!r}.")
+    return Quality(
+        intervals={"accuracy": accuracy} | _averages(predicted, true, len(labels)),
+        constant=f"always {name!r}",
+        baseline={score.name: constant[score.name] for score in CLASSIFICATION},
+        trusted="f1_macro" if uneven else "accuracy",
+        hints=tuple(hints),
+    )
+
+
+def _averages(predicted: np.ndarray, true: np.ndarray, num_classes: int) -> dict[str, Interval]:
+    """Returns the intervals of the averages over classes.
+
+    Drawing examples is the same as drawing pairs of a true and a predicted class, of which there are fewer.
+    """
+    pairs, counts = np.unique(np.stack([true, predicted]), axis=1, return_counts=True)
+    true_class, predicted_class = np.eye(num_classes)[pairs]
+
+    def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
+        right, true, predicted = np.split(sums, 3, axis=1)
+        size = true.sum(axis=1)
+        covariance = right.sum(axis=1) * size - (true * predicted).sum(axis=1)
+        variances = (size**2 - (true**2).sum(axis=1)) * (size**2 - (predicted**2).sum(axis=1))
+        return {
+            "f1_macro": ratio(2 * right, true + predicted).mean(axis=1),
+            "precision_macro": ratio(right, predicted).mean(axis=1),
+            "recall_macro": ratio(right, true).mean(axis=1),
+            "mcc": ratio(covariance, np.sqrt(variances)),
+        }
+
+    return bootstrap(np.hstack([true_class * predicted_class, true_class, predicted_class]), scores, counts)
 
 
 def mcc(references: ArrayLike, predictions: ArrayLike) -> float:

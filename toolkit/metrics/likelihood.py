@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 LIKELIHOOD = (Score("perplexity", greater_is_better=False), Score("token_accuracy"))
 
@@ -39,3 +44,25 @@ def likelihood_scores(
     if num_bytes is not None:
         scores["bits_per_byte"] = loss_sum / math.log(2) / num_bytes if num_bytes else math.nan
     return scores
+
+
+def likelihood_quality(losses: ArrayLike, tokens: ArrayLike, correct: ArrayLike) -> Quality:
+    """Returns how far `perplexity` and `token_accuracy` of `likelihood_scores` can be trusted.
+
+    Documents are drawn, not tokens, which depend on each other.
+
+    Args:
+        losses: `[documents]` summed loss of each in nats.
+        tokens: `[documents]` number of predicted tokens of each.
+        correct: `[documents]` number of tokens of each whose most likely prediction was right.
+    """
+    import numpy as np
+
+    from toolkit.metrics.bootstrap import bootstrap, ratio
+
+    def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
+        loss, count, right = sums.T
+        return {"perplexity": np.exp(ratio(loss, count)), "token_accuracy": ratio(right, count)}
+
+    with np.errstate(over="ignore"):  # the loss of an untrained model
+        return Quality(bootstrap(np.stack([np.asarray(each) for each in (losses, tokens, correct)], axis=1), scores))

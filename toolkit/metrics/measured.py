@@ -9,6 +9,7 @@ MEASURED: dict[str, Score] = {
     for score in (
         Score("train_seconds", greater_is_better=False, unit="s"),
         Score("train_items_per_second", unit="1/s"),
+        Score("interval_items_per_second", unit="1/s"),
         Score("peak_memory_bytes", greater_is_better=False, unit="B"),
         Score("optimizer_state_bytes", greater_is_better=False, unit="B"),
         Score("exchange_bytes", greater_is_better=False, unit="B"),

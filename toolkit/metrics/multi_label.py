@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from toolkit.metrics.bootstrap import bootstrap, ratio
+from toolkit.metrics.quality import Quality, wilson
 from toolkit.metrics.score import Score
 from toolkit.metrics.targets import Targets
 
@@ -42,6 +44,37 @@ def multi_label_scores(predictions: ArrayLike, references: ArrayLike, labels: Se
             for label, scores in zip(labels, per_label, strict=True)
         },
     }
+
+
+def multi_label_quality(predictions: ArrayLike, references: ArrayLike, labels: Sequence[str]) -> Quality:
+    """Returns how far the scores of `multi_label_scores` can be trusted; the arguments are the same.
+
+    The constant answer is the most frequent set of labels among the rows whose labels are all known.
+    """
+    predicted, true = (np.asarray(values, dtype=np.float64) for values in (predictions, references))
+    known = ~np.isnan(true)
+    complete, answers = Targets(predicted, true).complete_rows()
+    parts = [(true == 1) & (predicted == 1), true == 1, (predicted == 1) & known]
+
+    def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
+        right, true, predicted = np.split(sums, 3, axis=1)
+        return {
+            "f1_micro": ratio(2 * right.sum(axis=1), true.sum(axis=1) + predicted.sum(axis=1)),
+            "f1_macro": ratio(2 * right, true + predicted).mean(axis=1),
+        }
+
+    intervals = bootstrap(np.hstack(parts), scores)
+    if not len(complete):
+        return Quality(intervals)
+    sets, counts = np.unique(complete, axis=0, return_counts=True)
+    frequent = sets[counts.argmax()]
+    constant = multi_label_scores(np.broadcast_to(frequent, true.shape), true, labels)
+    names = ", ".join(label for label, given in zip(labels, frequent, strict=True) if given)
+    return Quality(
+        intervals={**intervals, "subset_accuracy": wilson(float((complete == answers).all(1).mean()), len(complete))},
+        constant=f"always {names!r}" if names else "always no label",
+        baseline={score.name: constant[score.name] for score in MULTI_LABEL},
+    )
 
 
 def _scores(true: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from toolkit.metrics.answers import exact_match, f1
+from toolkit.metrics.quality import Quality, wilson
 from toolkit.metrics.score import Score
 
 SQUAD = (Score("exact_match"), Score("f1"))
@@ -36,6 +37,17 @@ def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]
         if answered:
             result |= {f"has_answer_{name}": value for name, value in _means(answered).items()}
     return result
+
+
+def squad_quality(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Quality:
+    """Returns how far `exact_match` and `f1` of `squad_scores` can be trusted; the arguments are the same."""
+    from toolkit.metrics.bootstrap import bootstrap
+
+    pairs = list(zip(predictions, references, strict=True))
+    exact = sum(exact_match(text, gold) for text, gold in pairs) / len(pairs)
+    overlaps = [[f1(text, gold)] for text, gold in pairs]
+    means = bootstrap(overlaps, lambda sums: {"f1": sums[:, 0] / len(pairs)})
+    return Quality({"exact_match": wilson(exact, len(pairs)), **means})
 
 
 def _means(scores: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+from toolkit.metrics.quality import Interval, Quality
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
+    import numpy as np
     from sacrebleu.metrics import BLEU, CHRF
 
 TRANSLATION = (Score("bleu"), Score("chrf"))
@@ -26,6 +29,27 @@ def translation_scores(predictions: Sequence[str], references: Sequence[str], to
     """
     scores = {name: metric.corpus_score(list(predictions), [list(references)]) for name, metric in _both(tokenize)}
     return {name: float(score.score) for name, score in scores.items()}
+
+
+def translation_quality(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> Quality:
+    """Returns how far the scores of `translation_scores` can be trusted; the arguments are the same.
+
+    sacrebleu can bootstrap, too, but keeps the statistics of all draws in memory.
+    """
+    from toolkit.metrics.bootstrap import bootstrap
+
+    intervals: dict[str, Interval] = {}
+    for name, metric in _both(tokenize):
+        statistics = metric._extract_corpus_statistics(list(predictions), [list(references)])
+        intervals |= bootstrap(statistics, partial(_of_sums, name, metric))
+    return Quality(intervals)
+
+
+def _of_sums(name: str, metric: BLEU | CHRF, sums: np.ndarray) -> dict[str, np.ndarray]:
+    import numpy as np
+
+    drawn = sums.astype(int).tolist()
+    return {name: np.array([metric._compute_score_from_stats(each).score for each in drawn])}
 
 
 def signatures(tokenize: str) -> dict[str, str]:

@@ -13,10 +13,11 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.files import open_file
+from toolkit.modalities.audio_length import lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames
 from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.options import AudioOptions
+from toolkit.modalities.sound import open_sound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -59,17 +60,25 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
     import soundfile
 
     try:
-        with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
-            rate, promised, frames = sound.samplerate, sound.frames, 0
-            # Not `sound.blocks`, which pads truncated files with invented samples.
-            while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
-                frames += len(block)
-                if not np.isfinite(block).all():
-                    raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
+        with open_sound(file) as opened:
+            missing, unended = missing_share(opened) or 0.0, lacks_last_page(opened)
+            with soundfile.SoundFile(opened) as sound:
+                rate, promised, frames = sound.samplerate, sound.frames, 0
+                # Not `sound.blocks`, which pads truncated files with invented samples.
+                while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
+                    frames += len(block)
+                    if not np.isfinite(block).all():
+                        raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
     except (soundfile.SoundFileError, OSError) as error:
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
+    except ValueError as error:
+        raise BadRow(f"{file['name']}: {error}") from error
+    if missing < 1:
+        promised = max(promised, round(frames / (1 - missing)))
+    if unended:
+        raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:
-        raise BadRow(f"{file['name']}: truncated after {frames / rate:g} of {promised / rate:g} s")
+        raise BadRow(f"{file['name']}: truncated after {frames / rate:.6g} of {promised / rate:.6g} s")
     if frames < options.audio.min_seconds * rate:
         least = options.audio.min_seconds
         raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds requires {least:g} s")
@@ -113,7 +122,7 @@ def read(
     source_rate = file["rate"] * (1 + options.speed * (2 * faster - 1))
     wanted = min(file["frames"], round(options.max_seconds * source_rate))
     try:
-        with open_file(file) as opened, soundfile.SoundFile(opened) as sound:
+        with open_sound(file) as opened, soundfile.SoundFile(opened) as sound:
             sound.seek(round(start * (file["frames"] - wanted)))
             samples = sound.read(wanted, dtype="float32", always_2d=True)
         if len(samples) != wanted:

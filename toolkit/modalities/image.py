@@ -6,6 +6,7 @@ import io
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 AUTO_PROCESSOR = "AutoImageProcessor"
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "HEIF")
 """Supported image formats; Pillow's other decoders start external programs or are rarely maintained."""
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I", "I;16", "I;16B", "I;16L")
 """Pixel modes with a defined range of values, which can be converted to grey or RGB."""
@@ -78,7 +79,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
         with warnings.catch_warnings(), open_file(file) as opened:
             # Pillow warns about its own size limit, and about metadata that is not needed here.
             warnings.simplefilter("ignore")
-            image = Image.open(opened, formats=FORMATS)
+            image = Image.open(opened, formats=_formats())
             width, height = image.size
             if width * height > max_pixels:
                 raise BadRow(f"{file['name']}: {width}x{height} pixels; task.image.max_pixels allows {max_pixels:,}")
@@ -88,7 +89,18 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
     except BadRow:
         raise
     except Exception as error:  # each decoder has its own exception types
-        raise BadRow(f"{file['name']}: {_reason(error)}") from error
+        raise BadRow(f"{file['name']}: {_reason(error, file['name'])}") from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Returns the formats that can be decoded; HEIF (photos of iPhones, .heic) needs the extra `heic`."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        return tuple(name for name in FORMATS if name != "HEIF")
+    register_heif_opener()
+    return FORMATS
 
 
 def _refuse_unclear_pixels(image: Image, name: str) -> None:
@@ -98,11 +110,16 @@ def _refuse_unclear_pixels(image: Image, name: str) -> None:
         raise BadRow(f"{name}: unsupported pixel mode {image.mode!r}; save it as 8- or 16-bit grey or RGB")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, name: str) -> str:
     from PIL import Image, UnidentifiedImageError
 
+    if name.lower().endswith((".heic", ".heif")) and "HEIF" not in _formats():
+        return (
+            "HEIC images need pillow-heif, which is not installed; pip install 'finetune-toolkit[heic]', or convert "
+            "them to JPEG"
+        )
     if isinstance(error, UnidentifiedImageError):
-        return f"not an image in a supported format ({', '.join(FORMATS)})"
+        return f"not an image in a supported format ({', '.join(_formats())})"
     if isinstance(error, Image.DecompressionBombError):
         return f"too many pixels for any task.image.max_pixels ({error})"
     return f"cannot be decoded: {error or type(error).__name__}"

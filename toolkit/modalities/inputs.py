@@ -16,7 +16,8 @@ from toolkit.checkpoint.claim import Claimed
 from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
-from toolkit.data.prepare import CheckedRows, load_rows, prepare
+from toolkit.data.loading import CheckedRows, load_rows
+from toolkit.data.prepare import prepare
 from toolkit.distributed.mesh import mesh_of
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model

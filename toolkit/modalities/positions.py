@@ -18,7 +18,7 @@ RELATIVE_POSITIONS = frozenset({"t5", "mt5", "umt5", "xlnet"})
 
 def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
     """Returns which limits of the options are above the model's number of positions, as full messages."""
-    room = _positions(config)
+    room = positions(config)
     if room is None:
         return []
     given = {name: getattr(options, name) for name in limits_of(options).values()}
@@ -28,7 +28,7 @@ def too_long(config: PreTrainedConfig, options: Any) -> list[str]:
 
 def prefix_problems(config: PreTrainedConfig, options: Any, num_virtual_tokens: int) -> list[str]:
     """Returns a full message if the longest input and a prefix of virtual tokens exceed the model's positions."""
-    room, limits = _positions(config), limits_of(options)
+    room, limits = positions(config), limits_of(options)
     name = limits.get("input", limits.get("source", ""))
     longest = getattr(options, name, None)
     if room is None or longest is None or not longest <= room < longest + num_virtual_tokens:
@@ -39,7 +39,7 @@ def prefix_problems(config: PreTrainedConfig, options: Any, num_virtual_tokens: 
     ]
 
 
-def _positions(config: PreTrainedConfig) -> int | None:
+def positions(config: PreTrainedConfig) -> int | None:
     """Returns the largest number of tokens of an input, None if the model does not limit it."""
     room: int | None = getattr(config, "max_position_embeddings", None)
     if room is None or config.model_type in RELATIVE_POSITIONS:

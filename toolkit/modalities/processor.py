@@ -12,7 +12,7 @@ from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
 from toolkit.api.task import Processor, Task
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config
-from toolkit.data.prepare import CheckedRows
+from toolkit.data.loading import CheckedRows
 from toolkit.distributed.collectives import on_main
 
 if TYPE_CHECKING:

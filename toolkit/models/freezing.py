@@ -29,7 +29,7 @@ def freeze(model: PreTrainedModel, settings: ModelConfig) -> None:
     parameters = dict(model.named_parameters())
     if frozen and all(name in frozen for name, parameter in parameters.items() if parameter.requires_grad):
         what = "no parameter would be trained" + (" before model.unfreeze" if later else "")
-        raise ConfigError([f"model.freeze: received {settings.freeze!r}, so {what}; leave the head out, for instance"])
+        raise ConfigError([f"model.freeze: received {settings.freeze!r}, so {what}; exclude the head, for instance"])
     for name in frozen - later:
         parameters[name].requires_grad_(False)
 

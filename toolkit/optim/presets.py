@@ -80,7 +80,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "adafactor": Preset(
         constructor="transformers.optimization.Adafactor",
-        summary="keeps the second moment as one row and one column per matrix; takes the schedule's rate",
+        summary="keeps the second moment as one row and one column per matrix; takes the schedule's learning rate",
         source="arXiv 1804.04235",
         state_bytes=0.0208,
         fixed={"scale_parameter": False, "relative_step": False},
@@ -109,7 +109,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "lion_8bit": Preset(
         constructor="bitsandbytes.optim.Lion8bit",
-        summary="sign of a momentum, in 8 bits; needs a lower rate, and its own default is `adam_beta2: 0.99`",
+        summary="sign of a momentum, in 8 bits; needs a lower learning rate, and its own default is `adam_beta2: 0.99`",
         source="arXiv 2302.06675",
         state_bytes=1.016,
         takes=BETAS,
@@ -154,7 +154,7 @@ PRESETS: dict[str, Preset] = {
     # The following names are the toolkit's; Hugging Face has none for these.
     "adafactor_relative": Preset(
         constructor="transformers.optimization.Adafactor",
-        summary="Adafactor with its own rate; only with `lr_scheduler_type: constant`",
+        summary="Adafactor with its own learning rate; only with `lr_scheduler_type: constant`",
         source="arXiv 1804.04235",
         state_bytes=0.0208,
         fixed={"scale_parameter": True, "relative_step": True},
@@ -190,7 +190,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "lamb_bnb_8bit": Preset(
         constructor="toolkit.optim.lamb.Lamb8bit",
-        summary="8-bit Adam with a rate per tensor, for large batches; copies one tensor at a time",
+        summary="8-bit Adam with a learning rate per tensor, for large batches; copies one tensor at a time",
         source="arXiv 1904.00962",
         state_bytes=2.03,
         takes=ADAM,

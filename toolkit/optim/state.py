@@ -101,7 +101,7 @@ def load_streamed_state(
         saved: shapes and types of the saved tensors, on the meta device.
         read: reads the parts of them that this process holds.
         scalars: the plain values that `optimizer_state` returned.
-        outline: the complete model, if other processes train some of its parameters; their state is left out.
+        outline: the complete model, if other processes train some of its parameters; their state is omitted.
 
     Raises:
         CheckpointError: if the class, names, groups or shapes differ.

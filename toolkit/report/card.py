@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolkit import modalities
-from toolkit.api.run import Run
+from toolkit.api.run import FitResult, Run
+from toolkit.api.task import Task
+from toolkit.config.sections import Config, DataConfig
+from toolkit.data.columns import used_columns
 from toolkit.document.markdown import table
 from toolkit.models.adapters import BASE
-from toolkit.report.text import readable
+from toolkit.report.scores import Scores
+from toolkit.report.text import base_name
 
 PIPELINES = {
     "AutoModelForSequenceClassification": "text-classification",
@@ -20,48 +26,149 @@ PIPELINES = {
     "AutoModelForAudioClassification": "audio-classification",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
+SCORES = "## Scores\n\n"
 
 
-def model_card(run: Run, figures: Mapping[str, Any]) -> str:
-    """Returns the model card: base model, usage, metrics and training data."""
-    model, data = run.cfg.model, run.cfg.data
-    base = model.name_or_path
-    if base and Path(base).is_dir():  # a local path is of no use to readers of the card
-        base = Path(base).name
-    origin = f"`{base}`, fine-tuned" if base else f"a new {run.model.config.model_type} model, trained from scratch"
-    source = data.dataset_name or Path(str(data.train_file)).name
-    processor = modalities.load(run.task.modality).AUTO_PROCESSOR
-    auto_model = run.task.auto_model(run.model.config)
-    task = PIPELINES.get(auto_model)
-    if task == "image-classification" and processor != "AutoImageProcessor":
-        task = None  # the pipeline does not compute spectrograms from audio
-    adapted = model.peft.method != "none"
-    usage = (
-        adapter_usage(processor, auto_model, base or f"path/to/this/folder/{BASE}")
-        if adapted
-        else f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
-        if task
-        else f"from transformers import {processor}, {auto_model}\n\n"
-        f'model = {auto_model}.from_pretrained("path/to/this/folder")\n'
-        f'processor = {processor}.from_pretrained("path/to/this/folder")'
-    )
-    front = [
-        "---",
-        f"library_name: {'peft' if adapted else 'transformers'}",
-        *([f"pipeline_tag: {task}"] if task else []),
-        "---",
-    ]
-    scores = {name: value for name, value in readable(figures).items() if name.startswith(("eval_", "test_"))}
+@dataclass(frozen=True)
+class Card:
+    """What a model card tells.
+
+    Args:
+        name: title.
+        cfg: settings of the run.
+        task: its task.
+        config: configuration of the model.
+        facts: content of `run.json`.
+        scores: the scores of all evaluation sets, as Markdown.
+        adapted: whether the model is a folder of adapters.
+    """
+
+    name: str
+    cfg: Config
+    task: Task
+    config: Any
+    facts: Mapping[str, Any]
+    scores: str
+    adapted: bool
+
+
+def card_of(run: Run, result: FitResult, facts: Mapping[str, Any]) -> Card:
+    """Returns the card of the model of a run."""
+    adapted = run.cfg.model.peft.method != "none"
+    return Card(run.output_dir.name, run.cfg, run.task, run.model.config, facts, score_text(run, result), adapted)
+
+
+def model_card(card: Card) -> str:
+    """Returns the model card: base model, usage, intended use, data, labels, metrics and licence."""
+    base = card.cfg.model.name_or_path
+    kind = card.config.model_type
+    origin = f"`{base_name(base)}`, fine-tuned" if base else f"a new {kind} model, trained from scratch"
+    licence = _licence(base)
     blocks = [
-        "\n".join(front),
-        f"# {run.output_dir.name}",
-        f"{origin[0].upper()}{origin[1:]} on `{source}` ({len(run.data.train):,} training rows after tokenisation) "
-        f"with finetune-toolkit, seed {run.cfg.seed}.",
-        f"```python\n{usage}\n```",
-        "## Scores\n\n" + (table(["metric", "value"], list(scores.items())) if scores else "Not evaluated."),
+        _front(card, licence),
+        f"# {card.name}",
+        f"{origin[0].upper()}{origin[1:]} with finetune-toolkit, seed {card.cfg.seed}.",
+        f"```python\n{_usage(card)}\n```",
+        f"## Intended use\n\n{_use(card.task)}",
+        "## Data\n\n" + table(["set", "source", "rows"], list(_sources(card.cfg.data, card.facts["num_rows"]))),
+        *_labels(card),
+        f"{SCORES}{card.scores}",
+        f"## Licence\n\nLicence of the base model: {licence}. That of the data is not known to the toolkit.",
         "The settings, versions and data fingerprints are in `config.yaml` and `run.json` of the run.",
     ]
     return "\n\n".join(blocks) + "\n"
+
+
+def _pipeline(card: Card) -> str | None:
+    task = PIPELINES.get(card.task.auto_model(card.config))
+    if task == "image-classification" and _processor(card) != "AutoImageProcessor":
+        return None  # the pipeline does not compute spectrograms from audio
+    return task
+
+
+def _processor(card: Card) -> str:
+    return modalities.load(card.task.modality).AUTO_PROCESSOR
+
+
+def _front(card: Card, licence: str) -> str:
+    base, task = card.cfg.model.name_or_path, _pipeline(card)
+    lines = [
+        "---",
+        f"library_name: {'peft' if card.adapted else 'transformers'}",
+        *([f"pipeline_tag: {task}"] if task else []),
+        *([f"base_model: {base_name(base)}"] if base and not Path(base).is_dir() else []),
+        f"license: {licence}",
+        "---",
+    ]
+    return "\n".join(lines)
+
+
+def _usage(card: Card) -> str:
+    processor, auto_model = _processor(card), card.task.auto_model(card.config)
+    base, task = card.cfg.model.name_or_path, _pipeline(card)
+    if card.adapted:
+        return adapter_usage(processor, auto_model, base_name(base) if base else f"path/to/this/folder/{BASE}")
+    if task:
+        return f'from transformers import pipeline\n\nmodel = pipeline("{task}", "path/to/this/folder")'
+    return (
+        f"from transformers import {processor}, {auto_model}\n\n"
+        f'model = {auto_model}.from_pretrained("path/to/this/folder")\n'
+        f'processor = {processor}.from_pretrained("path/to/this/folder")'
+    )
+
+
+def _use(task: Task) -> str:
+    """Describes what the model predicts, and from what, in the words of the task's columns."""
+    columns = used_columns(task)
+    inputs = "; ".join(column.help for column in columns.values() if not column.label)
+    labels = "; ".join(column.help for column in columns.values() if column.label)
+    output = f" Output: {labels}." if labels else ""
+    return (
+        f"Input: {inputs}.{output} The scores below hold for rows like those of the data; it was not tested on others."
+    )
+
+
+def _sources(data: DataConfig, rows: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    """Yields name, source and number of rows of every set; of a file only its name."""
+    for name, number in rows.items():
+        file = getattr(data, f"{name}_file")
+        source = data.dataset_name or (Path(file).name if file else "split from the training rows")
+        yield name, f"`{source}`" if data.dataset_name or file else source, f"{number:,}"
+
+
+def _labels(card: Card) -> list[str]:
+    names = getattr(card.task, "state", {}).get("labels") or []
+    counts = card.facts.get("labels", {}).get("train", {})
+    if not names:
+        return []
+    rows = [[name, *([f"{counts.get(name, 0):,}"] if counts else [])] for name in names]
+    return ["## Labels\n\n" + table(["label", *(["training rows"] if counts else [])], rows)]
+
+
+def _licence(base: str | None) -> str:
+    """Returns the licence that the base model's own card names, without asking the Hub, or `unknown`."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if base is None:
+        return "unknown"
+    found = Path(base) / "README.md" if Path(base).is_dir() else try_to_load_from_cache(base, "README.md")
+    if not isinstance(found, str | Path) or not Path(found).is_file():
+        return "unknown"
+    front = Path(found).read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
+    named = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", front, re.M)
+    return named[1] if named else "unknown"
+
+
+def score_text(run: Run, result: FitResult) -> str:
+    """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
+    scores = Scores.of(result, run.task)
+    header, rows = scores.table()
+    return "\n\n".join([table(header, rows), *scores.hints]) if rows else "Not evaluated."
+
+
+def scores_of(card: str) -> str:
+    """Returns the scores in a model card."""
+    return card.partition(SCORES)[2].partition("\n\n## ")[0].partition("\n\nThe settings, ")[0] or "Not evaluated."
 
 
 def adapter_usage(processor: str, auto_model: str, base: str) -> str:

@@ -16,19 +16,19 @@ History = Sequence[Mapping[str, Any]]
 
 
 def curves(history: History, metric: str) -> list[Figure]:
-    """Plots losses, metrics, learning rate, gradient norm, speed and memory.
+    """Plots losses, metrics, learning rate, gradient norm, speed and memory; a figure needs a line of two points.
 
     Args:
         history: lines of `metrics.jsonl`, without scores per class.
         metric: name of the metric that selects the best model, with `eval_`.
 
     Returns:
-        One figure each; figures without data are omitted.
+        One figure each; figures with less data are omitted.
     """
     losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
-    found = [_figure("Loss", losses, "mean loss per item")] if any(line[0] for line in losses.values()) else []
+    found = [_figure("Loss", losses, "mean loss per item")] if any(map(_is_curve, losses.values())) else []
     names = dict.fromkeys([metric, *(name for line in history for name in line if _is_metric(name))])
-    drawn = [(name, line) for name in names if name != "eval_loss" and len((line := _line(history, name))[0]) > 1]
+    drawn = [(name, line) for name in names if name != "eval_loss" and _is_curve(line := _line(history, name))]
     found += [
         _figure(f"{_words(name)} (validation)", {_words(name): line}, _words(name))
         for name, line in drawn[:MOST_METRICS]
@@ -36,17 +36,21 @@ def curves(history: History, metric: str) -> list[Figure]:
     for name, title, label, unit in (
         ("learning_rate", "Learning rate", "learning rate", 1),
         ("grad_norm", "Gradient norm", "norm before clipping", 1),
-        ("train_items_per_second", "Speed", "items per second", 1),
+        ("interval_items_per_second", "Speed", "items per second since the previous point", 1),
         ("peak_memory_bytes", "Peak memory so far", "MiB, main process", MIB),
     ):
         line = _line(history, name, unit)
-        if line[0]:
+        if _is_curve(line):
             found.append(_figure(title, {title.lower(): line}, label, zero=name != "grad_norm"))
     return found
 
 
 def _is_metric(name: str) -> bool:
     return name.startswith("eval_")
+
+
+def _is_curve(line: Line) -> bool:
+    return len(line[0]) > 1
 
 
 def _words(name: str) -> str:

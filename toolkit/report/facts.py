@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.mesh import Mesh
+from toolkit.api.milestones import Milestones
 from toolkit.api.run import best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
@@ -15,12 +16,14 @@ from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
-from toolkit.data.prepare import CheckedRows
+from toolkit.data.loading import CheckedRows
 
 MOST_DIFF_BYTES = 2**20
 
 
-def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, output_dir: Path) -> None:
+def write_start(
+    cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, milestones: Milestones, output_dir: Path
+) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
     write_text(files.config, dump_config(cfg))
@@ -33,12 +36,15 @@ def write_start(cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: 
         "engine": cfg.engine,
         "num_processes": mesh.size,
         "mesh": mesh.sizes,
+        "total_steps": milestones.total_steps,
+        "logging_steps": milestones.log_every,
         "versions": versions(),
         "git": _code(recipe.absolute().parent, output_dir),
         "hardware": hardware(),
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),
+        "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
         "task_state": state_of(task),
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,

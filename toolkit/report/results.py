@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,16 +21,20 @@ from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
-from toolkit.metrics.score import without_classes
+from toolkit.metrics.quality import Quality
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
+from toolkit.report.examples import Examples
+from toolkit.report.memory import holds_all
+from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
 from toolkit.report.worst import Worst
 from toolkit.tracking.jsonl import read_metrics
 
 SHOWN_EXAMPLES = 3
+"""Number of predictions in the summary."""
 
 
 @dataclass
@@ -38,14 +42,20 @@ class Shown:
     """Predictions that are shown in the summary and the report.
 
     Args:
-        examples: first records of the first evaluation set.
+        examples: predictions of the first evaluation set.
         worst: largest errors of that set; None if the task cannot rank errors.
         samples: texts that the model generated.
     """
 
-    examples: list[Record] = field(default_factory=list)
+    examples: Examples | None = None
     worst: Worst | None = None
     samples: list[str] = field(default_factory=list)
+
+    def see(self, line: int, record: Record) -> None:
+        """Considers a record, given its line in the file of predictions."""
+        for keeper in (self.examples, self.worst):
+            if keeper is not None:
+                keeper.see(line, record)
 
 
 def write_results(run: Run, result: FitResult) -> None:
@@ -119,7 +129,7 @@ class Failures:
 def write_model(run: Run, result: FitResult) -> None:
     """Writes `model/`, including the model card."""
     save_model(run)
-    write_text(RunFolder(run.output_dir).model_card, card.model_card(run, result.figures))
+    write_text(RunFolder(run.output_dir).model_card, card.model_card(card.card_of(run, result, _facts(run))))
 
 
 def write_figures(run: Run, result: FitResult) -> None:
@@ -137,11 +147,11 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
         facts=_facts(run),
         figures=result.figures,
         history=history,
-        examples=shown.examples,
+        examples=shown.examples.chosen() if shown.examples else [],
         worst=shown.worst,
         sections=own,
         samples=shown.samples,
-        predicted=predicted_parts(run),
+        predicted=predicted_parts(run) if holds_all(run) else None,
     )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
     write_text(files.report_html, page.render(title, below, parts))
@@ -152,24 +162,35 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:
-    """Shows metrics and a few predictions."""
+    """Shows scores, measurements and a few predictions, in fewer lines than a terminal has."""
+    scores = Scores.of(result, run.task)
+    best = "" if result.best_step in (None, result.steps) else f", best at step {result.best_step:,}"
     print_table(
-        f"{run.output_dir.name}: {result.steps} steps", text.readable(without_classes(result.figures, run.task.scores))
+        f"{run.output_dir.name}: {text.counted(result.steps, 'step')}{best}",
+        scores.lines() | text.measurements(result),
     )
+    for hint in scores.hints:
+        say(hint)
     if shown.examples:
-        lines = [text.described(run.task.describe(record)) for record in shown.examples]
-        print_lines("Predictions on rows it was not trained on", lines)
+        lines = [text.described(run.task.describe(record)) for _, record in shown.examples.chosen(SHOWN_EXAMPLES)]
+        print_lines("Predictions on rows that were not used for training", lines)
     if shown.samples:
         print_lines("Samples", map(shorten, shown.samples))
+
+
+def qualities(run: Run, result: FitResult) -> dict[str, Quality]:
+    """Returns how far the scores of each evaluation set can be trusted; call it on the main process."""
+    return {name: quality_of(run.task, each, run.data.evals[name]) for name, each in result.evaluations.items()}
 
 
 def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     """Returns the metrics and measurements of a run by name."""
     metrics = {
-        f"{'eval' if name == 'validation' else name}_{key}": value
+        f"{prefix_of(name)}{key}": value
         for name, evaluation in result.evaluations.items()
         for key, value in evaluation.metrics.items()
     }
+    metrics |= Scores.of(result, run.task).figures
     trained, total = count_parameters(run.model)
     return {
         "steps": result.steps,
@@ -188,27 +209,26 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
     }
 
 
-def write_predictions(records: Iterable[Record], path: Path, worst: Worst | None = None) -> list[Record]:
-    """Writes one JSON line per record, ranks all records by `worst`, and returns the first few."""
-    first: list[Record] = []
+def write_predictions(
+    records: Iterable[Record], path: Path, see: Callable[[int, Record], None] = lambda line, record: None
+) -> None:
+    """Writes one JSON line per record, and calls `see` with the number of each line and its record."""
     with written_whole(path) as file:
         for line, record in enumerate(records, start=1):
-            if len(first) < SHOWN_EXAMPLES:
-                first.append(record)
-            if worst is not None:
-                worst.see(line, record)
+            see(line, record)
             file.write(json.dumps(record, ensure_ascii=False) + "\n")
-    return first
 
 
 def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
-    """Writes the predictions of every evaluation set; adds first and worst records of the first set to `shown`."""
+    """Writes the predictions of every evaluation set; adds examples and the worst of the first set to `shown`."""
     for place, (name, evaluation) in enumerate(result.evaluations.items()):
-        worst = Worst(run.task) if place == 0 and isinstance(run.task, SupportsErrorRanking) else None
         file = RunFolder(run.output_dir).predictions(name)
-        examples = write_predictions(evaluation.records, file, worst)
-        if place == 0:
-            shown.examples, shown.worst = examples, worst
+        if place > 0:
+            write_predictions(evaluation.records, file)
+            continue
+        shown.examples = Examples(run.task)
+        shown.worst = Worst(run.task) if isinstance(run.task, SupportsErrorRanking) else None
+        write_predictions(evaluation.records, file, shown.see)
 
 
 def _facts(run: Run) -> dict[str, Any]:

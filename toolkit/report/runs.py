@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
+from toolkit.base.console import format_value
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.metrics.measured import MEASURED
@@ -16,6 +18,8 @@ SECTIONS = ("setting", "data", "version", "machine", "result")
 """Parts of a run that are compared, from cause to effect."""
 PLACES = ("output_dir", "checkpoint.resume")
 """Settings that describe the location of a run and are not compared."""
+OF_ONE_RUN = ("seed", "tracking.run_name")
+"""Settings in which repeated runs differ."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,49 @@ class Record:
         if section == "machine":
             return {"processes": facts["num_processes"], **facts["hardware"]}
         return dict(facts.get("result", {}))
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """Finished runs that differ only in their seed.
+
+    Args:
+        records: the runs, two or more.
+        name: the figure that is compared.
+        values: its value in each run.
+    """
+
+    records: Sequence[Record]
+    name: str
+    values: Sequence[float]
+
+    def __str__(self) -> str:
+        """Returns the mean and the standard deviation (of a sample), with the names of the runs."""
+        names = ", ".join(record.folder.name for record in self.records)
+        spread = f"{format_value(fmean(self.values))} ± {format_value(stdev(self.values))}"
+        return f"{len(self.records)} runs that differ only in the seed: {self.name} {spread} ({names})"
+
+
+def repeats(records: Iterable[Record], name: str | None = None) -> list[Repeats]:
+    """Returns the groups of runs that differ only in their seed.
+
+    Args:
+        records: the runs.
+        name: the figure to compare; None for the metric that selects the best model.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        settings = {key: value for key, value in record.part("setting").items() if key not in OF_ONE_RUN}
+        if record.finished:
+            key = json.dumps([record.facts["recipe"], settings, record.part("data")], sort_keys=True, default=str)
+            groups.setdefault(key, []).append(record)
+    found = []
+    for group in groups.values():
+        shown = name or group[0].facts.get("metric_for_best_model", "train_loss")
+        values = [value for record in group if (value := record.part("result").get(shown)) is not None]
+        if len({record.settings["seed"] for record in group}) == len(group) == len(values) > 1:
+            found.append(Repeats(group, shown, values))
+    return found
 
 
 @dataclass(frozen=True)

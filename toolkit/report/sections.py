@@ -12,16 +12,18 @@ from typing import Any
 from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsThumbnails
 from toolkit.api.task import Record
-from toolkit.base.console import format_bytes, shorten
-from toolkit.base.memory import MEMORY, MemoryUse
+from toolkit.base.console import format_bytes, format_duration, format_value, shorten
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
-from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
+from toolkit.document.blocks import Block, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
 from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
-from toolkit.report.text import readable
+from toolkit.report.examples import Example
+from toolkit.report.memory import memory_section
+from toolkit.report.scores import Scores
+from toolkit.report.text import base_name, counted, readable
 from toolkit.report.worst import Worst
 
 SIZES = {
@@ -46,7 +48,7 @@ class Outcome:
         facts: content of `run.json`.
         figures: metrics and measurements by name.
         history: lines of `metrics.jsonl`.
-        examples: a few records of predictions.
+        examples: a few predictions, with their lines.
         worst: largest errors of the first evaluation set; None if the task cannot rank errors.
         sections: the task's own sections.
         samples: texts that the model generated.
@@ -57,7 +59,7 @@ class Outcome:
     facts: Mapping[str, Any]
     figures: Mapping[str, Any]
     history: History
-    examples: Sequence[Record]
+    examples: Sequence[Example]
     worst: Worst | None
     sections: Sequence[Section]
     samples: Sequence[str]
@@ -67,31 +69,29 @@ class Outcome:
 def lead(run: Run, facts: Mapping[str, Any]) -> str:
     """Returns the sentence below the report's title."""
     base, processes = run.cfg.model.name_or_path, facts["num_processes"]
-    model = f"{base}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
+    model = f"{base_name(base)}, fine-tuned" if base else f"a new {run.model.config.model_type} model"
     alone = "one process" if processes == 1 else f"{processes} processes"
     return f"{model} on {facts['num_rows']['train']:,} rows, {alone}, {_device(facts)}, engine {facts['engine']}"
 
 
 def sections(run: Run, outcome: Outcome) -> list[Section]:
     """Returns all sections of a run's report, in order."""
-    metric = run.best.name
     # Scores per class are shown in the task's own sections.
     history = [without_classes(line, run.task.scores) for line in outcome.history]
-    figures = curves(history, metric)
+    figures = curves(history, run.best.name)
     drawing = RunFolder(run.output_dir).curves.name
-    plain = readable(without_classes(outcome.figures, run.task.scores))
     changed = [change for change in changes(run.cfg) if PLAIN.get(change.key) != change.value]
     parts = [
-        Section("Result", [_highlights(outcome, metric), Folded("All metrics", [_pairs(plain, "figure", "value")])]),
+        Section("Result", _result(run, outcome)),
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
-        Section("Rows", [_rows(outcome.facts), *map(Text, run.data.notes)]),
+        Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
         Section("Largest errors", _worst(run, outcome.worst)),
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Techniques used", _switches(changed)),
-        Section("Memory", memory_table(outcome.result.memory, outcome.predicted)),
+        Section("Memory", memory_section(run, outcome.result.memory, outcome.predicted)),
         Section("Changed settings", [_changes(changed)]),
         Section("Reproduce", _lock(run, outcome.facts)),
     ]
@@ -102,27 +102,60 @@ def _pairs(rows: Mapping[str, Any], left: str, right: str) -> Table:
     return Table([left, right], list(rows.items()))
 
 
-def _highlights(outcome: Outcome, metric: str) -> Highlights:
-    figures = outcome.figures
-    names = dict.fromkeys([metric, "eval_loss", "train_loss", "train_items_per_second", "peak_memory_bytes"])
-    shown = readable({name: figures.get(name) for name in names})
-    words = {name: name.replace("eval_", "validation ").replace("train_", "training ", 1) for name in shown}
-    words |= {"train_items_per_second": "items per second", "peak_memory": "peak memory"}
-    seconds = outcome.result.train_seconds
+def _result(run: Run, outcome: Outcome) -> list[Block]:
+    scores = Scores.of(outcome.result, run.task)
+    header, rows = scores.table()
+    shown = {row.name for row in scores.rows} | scores.figures.keys()
+    figures = readable(without_classes(outcome.figures, run.task.scores))
+    further = {name: value for name, value in figures.items() if name not in shown}
+    return [
+        _highlights(run, outcome, scores),
+        *map(Text, scores.hints),
+        *([Table(header, rows)] if rows else []),
+        Folded("Further figures", [_pairs(further, "figure", "value")]),
+    ]
+
+
+def _highlights(run: Run, outcome: Outcome, scores: Scores) -> Highlights:
+    result, rows = outcome.result, {row.name: row for row in scores.rows}
+    figures = []
+    for name in dict.fromkeys([*list(rows)[:1], run.best.name, "eval_loss"]):
+        if (row := rows.get(name)) is not None:
+            words = [name.replace("eval_", "validation ").replace("_", " ")]
+            words += [f"95 %: {row.interval}"] * bool(row.interval)
+            words += [f"{scores.constant}: {row.baseline}"] * bool(row.baseline)
+            figures.append(("; ".join(words), row.value))
     return Highlights(
-        [(words[name].replace("_", " "), value) for name, value in shown.items()]
-        + [("training time", f"{seconds:,.1f} s"), ("steps", f"{outcome.result.steps:,}")]
+        [
+            *figures,
+            *([] if result.train_loss is None else [("training loss", format_value(result.train_loss))]),
+            ("items per second", f"{result.items_per_second:,.4g}"),
+            ("peak memory", format_bytes(result.memory.peak)),
+            ("training time", format_duration(result.train_seconds)),
+            ("step" if result.steps == 1 else "steps", f"{result.steps:,}"),
+        ]
     )
 
 
 def _rows(facts: Mapping[str, Any]) -> Table:
     bad = facts["bad_rows"]
-    left_out = {split: f"{count:,} bad rows skipped, see bad_rows.jsonl" for split, count in bad.items() if count}
+    left_out = {
+        split: f"{counted(count, 'bad row')} skipped, see bad_rows.jsonl" for split, count in bad.items() if count
+    }
     counts = {split: f"{count:,}" for split, count in facts["num_rows"].items()}
     return _pairs(
         {split: count + (f" ({left_out[split]})" if split in left_out else "") for split, count in counts.items()},
         "set", "rows",
     )  # fmt: skip
+
+
+def _labels(facts: Mapping[str, Any]) -> list[Block]:
+    """Returns the table of the number of rows with each label, by set; none for a task without labels."""
+    counts = facts["labels"]
+    if not counts:
+        return []
+    rows = [[name, *(part[name] for part in counts.values())] for name in counts["train"]]
+    return [Table(["label", *(f"{split} rows" for split in counts)], rows, sortable=True)]
 
 
 def _described(run: Run, line: int, record: Record) -> list[Any]:
@@ -135,11 +168,12 @@ def _described(run: Run, line: int, record: Record) -> list[Any]:
     return [shown if image is None else Pictured(shown, image), shorten(description.prediction), expected]
 
 
-def _examples(run: Run, records: Sequence[Record]) -> list[Block]:
-    if not records:
+def _examples(run: Run, examples: Sequence[Example]) -> list[Block]:
+    if not examples:
         return []
-    rows = [_described(run, line, record) for line, record in enumerate(records, start=1)]
-    return [Text("Predictions on rows that were not used for training."), Table(DESCRIBED, rows)]
+    rows = [_described(run, line, record) for line, record in examples]
+    text = "Predictions on rows that were not used for training, right and wrong ones where there are both."
+    return [Text(text), Table(DESCRIBED, rows, stacked=True)]
 
 
 def _worst(run: Run, worst: Worst | None) -> list[Block]:
@@ -150,8 +184,8 @@ def _worst(run: Run, worst: Worst | None) -> list[Block]:
     name = next(iter(run.data.evals))
     file = RunFolder(run.output_dir).predictions(name).name
     return [
-        Text(f"The largest errors on the {name} rows; see the given lines of {file} for complete records."),
-        Table(["line", worst.error_name, *DESCRIBED], rows, sortable=True),
+        Text(f"The largest errors on the {name} rows. The full text is in {file} at the given line."),
+        Table(["line", worst.error_name, *DESCRIBED], rows, sortable=True, stacked=True),
     ]
 
 
@@ -178,36 +212,7 @@ def _switches(changed: Sequence[Change]) -> list[Block]:
         for change in changed
         if change.key.startswith(SWITCHES) and change.key not in SIZES
     ]
-    return [Table(["switch", "value", "what it does"], on)] if on else [Text("None.")]
-
-
-def memory_table(memory: MemoryUse, predicted: Mapping[str, int] | None = None) -> list[Block]:
-    """Returns a table of measured and predicted memory by part.
-
-    Args:
-        memory: measured bytes.
-        predicted: predicted bytes by the names of `MEMORY`, may be incomplete; None without a prediction.
-    """
-    rows: list[list[Any]] = []
-    for part, words in MEMORY.items():
-        count = getattr(memory, part)
-        row: list[Any] = [words, _bytes(count)]
-        if predicted is not None:
-            guess = predicted.get(part)
-            row += [None if guess is None else _bytes(guess), guess / count if guess is not None and count else None]
-        rows.append(row)
-    header = ["part", "measured", *(["predicted", "predicted / measured"] if predicted is not None else [])]
-    return [
-        Text(
-            f"Memory of the main process above the {format_bytes(memory.baseline)} in use before the model was "
-            f"built; its peak was {format_bytes(memory.peak)} in total, including evaluations and rows."
-        ),
-        Table(header, rows),
-    ]
-
-
-def _bytes(count: int) -> Cell:
-    return Cell(format_bytes(count), count)
+    return [Table(["switch", "value", "what it does"], on, stacked=True)] if on else [Text("None.")]
 
 
 def _changes(changed: Sequence[Change]) -> Table:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import written_whole
 
@@ -31,7 +32,8 @@ def bring_metrics(former: Path, path: Path) -> None:
 def truncate_metrics(path: Path, step: int) -> None:
     """Truncates `metrics.jsonl` to the lines up to a step; a missing file is ignored.
 
-    An incomplete last line of a run that was killed is removed, too.
+    An incomplete last line of a run that was killed is removed, too. Any other damaged line is kept in
+    `metrics.jsonl.damaged`, with a warning.
 
     Raises:
         RunError: if the file cannot be rewritten.
@@ -39,19 +41,28 @@ def truncate_metrics(path: Path, step: int) -> None:
     try:
         if not path.exists():
             return
-        kept = [line + b"\n" for line in path.read_bytes().split(b"\n") if _step(line) <= step]
+        lines = [(number, line, _step(line)) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)]
+        kept = [(number, line) for number, line, found in lines if found is not None and found <= step]
+        last = kept[-1][0] if kept else 0
+        damaged = [(number, line) for number, line, found in lines if found is None and number < last]
+        if damaged:
+            aside = path.with_name(f"{path.name}.damaged")
+            with aside.open("ab") as file:
+                file.writelines(line + b"\n" for _, line in damaged)
+            numbers = ", ".join(str(number) for number, _ in damaged)
+            warn(f"{path}: line {numbers} cannot be read and was moved to {aside.name}")
         with written_whole(path, "wb") as file:
-            file.writelines(kept)
+            file.writelines(line + b"\n" for _, line in kept)
     except OSError as error:
         raise RunError(f"cannot truncate {path.absolute()} to step {step}: {error.strerror}") from error
 
 
-def _step(line: bytes) -> float:
-    """Returns the step of a metrics line, infinity for any other line."""
+def _step(line: bytes) -> float | None:
+    """Returns the step of a metrics line, None for any other line."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return None
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

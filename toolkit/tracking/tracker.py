@@ -20,8 +20,8 @@ from toolkit.tracking.trackers import TrackedRun, Trackers, read_ids
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-SHOWN = ("loss", "eval_loss")
-"""Metrics that the progress bar always shows."""
+SHOWN = "loss"
+"""The metric that the progress bar always shows."""
 
 
 def tracker_problems(tracking: TrackingConfig) -> list[str]:
@@ -42,7 +42,7 @@ class Tracker:
         cfg: resolved configuration.
         path: the file `metrics.jsonl`.
         start_step: step that training resumes from, 0 for a new run.
-        shown_names: metrics that the progress bar shows besides the losses.
+        shown_names: metrics that the progress bar shows besides the loss.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Tracker:
     ) -> None:
         self._cfg, self._path, self._start = cfg, path, start_step
         self._main = accelerator.is_main_process
-        self._shown_names = {*SHOWN, *shown_names}
+        self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
         self._trackers: Trackers | None = None
         self._written: set[tuple[int, tuple[str, ...]]] = set()

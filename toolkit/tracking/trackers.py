@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import write_json
+from toolkit.metrics.score import PREFIXES
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
+NO_CURVES = ("epoch", "num_items")
+"""Numbers of a line that describe the line and are not drawn over the steps."""
 IDS = "ids.json"
 """File in `tracking/` with the run's ids at W&B and MLflow, for resuming."""
 
@@ -141,8 +144,8 @@ class Trackers:
             write_json(run.folder / IDS, ids)
 
     def log(self, line: Mapping[str, Any], step: int) -> None:
-        """Logs the finite numbers of a line to all trackers; those of a nested mapping are named `outer/inner`."""
-        values = dict(finite_numbers(line))
+        """Logs the finite numbers of a line to all trackers, by their `tag`; those of `NO_CURVES` are left out."""
+        values = {tag(key): value for key, value in finite_numbers(line) if key not in NO_CURVES}
         for name, tracker in list(self._active.items()):
             own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
             self._guarded(name, partial(tracker.log, own, step=step))
@@ -182,6 +185,12 @@ def finite_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield from finite_numbers(value, f"{prefix}{name}/")
         elif isinstance(value, Real) and math.isfinite(value):
             yield f"{prefix}{name}", value if isinstance(value, int | float) else float(value)
+
+
+def tag(name: str) -> str:
+    """Returns the name of a number in trackers, grouped as by `transformers.Trainer`: `train/loss`, `eval/f1`."""
+    group, _, rest = name.partition("_")
+    return f"{group}/{rest}" if f"{group}_" in PREFIXES and rest else f"train/{name.removeprefix('train_')}"
 
 
 def _folder_name(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
 from toolkit.checkpoint import manifest
 from toolkit.checkpoint.changes import changed_layout, changed_settings, layout, refuse_changes
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.probe import probe
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.tracking.jsonl import truncate_metrics
@@ -81,6 +82,29 @@ def test_a_lock_is_refused_twice_in_one_process_and_freed_at_the_end(tmp_path: P
         raise KeyError
     with OutputLock(tmp_path / "link"):
         pass
+
+
+def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", none)
+    owner = tmp_path / ".lock.owner"
+    with OutputLock(tmp_path):
+        assert json.loads(owner.read_text())["pid"] == os.getpid()
+    assert not owner.exists()
+    here = {"pid": os.getpid(), "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
+    for alive in (here, here | {"host": "elsewhere", "pid": 2**22 + 1}):
+        owner.write_text(json.dumps(alive))
+        with pytest.raises(
+            CheckpointError, match=rf"in use by process {alive['pid']} on .*If that run has ended, delete"
+        ):
+            OutputLock(tmp_path).__enter__()
+        assert owner.exists()
+        assert f"on {alive['host']} since" in str(in_use(tmp_path))
+    owner.write_text(json.dumps(here | {"pid": 2**22 + 1}))  # above the highest number of a process
+    with OutputLock(tmp_path):
+        assert json.loads(owner.read_text())["pid"] == os.getpid()
 
 
 def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
@@ -366,6 +390,15 @@ def test_metrics_are_cut_back(tmp_path: Path, torn: bytes) -> None:
     truncate_metrics(path, 2)
     assert path.read_bytes() == kept + (torn + b"\n" if torn == b'{"step": 2}' else b"")
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_damaged_line_before_the_checkpoint_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n{"step": 4}\n')
+    truncate_metrics(path, 3)
+    assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
+    assert (tmp_path / "metrics.jsonl.damaged").read_text() == '{"step": 2, "lo\n'
+    assert caplog.messages == [f"{path}: line 2 cannot be read and was moved to metrics.jsonl.damaged"]
 
 
 def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

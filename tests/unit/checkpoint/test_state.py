@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
+import pytest
+
 from toolkit.api.state import TrainState
+from toolkit.base.errors import CheckpointError
 from toolkit.checkpoint.state import SavedState
 
 
@@ -25,3 +28,13 @@ def test_a_checkpoint_of_an_older_version_is_read() -> None:
     state = TrainState()
     state.restore(saved.train)
     assert (state, saved.identity, saved.callbacks) == (TrainState(step=3), {"seed": 1}, {})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [[], {"train": {"step": 1}}, {"train": [1], "identity": {}}, {"train": {"step": "1"}, "identity": {}},
+     {"train": {"step": 1}, "identity": {}, "extensions": [1]}],
+)  # fmt: skip
+def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
+    with pytest.raises(CheckpointError, match=r"state\.json of a checkpoint has no usable .*; it was not written by"):
+        SavedState.from_json(content)

@@ -295,3 +295,48 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     wider.hidden = nn.Linear(4, 5)
     with pytest.raises(CheckpointError, match=r"size mismatch for hidden\.weight"):
         load_model_into(found, wider)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"files": []}, "has entries that are no size and sha256"),
+        ({"files": {"model.safetensors": None}}, "has entries that are no size and sha256"),
+        ({"files": {"../x": {"size": 1, "sha256": ""}}}, "has values that the toolkit does not write"),
+        ({"files": {"/etc/passwd": {"size": 1, "sha256": ""}}}, "has values that the toolkit does not write"),
+        ({"files": {"a\0b": {"size": 1, "sha256": ""}}}, "has values that the toolkit does not write"),
+        ({"files": {"a": {"size": "1", "sha256": ""}}}, "has values that the toolkit does not write"),
+        ({"step": "1"}, "has values that the toolkit does not write"),
+        ({"format": "1"}, "has no format, step or files"),
+        ({"step": None}, "has values that the toolkit does not write"),
+    ],
+)
+def test_a_manifest_with_the_right_hash_and_other_values_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    save_steps(tmp_path, 1, 2)
+    rewrite_manifest(tmp_path / "step-2", change)
+    assert verify(tmp_path / "step-2") == [f"manifest.json: {message}"]
+    found, messages = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert message in messages[0]
+
+
+def rewrite_manifest(folder: Path, change: dict[str, Any]) -> None:
+    content = json.loads((folder / "manifest.json").read_text()) | change
+    del content["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(content | {"sha256": manifest._own_sha256(content)}))
+
+
+def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1, 2)
+    rewrite_manifest(tmp_path / "step-2", {"step": 1})
+    assert verify(tmp_path / "step-2") == ["manifest.json: is of step 1, not of the folder's"]
+
+
+def test_only_regular_files_are_opened(tmp_path: Path) -> None:
+    save_steps(tmp_path, 1)
+    (tmp_path / "step-1" / "processor" / "vocab.txt").unlink()
+    os.mkfifo(tmp_path / "step-1" / "processor" / "vocab.txt")
+    assert verify(tmp_path / "step-1") == ["processor/vocab.txt: not a regular file"]

@@ -142,7 +142,7 @@ def test_elsewhere_leaves_out_what_only_the_other_machine_knows(faulty):
     assert [what.removesuffix(" (depends on the other machine)") for what in found.unchecked] == [
         "libraries of optimizers, adapters and parallelism, and callbacks",
         "GPUs, compilers, trackers and logins",
-        "the data files and their first rows",
+        "the data files and their rows",
         "output_dir",
         "the model './model', its cache, and patterns of its parameters",
     ]
@@ -165,3 +165,32 @@ def test_adapters_are_tried_on_a_model_without_weights(method):
     settings.append("data.validation_file=null")
     cfg = load_settings(task_type, ROOT / "recipes/configs/reviews/smoke.yaml", settings).config
     assert model_checks.adapter_fit_problems(cfg, task_type(cfg)) == []
+
+
+def test_validate_reads_all_rows_unless_it_is_told_not_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = [f"text {row},{'ab'[row % 2]}" for row in range(150)]
+    Path("rows.csv").write_text("\n".join(["text,label", *rows, "text 0,b", "text 1,b"]) + "\n")
+    config = RECIPE.parent / "configs" / "reviews" / "smoke.yaml"
+    command = ("validate", RECIPE, "--config", config, "data.train_file=rows.csv", "data.validation_file=null")
+    before = contents()
+    assert run_command(*command) == 0
+    out = capsys.readouterr().out
+    assert "smoke.yaml: all settings are valid\n" in out
+    said = (ROOT / "docs/data.md").read_text().partition("```text\nthe rows were read")[2].partition("```")[0]
+    assert out.partition("the rows were read")[2] == said
+    assert run_command(*command, "--settings-only") == 0
+    assert "not checked: all rows of the data; a run checks them when it starts" in capsys.readouterr().out
+
+    Path("rows.csv").write_text("\n".join(["text,label", *rows, ",b"]) + "\n")
+    assert run_command(*command, "--settings-only") == 0
+    capsys.readouterr()
+    assert run_command(*command) == 2
+    assert "1 of 151 rows cannot be used:\n  rows.csv, row 152: column 'text' is empty" in capsys.readouterr().err
+    # A wrong setting hides later rows, but not the first ones.
+    Path("rows.csv").write_text("\n".join(["text,label", ",b", *rows]) + "\n")
+    assert run_command(*command, "train.max_steps=0") == 2
+    error = capsys.readouterr().err
+    assert "no step would be trained" in error
+    assert "row 2: column 'text' is empty" in error
+    assert contents() == before

@@ -27,7 +27,7 @@ class Options:
 def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.csv").write_text("text,label\n")
-    Path("rows.xlsx").write_text("")
+    Path("rows.ods").write_text("")
     Path("local").mkdir()
     Path("a.yaml").write_text("output_dir: out\nmodel: {name_or_path: some-model}\ndata: {train_file: rows.csv}\n")
 
@@ -63,6 +63,12 @@ CONFLICTS = {
     "data.train_file=null": "no training rows are given",
     "data.dataset_config_name=sst2": "remove data.dataset_config_name",
     "data.revision=main": "remove data.revision",
+    "data.delimiter=;;": "data.delimiter (';;'): a delimiter is one character; set data.delimiter to a character such",
+    "data.encoding=latin-x": "data.encoding ('latin-x'): no such encoding; set data.encoding to one that Python knows",
+    "data.train_file=rows.parquet data.delimiter=;": "only .csv and .tsv files have a delimiter; remove data.delimiter",
+    "data.train_file=rows.parquet data.quoting=none": "only .csv and .tsv files have quoted fields; remove data.quot",
+    "data.train_file=rows.parquet data.header=false": "only .csv, .tsv and .xlsx files have a header; remove data.h",
+    "data.train_file=rows.parquet data.encoding=cp1252": "no data file is a text file; remove data.encoding",
     "data.validation_split=0 data.max_eval_samples=3": "remove data.max_eval_samples, or set data.validation_file",
     "data.validation_split=0 checkpoint.load_best_model_at_end=true": "checkpoint.load_best_model_at_end (true), data.",
     "data.validation_split=0 eval.eval_steps=2": "set eval.eval_steps to null, or set data.validation_file",
@@ -113,6 +119,10 @@ CONFLICTS = {
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
     "tracking.report_to=[wandb,wandb]": "a tracker is listed twice",
     "data.validation_split=0.2 data.validation_file=rows.csv": "either from a separate file or from the training",
+    "data.test_split=0.2 data.test_file=rows.csv": "test rows come either from a separate file or from the training",
+    "data.test_split=0.2 data.validation_split=0.8": "set data.validation_split and data.test_split to fractions whose",
+    "data.test_split=0.95": "together they leave no training rows",
+    "data.max_bad_rows=0.5": "set data.bad_rows to skip, or remove data.max_bad_rows",
     "train.early_stopping_patience=2": "the only evaluation is the one of the last step; set eval.eval_steps",
     "train.early_stopping_threshold=0.1": "set train.early_stopping_patience, or remove",
     "checkpoint.hub_model_id=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_model_id",
@@ -170,7 +180,7 @@ CONFLICTS = {
     "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
     "checkpoint.resume=Auto": "(did you mean 'auto'?)",
     "data.train_file=": "data.train_file: received '', expected text that is not blank",
-    "data.test_file=rows.xlsx": "data.test_file: received 'rows.xlsx', whose format is not supported",
+    "data.test_file=rows.ods": "data.test_file: received 'rows.ods', whose format is not supported; save it as .xlsx",
     "model.name_or_path=./no-model": "model.name_or_path: received './no-model', there is no such folder",
 }
 

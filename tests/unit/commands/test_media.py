@@ -11,6 +11,7 @@ import pytest
 from audio_files import encoded as recording
 from audio_files import tone
 from commands import run_command
+from exports import assert_equal_answers, exported, write_rows
 from image_files import encoded as picture
 from image_files import noise
 from runs import ROOT, assert_close, lines, predictions, train
@@ -29,9 +30,16 @@ def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     assert f"task.{modality}." in capsys.readouterr().out
     train(f"reviews/smoke_{modality}", tmp_path / "run", "train.max_steps=1", "data.max_eval_samples=null")
     data = ROOT / "recipes/data" / folder / "validation"
-    assert run_command("predict", tmp_path / "run", "--data", data, "--output", tmp_path / "new.jsonl") == 0
+    assert run_command("predict", tmp_path / "run", "--input", data, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
-    assert_close([row | {"label": None} for row in predictions(tmp_path / "run")], new, float32_tolerance())
+    shared = (modality, "prediction", "scores")
+    own, again = (
+        [{name: row[name] for name in shared} for row in rows] for rows in (predictions(tmp_path / "run"), new)
+    )
+    assert_close(own, again, float32_tolerance())
+    files = sorted(str(path) for path in data.rglob("*.*"))[::9]
+    listed = write_rows(tmp_path / "files.csv", [{modality: path} for path in files])
+    assert_equal_answers(tmp_path / "run", exported(tmp_path / "run", tmp_path), listed, float32_tolerance())
     scored = ("--data", data, "--per-device-eval-batch-size", "5", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", tmp_path / "run", *scored) == 0
     expected = {name: value for name, value in lines(tmp_path / "run", "eval_loss")[-1].items() if "eval_" in name}

@@ -66,7 +66,7 @@ def test_a_former_spelling_is_the_option_of_today(command):
 
 
 def test_a_command_takes_a_former_spelling(capsys):
-    assert run_command("predict", "nowhere", "--input", "rows.csv") == 2
+    assert run_command("predict", "nowhere", "--data", "rows.csv") == 2
     assert "not a finished run" in capsys.readouterr().err
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from runs import ROOT, train
@@ -48,6 +50,27 @@ def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
     assert (code, "eval_accuracy" in err) == (2, True)
     code, _, err = call(capsys, "runs", tmp_path)
     assert (code, "contains no runs" in err) == (2, True)
+
+
+def copied(folder: Path, target: Path, seed: int, accuracy: float) -> None:
+    """Writes the records of a run as those of another seed."""
+    target.mkdir()
+    noted = json.loads((folder / "run.json").read_text())
+    noted["result"]["eval_accuracy"] = accuracy
+    (target / "run.json").write_text(json.dumps(noted))
+    settings = (folder / "config.yaml").read_text()
+    (target / "config.yaml").write_text(re.sub(r"^seed: .*$", f"seed: {seed}", settings, flags=re.MULTILINE))
+
+
+def test_the_spread_over_seeds_is_shown(folder, capsys, tmp_path):
+    for seed, accuracy in enumerate((0.5, 0.75, 1.0)):
+        copied(folder / "one", tmp_path / f"seed{seed}", seed, accuracy)
+    copied(folder / "below" / "other", tmp_path / "other", 1, 0.25)
+    _, out, _ = call(capsys, "runs", tmp_path)
+    (line,) = [line for line in out.splitlines() if "differ only" in line]
+    assert line == "3 runs that differ only in the seed: eval_accuracy 0.75 ± 0.25 (seed0, seed1, seed2)"
+    _, out, _ = call(capsys, "runs", folder)
+    assert "differ only" not in out
 
 
 def test_an_unfinished_run_says_so(folder, capsys, tmp_path):

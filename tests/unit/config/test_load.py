@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -156,7 +157,7 @@ def test_bad_setting(yaml: str, message: str) -> None:
 BAD_COLUMNS = [
     ("txt: body", "data.columns.txt: unknown column; this task has text and label (did you mean 'text'?)"),
     ("text: ''", "data.columns.text: received '', expected the name of a column of your data"),
-    ("text: 3", "data.columns.text: received 3, expected text"),
+    ("text: 3.5", "data.columns.text: received 3.5, expected text"),
 ]
 
 
@@ -439,6 +440,16 @@ def test_launcher_and_file_must_agree_about_fsdp() -> None:
 
 
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+
+
+def test_aliases_that_stand_for_billions_of_values_are_refused() -> None:
+    lists = ["x-a: &a [1,1,1,1,1,1,1,1,1]"]
+    lists += [f"x-{new}: &{new} [{','.join(['*' + old] * 9)}]" for old, new in pairwise("abcdefghijkl")]
+    merged = ["x-m: &m {a: 1}"]
+    merged += [f"x-{new}: &{new} {{<<: [{','.join(['*' + old] * 9)}]}}" for old, new in pairwise("mnopqrstuvwx")]
+    for text in ("task: {labels: *l}", "model: {config_overrides: *x}"):
+        found = problems("\n".join([*lists, *merged, text]))
+        assert sum("more than 100,000 values, counting those of aliases (*name)" in problem for problem in found) == 1
 
 
 def test_the_launcher_may_ask_for_deepspeed() -> None:

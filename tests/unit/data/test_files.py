@@ -12,9 +12,12 @@ import pytest
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
+from toolkit.data.columns import columns_in
 from toolkit.data.files import open_file, reference
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import RECOGNISED
 from toolkit.data.rows import load_table
-from toolkit.data.sources import fingerprint, read_rows
+from toolkit.data.sources import fingerprint, read_rows, reading_notes
 
 
 class Pictures:
@@ -53,6 +56,10 @@ def test_a_folder_of_classes_is_read_in_the_order_of_names(tmp_path):
         ".git/4.png",
         "a/x.wav",
         "a/notes.txt",
+        "a/scan.pdf",
+        "b/Thumbs.db",
+        "b/desktop.ini",
+        "__MACOSX/b/1.JPG",
         "5.png",
     ):
         write(tmp_path / name)
@@ -64,7 +71,7 @@ def test_a_folder_of_classes_is_read_in_the_order_of_names(tmp_path):
         {"image": "b/2.png", "label": "b"},
     ]
     assert [row.reason for row in rows if row.reason] == [
-        "5.png is not in the folder of a class", "a/notes.txt does not have the suffix of an image or audio file",
+        "5.png is not in the folder of a class", "a/scan.pdf: unsupported file type '.pdf'",
     ]  # fmt: skip
     assert [row.number for row in rows] == [1, 2, 3, 4, 5, 6]
 
@@ -120,7 +127,7 @@ def test_a_file_that_was_mended_is_looked_at_again(tmp_path):
     picture = write(tmp_path / "1.png", b"")
     rows = write(tmp_path / "rows.csv", b"image,label\n1.png,a\n")
     before = load_table(rows, Pictures(), {}, True, tmp_path / "cache")
-    assert [row.reason for row in before.bad] == ["1.png is empty"]
+    assert [row.reason for row in before.bad] == ["1.png: the file is empty (0 bytes)"]
     write(picture)
     after = load_table(rows, Pictures(), {}, True, tmp_path / "cache")
     assert after.bad == []
@@ -161,3 +168,74 @@ def test_content_in_the_table_itself_needs_no_file(tmp_path):
         assert opened.read() == b"content"
     with pytest.raises(BadRow, match="there is no file"):
         reference("nul\0byte", tmp_path, 1)
+
+
+# Without labels
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("new/2.png", "new/a/b/1.webp", "new/c.JPG", "new/Thumbs.db", "new/notes.txt", "new/a/READ.md"):
+        write(Path(name))
+    return Path("new")
+
+
+def test_a_folder_to_predict_needs_no_classes(photos):
+    assert [row.values for row in read_rows(photos, labelled=False)] == [
+        {"image": "2.png"}, {"image": "a/b/1.webp"}, {"image": "c.JPG"},
+    ]  # fmt: skip
+    assert reading_notes(photos, RECOGNISED) == ["new: 2 text files are skipped (a/READ.md)"]
+    (photos / "a/READ.md").unlink()
+    assert reading_notes(photos, RECOGNISED) == ["new: 1 text file is skipped (notes.txt)"]
+    (photos / "notes.txt").unlink()
+    assert reading_notes(photos, RECOGNISED) == []
+
+
+def test_a_single_file_and_several_paths_can_be_predicted(photos):
+    assert list(read_rows("new/c.JPG", labelled=False)) == [RawRow(1, {"image": "new/c.JPG"})]
+    several = ["new/c.JPG", "new/a", "rows.csv"]
+    write(Path("rows.csv"))
+    assert list(read_rows(several, labelled=False)) == [
+        RawRow(1, {"image": "new/c.JPG"}),
+        RawRow(2, {"image": "new/a/b/1.webp"}),
+        RawRow(3, {"file": "rows.csv"}, "rows.csv: unsupported file type '.csv'"),
+    ]
+    with pytest.raises(DataError, match=r"gone\.jpg does not exist"):
+        list(read_rows(["new/c.JPG", "gone.jpg"], labelled=False))
+    with pytest.raises(DataError, match=r"^new/c.JPG is a single image file without a label; expected a folder with"):
+        read_rows("new/c.JPG")
+
+
+@pytest.mark.parametrize("source", ["new", "new/c.JPG", ["new/c.JPG", "new/2.png"]])
+def test_data_columns_do_not_apply_to_files_themselves(photos, source, tmp_path):
+    table = load_table(source, Pictures(), {"image": "photo", "label": "kind"}, False, tmp_path / "cache")
+    assert table.bad == []
+    assert all(Path(row["image"]["path"]).is_absolute() for row in table.rows)
+    assert {Path(row["image"]["name"]).name for row in table.rows} >= {"c.JPG"}
+    again = load_table(source, Pictures(), {"image": "photo"}, False, tmp_path / "cache")
+    assert again.fingerprint == table.fingerprint
+    write(Path("new/c.JPG"), b"another picture")
+    changed = load_table(source, Pictures(), {"image": "photo"}, False, tmp_path / "cache")
+    assert changed.fingerprint != table.fingerprint
+
+
+class Texts(Pictures):
+    """Rows with one text to translate, and one that is already translated."""
+
+    columns = {  # noqa: RUF012
+        "source": Column("the text", required=False), "target": Column("its translation", required=False, label=True),
+        "translation": Column("both", required=False),
+    }  # fmt: skip
+
+
+class Questions(Pictures):
+    columns = {"question": Column("q"), "context": Column("c")}  # noqa: RUF012
+
+
+def test_the_lines_of_a_text_file_are_the_one_input_column():
+    given = {"source": "English", "target": "German"}
+    assert columns_in("new.txt", Texts(), given) == {"source": "text"}
+    assert columns_in("NEW.TXT", Texts(), {}) == {"source": "text"}
+    assert columns_in("new.txt", Questions(), {"question": "q"}) == {"question": "q"}  # two inputs, one column
+    assert columns_in("new.csv", Texts(), given) == columns_in("new.{txt}", Texts(), given) == given

@@ -13,8 +13,10 @@ import pytest
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
+from toolkit.data import bad_rows as bad_rows_module
 from toolkit.data import rows as rows_module
-from toolkit.data.rows import apply_policy, load_hub_table, load_table, write_bad_rows
+from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
+from toolkit.data.rows import load_hub_table, load_table
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,11 @@ def test_missing_columns_are_all_named_with_what_to_write(load):
         load("reviews.csv", "review,stars\na,5\n")
     first, second = str(error.value).splitlines()
     assert "reviews.csv has no column 'text': the review. Its columns are review, stars." in first
-    assert "`data.columns.text: review`" in first
+    assert "Set data.columns.text." in first  # no name is similar
     assert "no column 'label'" in second
-    with pytest.raises(DataError, match=r"no column 'lable' \(the task's 'label'\).*`data.columns.label: labels`"):
+    with pytest.raises(
+        DataError, match=r"'lable' \(the task's 'label'\).*Set data.columns.label, for instance to 'labels'\."
+    ):
         load("b.csv", "text,title,labels\na,b,pos\n", columns={"label": "lable"})
 
 
@@ -270,10 +274,49 @@ def test_bad_rows_are_written_whole(load, tmp_path, monkeypatch):
     assert records[-1] | {"file": ""} == {"file": "", "row": 2, "reason": "column 'text' is empty",
                                           "values": {"text": "", "label": "é"}}  # fmt: skip
     before = path.read_bytes()
-    monkeypatch.setattr(rows_module.json, "dumps", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(bad_rows_module.json, "dumps", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_bad_rows(tables, path)
     assert path.read_bytes() == before
+
+
+def test_too_many_skipped_rows_stop_the_run_with_their_reasons(load):
+    table = load("t.csv", "text,label\n,pos\n ,neg\na,pos\nb,neg\nc,pos\nd\ne,f,g\n")
+    tables = {"train": table}
+    assert apply_policy(tables, "skip", 4 / 7) == {"train": 4}
+    with pytest.raises(DataError) as error:
+        apply_policy(tables, "skip", 0.5)
+    assert str(error.value).partition("t.csv: ")[2] == (
+        "4 of 7 rows cannot be used (57.1%): column 'text' is empty (2, first in row 2); 1 field where the header has "
+        "2 (1, first in row 7); 3 fields where the header has 2 (1, first in row 8); data.max_bad_rows=0.5 allows 50%. "
+        "Correct them, or set data.max_bad_rows to at least 0.572."
+    )
+
+
+def test_reasons_that_differ_in_values_only_are_counted_together(load):
+    task = Reviews(state={"labels": ["pos"]})
+    rows = "".join(f"a,x{number}\n" for number in range(5)) + ",pos\nb,pos\n"
+    line = skipped(load("t.csv", "text,label\n" + rows, task))
+    assert "label 'x0' is unknown (5, first in row 2); column 'text' is empty (1, first in row 7)" in line
+
+
+def test_digests_follow_inputs_labels_and_groups(load):
+    content = "id,text,label,who\n1,a,pos,x\n2,a,pos,\n3,b,pos, x\n4,a,neg,y\n"
+    first = load("a.csv", content).keys  # `id` is an input of this task
+    assert len(set(first.inputs)) == 4
+    assert first.groups.tolist() == [0] * 4
+    task = Reviews()
+    task.columns = Reviews.columns | {"id": Column("a name", required=False, key=True)}
+    path = load("b.csv", content, task).source
+    keys = load_table(path, task, {}, True, Path(path).parent / "cache", group="who").keys
+    assert (keys.inputs[:, None] == keys.inputs).tolist() == [
+        [True, True, False, True], [True, True, False, True], [False, False, True, False], [True, True, False, True]
+    ]  # fmt: skip
+    assert keys.labels[0] == keys.labels[2] != keys.labels[3]
+    assert keys.groups[0] == keys.groups[2] != keys.groups[3]
+    assert keys.groups[1] == 0
+    with pytest.raises(DataError, match=r"data\.group_column: .* has no column 'whom' \(did you mean 'who'\?\)"):
+        load_table(path, task, {}, True, Path(path).parent / "cache", group="whom")
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 100, 1001])

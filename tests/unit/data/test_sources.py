@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from toolkit.base.errors import DataError
-from toolkit.data.sources import RawRow, fingerprint, hub_rows, load_hub, read_rows
+from toolkit.data.hub import hub_rows, load_hub
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.sources import fingerprint, read_rows
 
 
 def reasons(path: Path) -> dict[int, str]:
@@ -35,7 +37,7 @@ def test_parquet_gives_class_names(tmp_path):
 
 
 def test_parquet_without_metadata_and_over_several_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.data.sources.ARROW_BATCH_ROWS", 2)
+    monkeypatch.setattr("toolkit.data.readers.arrow.ARROW_BATCH_ROWS", 2)
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": list("abcde"), "label": [0, 1, 2, 3, 4]}), path)
     assert good(path) == {number: {"text": "abcde"[number - 1], "label": number - 1} for number in range(1, 6)}
@@ -93,11 +95,12 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
     assert str(tmp_path / "none.csv") in str(error.value)
     with pytest.raises(DataError, match="has no folders of classes"):
         read_rows(tmp_path)
-    Path("a.xlsx").touch()
+    Path("a.docx").touch()
     with pytest.raises(
-        DataError, match=r"'.xlsx' cannot be read; use one of .csv, .tsv, .json, .jsonl, .txt, .parquet"
+        DataError,
+        match=r"unsupported file type '.docx'; use one of .csv, .tsv, .json, .jsonl, .parquet, .tmx",
     ):
-        read_rows("a.xlsx")
+        read_rows("a.docx")
 
 
 def test_suffix_in_capitals(tmp_path):

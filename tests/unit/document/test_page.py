@@ -85,14 +85,17 @@ def test_both_forms_say_the_same() -> None:
 
 
 def test_templates_are_part_of_the_package(tmp_path: Path) -> None:
-    build = "from setuptools import setup; setup()"
     subprocess.run(
-        [sys.executable, "-c", build, "-q", "build_py", "--build-lib", str(tmp_path / "lib"),
+        [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(tmp_path / "lib"),
          "egg_info", "-e", str(tmp_path)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
-    made = {path.name for path in (tmp_path / "lib" / "toolkit" / "document" / "templates").iterdir()}
-    assert made == {path.name for path in page.TEMPLATES.iterdir()}
+    built = tmp_path / "lib" / "toolkit"
+    assert {path.name for path in (built / "document" / "templates").iterdir()} == {
+        path.name for path in page.TEMPLATES.iterdir()
+    }
+    for name in ("recipes/reviews.py", "recipes/configs/reviews/smoke.yaml", "accelerate_configs/cpu.yaml"):
+        assert (built / "shipped" / name).is_file()
 
 
 def test_values_of_a_chart_can_be_read() -> None:

@@ -31,7 +31,8 @@ def test_all_rows_drawn_once_give_the_metric_itself(name, tmp_path, monkeypatch)
     metric = job.best.name.removeprefix("eval_")
 
     def draw(count: int) -> list[float]:
-        return bootstrap.resampled(job.task, evaluation.predictions, job.data.evals["validation"], metric, count)
+        drawn = bootstrap.resampled(job.task, evaluation.predictions, job.data.evals["validation"], count)
+        return [metrics[metric] for metrics in drawn]
 
     values = draw(5)
     assert values == draw(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 from browser import needs_browser, open_page
 from runs import ROOT, TINY
+from scipy import stats
 
+import toolkit
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
@@ -20,16 +23,22 @@ from toolkit.lab import jobs
 from toolkit.lab.compare.checking import Checked, Launch, check_variants, step_rows
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
+from toolkit.lab.compare.notes import busy_at_start, kept, notes
 from toolkit.lab.compare.page import sections, title_and_lead
+from toolkit.lab.compare.progress import keep_and_show
+from toolkit.lab.compare.repeats import Comparison, repeats_of, trained_run
 from toolkit.lab.compare.results import build
-from toolkit.lab.compare.running import Comparison, repeats_of, run_repeats
+from toolkit.lab.compare.running import run_repeats
+from toolkit.lab.compare.scores import difference, metrics_of
 from toolkit.lab.compare.strategies import lines, pairs
 from toolkit.lab.compare.summary import Figure, pareto, summarise
-from toolkit.lab.compare.table import compared, excuse, table
+from toolkit.lab.compare.table import excuse, legend, marked, metric_table, table
 from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
 from toolkit.lab.techniques import BATCH, techniques, window_settings
+from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type
 
+ACCURACY = Score("eval_accuracy")
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 
 
@@ -92,10 +101,12 @@ def test_what_a_value_brings_goes_when_the_value_does():
 # Checks before anything runs
 
 
-def check(*variants: dict[str, str], launch: Launch | None = None, overrides: tuple[str, ...] = ()):
+def check(
+    *variants: dict[str, str], launch: Launch | None = None, overrides: tuple[str, ...] = (), keep_window: bool = False
+):
     named = [Variant(str(number), settings) for number, settings in enumerate(variants)]
     task_type = load_task_type(RECIPE)
-    return check_variants(task_type, str(CONFIG), list(overrides), named, launch or Launch(None, 1, {}))
+    return check_variants(task_type, str(CONFIG), list(overrides), named, launch or Launch(None, 1, {}), keep_window)
 
 
 def test_everything_wrong_is_named_before_anything_runs():
@@ -140,6 +151,21 @@ def test_a_step_keeps_its_rows():
     assert (one.fixed, two.fixed, three.fixed) == ({}, {"train.gradient_accumulation_steps": "4"}, {})
     refused = check({"train.per_device_train_batch_size": "8"}, {"train.per_device_train_batch_size": "5"}).refused
     assert "do not divide the 16" in refused["1"][0]
+
+
+def test_accumulation_is_compared_with_the_same_rows_if_asked():
+    steps = [{"train.gradient_accumulation_steps": count} for count in ("1", "4", "3")]
+    assert [step_rows(cfg, 1) for cfg in check(*steps).configs.values()] == [8, 32, 24]
+    kept = check(*steps, {"train.per_device_train_batch_size": "2"}, keep_window=True)
+    assert kept.variants[1].fixed == {"train.per_device_train_batch_size": "2"}
+    assert [step_rows(cfg, 1) for cfg in kept.configs.values()] == [8, 8]
+    assert "3 rows do not divide the 8" in kept.refused["2"][0]
+    assert kept.refused["3"] == ["has the same settings as the variant 1"]  # either setting can be switched
+    both = {"train.gradient_accumulation_steps": "4", "train.per_device_train_batch_size": "4"}
+    (problem,) = check(steps[0], both, keep_window=True).refused["1"]
+    assert problem.startswith(
+        "--keep-window: train.per_device_train_batch_size 4 and train.gradient_accumulation_steps 4"
+    )
 
 
 def test_the_launchers_settings_count(tmp_path):
@@ -214,7 +240,7 @@ def test_a_configured_strategy_is_undone_and_what_cannot_be_kept_is_said():
 
 
 WORKER = """
-import json, sys
+import json, os, sys
 (trial,) = json.load(open(sys.argv[1]))
 work, outcome = trial["arguments"], open(trial["outcome"], "w")
 settings = dict(text.split("=", 1) for text in work["overrides"])
@@ -226,17 +252,25 @@ if settings["train.optim"] == "muon" and settings["seed"] == "2":
     outcome.close()
     sys.exit(1)
 if settings["train.optim"] == "lamb_bnb_8bit":
-    import os, signal
+    import signal
     os.kill(os.getpid(), signal.SIGKILL)
-json.dump({"result": json.load(open(%r))}, outcome)
+result = json.load(open(%r))
+if settings["train.optim"] == "adafactor":
+    result["figures"]["eval_accuracy"] += 0.01 * int(settings["seed"])
+if trial["arguments"]["keep_model"]:
+    os.makedirs(settings["output_dir"] + "/model")
+json.dump({"result": result}, outcome)
 """
 
 
-def measurement(peak: int = 100, speed: float = 1.0, score: float = 0.8) -> dict:
+def measurement(peak: int = 100, speed: float = 1.0, score: float = 0.8, loss: float = 0.5) -> dict:
     draws = np.random.default_rng(1).normal(score, 0.01, 60).tolist()
     return {
-        "metric": {"name": "eval_accuracy", "greater_is_better": True, "draws": draws},
-        "figures": {"eval_accuracy": score, "optimizer_state_bytes_per_parameter": 8.0, "trainable_parameters": 10},
+        "metrics": {"eval_loss": {"greater_is_better": False, "draws": []},
+                    "eval_accuracy": {"greater_is_better": True, "draws": draws}},
+        "load": 1.0,
+        "figures": {"eval_accuracy": score, "eval_loss": loss,
+                    "optimizer_state_bytes_per_parameter": 8.0, "trainable_parameters": 10},
         "memory": {"parameters": 10, "gradients": 10, "optimizer_state": 20, "rest": peak - 40, "train_peak": peak},
         "steps": {
             "seconds": [9.0, *(speed * (1 + 0.01 * (i % 3)) for i in range(20))],
@@ -261,7 +295,7 @@ def comparison(tmp_path, monkeypatch):
     def make(*optimizers: str, seeds: tuple[int, ...] = (1, 2)) -> tuple[Comparison, Path]:
         checked = check(*({"train.optim": name} for name in optimizers))
         return Comparison(
-            RECIPE, CONFIG, [], checked, Launch(None, 1, {}), seeds, 10, "code", tmp_path / "out"
+            RECIPE, CONFIG, [], checked, Launch(None, 1, {}), seeds, 10, "code", tmp_path / "out", ACCURACY
         ), log  # fmt: skip
 
     return make
@@ -283,7 +317,7 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     assert "train.optim=adafactor" in found["variants"][3]["command"]
     page = markdown.render(*title_and_lead(found), sections(found))
     assert "2 1 did not run: its process ended with exit code 1" in page
-    assert page.count("| 4 | 3 |") == 3
+    assert page.count("| 4 | 3 |") == 6  # variants, two tables of each metric, memory, intervals
 
 
 def test_a_variant_that_failed_once_goes_on_with_other_seeds(comparison):
@@ -334,11 +368,37 @@ def test_another_question_is_run_anew(comparison, tmp_path):
     assert [repeat.state for repeat in repeats_of(asked)] == ["kept", "kept"]  # what was finished before is still there
 
 
+def test_the_best_model_is_kept(comparison):
+    asked, log = comparison("adamw_torch", "adafactor")
+    asked = replace(asked, keep_best=True)
+    repeats = repeats_of(asked)
+    run_repeats(asked, repeats, lambda: None)
+    models = [trained_run(asked, repeat).model for repeat in repeats]
+    assert [model.is_dir() for model in models] == [True, False, False, True]  # one of each variant
+    best = keep_and_show(asked, repeats)
+    assert (best.variant.name, best.seed) == ("1", 2)
+    assert [model.is_dir() for model in models] == [False, False, False, True]
+    found = build(asked, repeats, {}, best)
+    assert found["best"] == {
+        "variant": "1", "seed": 2, "metric": "accuracy", "mean": pytest.approx(0.815),
+        "run": str(models[3].parent),
+    }  # fmt: skip
+    assert kept(found) == (
+        "The best variant is 1 (mean accuracy 0.815). The run with seed 2 is kept:",
+        f"toolkit predict {models[3].parent} --input FILE",
+    )
+    lower = replace(asked, metric=Score("eval_accuracy", greater_is_better=False))
+    again = keep_and_show(lower, repeats_of(lower))  # its model was deleted: it is trained once more
+    assert (again.variant.name, again.seed) == ("0", 1)
+    assert [model.is_dir() for model in models] == [True, False, False, False]
+    assert len(log.read_text().splitlines()) == 5
+
+
 # Figures
 
 
 def test_figures_stand_against_the_baseline_with_their_intervals():
-    slower = [measurement(peak=250, speed=2.0, score=0.801), measurement(peak=260, speed=2.1, score=0.803)]
+    slower = [measurement(peak=250, speed=2.0), measurement(peak=260, speed=2.1)]
     base = [measurement(), measurement(peak=104, speed=1.02)]
     one, other = (summarise(runs)["figures"] for runs in (base, slower))
     assert one["train_peak"] == Figure(102, 100, 104)
@@ -347,16 +407,122 @@ def test_figures_stand_against_the_baseline_with_their_intervals():
     against = {name: figure.against(one[name]) for name, figure in other.items()}
     assert against["train_peak"].ratio == 2.5
     assert (against["train_peak"].same, against["step_seconds"].same) == (False, False)
-    assert against["eval_accuracy"].same
-    assert [compared({"ratio": 1.004, "same": same}) for same in (True, False, None)] == ["~ x1.00", "x1.00", "? x1.00"]
+    assert [marked("x1.00", same) for same in (True, False, None)] == ["~ x1.00", "x1.00", "? x1.00"]
 
 
-def test_one_run_has_no_interval_for_its_memory():
+def test_one_run_has_no_interval():
     alone = summarise([measurement()])
     assert alone["figures"]["train_peak"].against(Figure(50, 40, 60)) == Figure(100, None, None, 2.0)
+    assert all(figure.low is figure.high is None for figure in alone["figures"].values())
+    assert alone["losses"] == []
     assert alone["padding"] == pytest.approx(0.2)
     assert alone["exchange"] == {"collectives": 2, "bytes": 400}
     assert len(alone["loss"]) == 21
+
+
+def runs_of(scores: Sequence[float], losses: Sequence[float]) -> dict[int, dict]:
+    return {
+        seed: measurement(score=score, loss=loss) for seed, (score, loss) in enumerate(zip(scores, losses, strict=True))
+    }
+
+
+def test_differences_are_paired_by_seed():
+    base = runs_of((0.6, 0.7, 0.8), (0.5, 0.7, 0.6))
+    better = runs_of((0.62, 0.73, 0.825), (0.45, 0.66, 0.56))
+    one, other = metrics_of(base, None), metrics_of(better, base)
+    assert one["eval_accuracy"].difference is None
+    accuracy, loss = other["eval_accuracy"], other["eval_loss"]
+    assert (accuracy.value, accuracy.deviation) == (pytest.approx(0.725), pytest.approx(0.10259, abs=1e-5))
+    assert accuracy.values == {0: 0.62, 1: 0.73, 2: 0.825}
+    assert accuracy.low < one["eval_accuracy"].high  # side by side, they could not be told apart
+    change = accuracy.difference
+    assert (change.value, change.pairs, change.same) == (pytest.approx(0.025), 3, False)
+    # Without draws of rows, this is a paired t test.
+    scipy = stats.ttest_rel([0.45, 0.66, 0.56], [0.5, 0.7, 0.6]).confidence_interval()
+    assert (loss.difference.low, loss.difference.high) == pytest.approx((scipy.low, scipy.high))
+
+
+def test_the_chance_of_rows_widens_a_paired_difference():
+    base, other = runs_of((0.8, 0.8, 0.8), (1, 1, 1)), runs_of((0.81, 0.81, 0.81), (1, 1, 1))
+    assert difference(other, base, "eval_accuracy").same is False  # the same rows are difficult for both
+    draws = np.random.default_rng(2).normal(0.81, 0.03, 1000).tolist()
+    for runs in (base, other):
+        for run in runs.values():
+            run["metrics"]["eval_accuracy"]["draws"] = [0.8] * 1000 if runs is base else draws
+    found = difference(other, base, "eval_accuracy")
+    assert found.same
+    assert found.high - found.low == pytest.approx(2 * 1.96 * np.std(draws), rel=0.01)
+
+
+def test_pairs_need_the_same_seeds():
+    base, other = runs_of((0.8, 0.7), (1, 1)), runs_of((0.9, 0.7), (1, 1))
+    alone = difference({0: other[0]}, base, "eval_accuracy")
+    assert (alone.value, alone.pairs, alone.same) == (pytest.approx(0.1), 1, None)
+    assert difference({5: other[0]}, base, "eval_accuracy") is None
+
+
+def found_with(comparison, *seeds: int, **changes: object) -> dict:
+    asked, _ = comparison("adamw_torch", "adafactor", seeds=seeds)
+    repeats = repeats_of(asked)
+    for repeat in repeats:
+        repeat.measured = measurement(score=0.8 + 0.01 * repeat.seed)
+    found = build(asked, repeats, {"command": ["toolkit", "compare"], "load_at_start": 1.0})
+    found["variants"][1] |= changes
+    return found
+
+
+def test_a_single_run_tells_nothing_about_time_or_quality(comparison):
+    found = found_with(comparison, 1)
+    assert [cell.splitlines()[1:] for cell in table(found)[1][1]] == [
+        [], ["? x1.00"], [], ["? x1.00"], ["? x1.00"], ["? +0"],
+    ]  # fmt: skip
+    assert legend(found).startswith("? a single run")
+    assert metric_table(found) is None
+    several = found_with(comparison, 1, 2)
+    assert legend(several) == "~ the difference from the baseline could be chance."
+    assert metric_table(several)[1] == [
+        ["0", "0.815", "0.0071", "2", "", ""], ["1", "0.815", "0.0071", "2", "+0", "+0 to +0"],
+    ]  # fmt: skip
+
+
+def test_a_busy_machine_is_noticed(comparison, tmp_path):
+    assert busy_at_start(2.4, 2) is None
+    assert busy_at_start(2.6, 2) == (
+        "The machine is busy: its load average is 2.6 with 2 CPUs. Step times will be unreliable; stop other programs "
+        "first."
+    )
+    assert list(notes(found_with(comparison, 1))) == []
+    (note,) = notes(found := found_with(comparison, 1, load=[1.0, 5.25]))
+    assert "above its 2 CPUs during runs of 1 (5.2). Step times are unreliable" in note
+    for variant in found["variants"]:
+        variant["load"] = [7.0]
+    (note,) = notes(found | {"load_at_start": 4.0})
+    assert "before the first run (4.0) and during runs of all variants (up to 7.0)" in note
+    write(found, tmp_path)
+    assert "during runs of all variants" in (tmp_path / "comparison.html").read_text()
+
+
+def test_rows_per_step_are_shown_if_they_differ(comparison):
+    found = found_with(comparison, 1, 2, rows_per_step=64)
+    assert table(found)[0][:2] == ["variant", "rows/step"]
+    assert [row[1] for row in table(found)[1]] == ["16", "64"]
+    assert "--keep-window" in next(notes(found))
+    assert "| # | variant | rows per step |" in markdown.render(*title_and_lead(found), sections(found))
+    assert table(found_with(comparison, 1, 2))[0][1] == "peak memory"
+
+
+def test_all_metrics_and_seeds_are_on_the_page(comparison, tmp_path):
+    found = found_with(comparison, 1, 2)
+    write(found, tmp_path)
+    page = (tmp_path / "comparison.md").read_text()
+    assert "| 2 | 1 | 0.815 ± 0.0071 | 0.5 ± 0 |" in page  # the overview, the main metric first
+    assert "| # | variant | mean | sd | n | difference | 95 % interval | seed 1 | seed 2 |" in page
+    assert "| 1 | 0 | 0.815 | 0.0071 | 2 | - | - | 0.81 | 0.82 |" in page
+    assert "<summary>loss by seed</summary>" in page
+    assert json.loads((tmp_path / "comparison.json").read_text())["variants"][1]["metrics"]["eval_loss"]["values"] == {
+        "1": 0.5, "2": 0.5,
+    }  # fmt: skip
+    assert (tmp_path / "loss.svg").read_text().count('stroke-width="1" stroke-opacity') == 4  # a line for each seed
 
 
 def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison, tmp_path):
@@ -365,8 +531,7 @@ def test_a_metric_beyond_numbers_or_of_one_variant_alone_is_left_out(comparison,
     for repeat in repeats:
         repeat.measured = measurement()
     repeats[1].measured["figures"]["eval_accuracy"] = None  # as JSON has infinity
-    repeats[2].measured["metric"]["name"] = "eval_other"
-    repeats[2].measured["figures"]["eval_other"] = 0.5
+    del repeats[2].measured["metrics"]["eval_accuracy"]
     found = build(asked, repeats, {"command": ["toolkit", "compare"]})
     write(found, tmp_path)
     assert ["eval_accuracy" in variant["figures"] for variant in found["variants"]] == [True, False, False]
@@ -391,7 +556,7 @@ def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
     guess = {"parameters": 11, "gradients": 12, "optimizer_state": 13, "peak": 60, "sent": 390}
     guesses = {name: guess | {"peak": 60 + number} for number, name in enumerate([*checked.configs, *checked.planned])}
     asked = Comparison(
-        RECIPE, CONFIG, [], checked, Launch(None, 2, {}), [1], 10, "code", tmp_path / "out", estimates=guesses
+        RECIPE, CONFIG, [], checked, Launch(None, 2, {}), [1], 10, "code", tmp_path / "out", ACCURACY, estimates=guesses
     )  # fmt: skip
     repeats = repeats_of(asked)
     for repeat in repeats:
@@ -443,6 +608,13 @@ def test_a_click_on_a_column_sorts_the_page(comparison, tmp_path, monkeypatch):
         document, orders = open_page(tmp_path / "comparison.html", script, width)
         assert orders == [["1", "2", "3", "4"], ["2", "3", "1", "4"], ["1", "3", "2", "4"]]
     assert document.count("<svg") == 3
+    narrow = """
+        const page = document.querySelector("main");
+        page.style.width = "400px";
+        const count = (path) => document.querySelectorAll(path).length;
+        return [page.scrollWidth, count(".caption"), count(".box .caption")];
+    """
+    assert open_page(tmp_path / "comparison.html", narrow)[1] == [400, 1, 0]  # only tables scroll, without captions
 
 
 # The command
@@ -462,6 +634,10 @@ def test_wrong_switches_end_the_command(tmp_path, capsys, monkeypatch):
     assert "'adafactr'" in message
     assert "train.optin: unknown key (did you mean train.optim?)" in message
     assert not (tmp_path / "out").exists()
+    assert run_cli("--switch", "train.optim=adamw_torch,adafactor", "--metric", "acuracy", *output) == 2
+    message = capsys.readouterr().err
+    assert "--metric: received 'acuracy', this task has loss, accuracy," in message
+    assert "did you mean 'accuracy'?" in message
 
 
 @pytest.mark.slow
@@ -471,9 +647,9 @@ def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
     few = [each for each in techniques(2) if each.name in ("DDP", "FSDP2 (ZeRO-3)", "tensor", "pipeline, 1F1B", "3D")]
     monkeypatch.setattr("toolkit.lab.compare.variants.techniques", lambda processes: few)
     small = ["--processes", "2", "--seeds", "1", "--steps", "2", "--draws", "5", "data.max_train_samples=60", *TINY]
-    assert run_cli("--preset", "strategies", *small, "--output-dir", str(tmp_path / "out")) == 0
+    assert run_cli("--preset", "strategies", *small, "--keep-best", "--output-dir", str(tmp_path / "out")) == 0
     printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines()[:-1])) <= 80  # the last names a folder
+    assert max(map(len, printed.splitlines()[:-3])) <= 80  # the others name folders
     found = json.loads((tmp_path / "out" / "comparison.json").read_text())
     named = {variant["name"]: variant for variant in found["variants"]}
     refused = {name for name, variant in named.items() if "figures" not in variant}
@@ -484,6 +660,7 @@ def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
         assert named[name]["figures"]["eval_accuracy"]["value"] > 0
         assert named[name]["exchange"]["bytes"] > 0
         assert len(named[name]["ranks"]) == 2
+    assert toolkit.load(found["best"]["run"]).model.num_parameters() > 1000
     ddp, shards = (named[name]["ranks"][1]["parameters"] for name in ("DDP", "FSDP2 (ZeRO-3)"))
     assert shards < 0.55 * ddp
 
@@ -492,19 +669,27 @@ def test_the_command_compares_strategies(tmp_path, capsys, monkeypatch):
 def test_the_command_compares(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     output = tmp_path / "out"
-    small = ["--seeds", "1", "--steps", "3", "--draws", "20", *TINY]
+    small = ["--seeds", "1", "--steps", "3", "--draws", "20", "--keep-best", "--metric", "f1_macro", *TINY]
     switch = ["--switch", "train.learning_rate=1e-3,1e30"]
     assert run_cli(*switch, *small, "--output-dir", str(output)) == 0
     printed = capsys.readouterr().out
     assert "learning_rate=1e30 did not run" in printed
-    assert max(map(len, printed.splitlines()[:-1])) <= 80  # the last names a folder
+    *short, predicts, _, _ = printed.splitlines()
+    assert max(map(len, short)) <= 80  # the others name folders
+    assert predicts.startswith(f"  toolkit predict {output}/runs/")
     found = json.loads((output / "comparison.json").read_text())
     fine, failed = found["variants"]
     assert fine["steps"] == 3
-    assert fine["figures"]["eval_accuracy"]["low"] <= fine["figures"]["eval_accuracy"]["high"]
+    assert found["metric"]["name"] == "eval_f1_macro"
+    assert fine["figures"]["eval_f1_macro"]["low"] is None  # a single run
     assert 0 < fine["padding"] < 1
     assert fine["memory"]["optimizer_state"] > fine["memory"]["gradients"]
     assert "figures" not in failed
+    assert fine["metrics"].keys() > {"eval_loss", "eval_accuracy", "eval_f1_macro"}
+    assert fine["load"][0] > 0
+    best = Path(found["best"]["run"])
+    assert best.is_relative_to(output)
+    assert 0 <= toolkit.load(best).evaluate([{"text": "good", "label": "positive"}])["eval_accuracy"] <= 1
     assert table(found)[1][1][0] == "learning_rate=1e30"
     files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
     assert files | {".lock"} == {path.name for path in output.iterdir()}

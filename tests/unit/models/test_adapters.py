@@ -161,7 +161,7 @@ def test_adapters_of_a_pretrained_model_predict_and_merge_into_it(tmp_path, caps
     }  # fmt: skip
     rows = tmp_path / "rows.csv"
     rows.write_text("text\n" + "".join(json.dumps(row["text"]) + "\n" for row in predictions(tmp_path / "run")[:3]))
-    assert run_command("predict", tmp_path / "run", "--data", rows, "--output", tmp_path / "new.jsonl") == 0
+    assert run_command("predict", tmp_path / "run", "--input", rows, "--output", tmp_path / "new.jsonl") == 0
     new = [json.loads(line)["scores"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
     assert_close(new, [row["scores"] for row in predictions(tmp_path / "run")[:3]], float32_tolerance())
     assert run_command("merge", tmp_path / "run", "--output-dir", tmp_path / "merged", "--data", rows) == 0

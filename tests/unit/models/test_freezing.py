@@ -77,7 +77,7 @@ def test_gradual_unfreezing_moves_nothing_before_its_time(optim, tmp_path, monke
     ("settings", "message"),
     [
         (("model.freeze=[bert.encodr.*]",), r"'bert.encodr.\*' matches no parameter.*bert\.enc"),
-        (("model.freeze=['*']",), "no parameter would be trained; leave the head out"),
+        (("model.freeze=['*']",), "no parameter would be trained; exclude the head"),
         (("model.freeze=['*']", "model.unfreeze.step_1=['*']"), r"no parameter would be trained before model.unfreeze"),
         (("model.freeze=feature_extractor",), "BertForSequenceClassification has none that transformers can"),
         (("model.freeze=backbone", "model.unfreeze.step_1=[classifier.*]"), r"unfreeze.step_1: .* that is frozen"),

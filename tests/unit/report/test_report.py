@@ -19,11 +19,11 @@ from toolkit.config.describe import changes
 from toolkit.document.blocks import shown
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report import curves, worst
-from toolkit.report.sections import memory_table
+from toolkit.report.memory import memory_table
 
 NASTY = "<script>alert(1)</script> & \"quoted\" | 'and' `ticks` <img src=x>"
 HEADINGS = [
-    "Result", "Curves", "Classes (validation)", "Classes (test)", "Rows", "Largest errors", "Example predictions",
+    "Result", "Curves", "Classes (validation)", "Classes (test)", "Data", "Largest errors", "Example predictions",
     "Environment", "Techniques used", "Memory", "Changed settings", "Reproduce",
 ]  # fmt: skip
 
@@ -161,7 +161,10 @@ def test_memory_stands_beside_what_was_predicted(page: str) -> None:
     assert [[shown(cell) for cell in row] for row in table.rows] == [
         [name, size] for name, size in zip(parts, ("1 MiB", "1 MiB", "2 MiB", "6 MiB", "10 MiB"), strict=True)
     ]
-    _, table = memory_table(MEASURED, {"parameters": 2**20, "rest": 3 * 2**20})
+    predicted = {"parameters": 2**20, "rest": 3 * 2**20}
+    _, table = memory_table(MEASURED, predicted, "cpu")
+    assert [shown(row[3]) for row in table.rows] == ["1", "-", "-", "-", "-"]
+    _, table = memory_table(MEASURED, predicted)
     assert table.header == ["part", "measured", "predicted", "predicted / measured"]
     assert [[shown(cell) for cell in row[2:]] for row in table.rows] == [
         ["1 MiB", "1"], ["-", "-"], ["-", "-"], ["3 MiB", "0.5"], ["-", "-"],
@@ -174,6 +177,14 @@ def test_curves_leave_out_what_is_not_there() -> None:
     assert [figure.title for figure in figures] == ["Loss"]  # one point of a metric is no curve
     assert "training (1 not finite)" in figures[0].drawing.svg()
     assert curves.curves([], "eval_x") == []
+    one = {"step": 7, "loss": 1.0, "learning_rate": 0.1, "interval_items_per_second": 5.0, "peak_memory_bytes": 2}
+    assert curves.curves([one], "eval_x") == []
+
+
+def test_speed_is_that_of_the_interval() -> None:
+    history = [{"step": i, "train_items_per_second": 1.0, "interval_items_per_second": float(i)} for i in (1, 2)]
+    (figure,) = curves.curves(history, "eval_x")
+    assert "speed, step 2: 2<" in figure.drawing.svg()
 
 
 class Plain:

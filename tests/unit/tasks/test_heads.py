@@ -20,6 +20,7 @@ from toolkit.document import markdown
 from toolkit.recipe import load_task_type
 from toolkit.tasks.heads import HEADS
 from toolkit.tasks.heads.losses import sigmoid_losses, softmax_losses
+from toolkit.tasks.label_names import label_text
 
 OPTIONS = {
     "labels": None,
@@ -27,6 +28,7 @@ OPTIONS = {
     "label_smoothing_factor": 0.0,
     "focal_gamma": 0.0,
     "label_separator": ",",
+    "label_map": {},
 }
 
 
@@ -149,6 +151,38 @@ def test_labels_are_read_in_every_form(kind, value, target):
 def test_labels_that_cannot_be_used_say_why(kind, value, reason):
     with pytest.raises(BadRow, match=reason):
         head(kind, labels=["a", "b"]).check(value)
+
+
+def test_equal_numbers_are_one_label_and_a_map_renames_labels():
+    texts = {"5.0": "5", " 5": "5", "+5.50": "5.5", "-0.0": "0", "-2.0": "-2", "007": "007", "1e5": "1e5", 7.0: "7",
+             12345678901234567890: "12345678901234567890", "1234567890123456789.0": "1234567890123456789"}  # fmt: skip
+    assert {value: label_text(value) for value in texts} == texts
+    # The names in task.labels are kept as they are written.
+    assert head("single_label_classification", labels=["5.0", "x"]).check("5") == "5.0"
+    mapped = {"1": "low", "2.0": "low", "x": "high"}
+    made = learned("single_label_classification", ["1.0", "2", "x", "high", 3], label_map=mapped)
+    assert made.state["labels"] == ["3", "high", "low"]
+    assert made.counts(["low", "low", "high"]) == {"3": 0, "high": 1, "low": 2}
+    made = learned("multi_label_classification", ["1,x", ["2", "7.0"]], label_map=mapped)
+    assert made.state["labels"] == ["7", "high", "low"]
+    assert made.target(made.check({"1": False, "2": None, "x": True})) == pytest.approx(
+        [0.0, 1.0, math.nan], nan_ok=True
+    )
+    assert made.target(made.check({"1": True, "2": False})) == [0.0, 0.0, 1.0]
+    assert made.counts([made.check("1,2"), made.check({"x": None})]) == {"7": 0, "high": 0, "low": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"label_map": {"1": "low", "1.0": "high"}}, "'1.0' is listed twice, as 'low' and 'high'"),
+        ({"label_map": {"1": "low"}, "labels": ["a", "b"]}, "'low' not in task.labels"),
+        ({"label_map": {"1": "low"}, "problem_type": "regression"}, "task.label_map: has no effect with"),
+    ],
+)
+def test_a_label_map_that_cannot_work_is_refused(options, problem):
+    (found,) = load_task_type(ROOT / "recipes/reviews.py").Options(**options).problems()
+    assert problem in found
 
 
 def test_what_cannot_be_learned_is_said():

@@ -68,11 +68,22 @@ def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir)
     write(cfg, range(1, 6), 0.0)
     write(cfg, range(4, 8), 0.5)
     events = EventAccumulator(str(output_dir / "tracking" / "finetune-toolkit" / "first try")).Reload()
-    found = [(event.step, event.value) for event in events.Scalars("loss")]
+    found = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert found == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5), (5, 5.5), (6, 6.5), (7, 7.5)]
     assert found == [(line["step"], line["loss"]) for line in read_metrics(output_dir / "metrics.jsonl")]
     assert len(list(output_dir.rglob("hparams.yml"))) == 1
     assert only_the_run_is_written(output_dir)
+
+
+def test_numbers_are_grouped_and_what_is_no_curve_is_left_out(output_dir, wandb):
+    cfg = settings(output_dir, "tracking.report_to=[wandb]")
+    output_dir.mkdir()
+    line = {"epoch": 0.5, "num_items": 8, "loss": 1.0, "train_items_per_second": 2.0, "eval_f1": 0.5, "test_loss": 3.0}
+    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+        tracker.log({"step": 1, **line})
+    (logged,) = wandb.logged
+    assert logged == (1, {"train/loss": 1.0, "train/items_per_second": 2.0, "eval/f1": 0.5, "test/loss": 3.0})
+    assert read_metrics(output_dir / "metrics.jsonl") == [{"step": 1, **line}]
 
 
 def test_no_name_leads_out_of_the_run(output_dir):
@@ -248,4 +259,4 @@ def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, mlflow):
         tracker.log({"step": 1, "eval_f1/3 stars!": 0.5})
     assert mlflow.uri == "http://server"
     assert mlflow.experiments[0]["artifact_location"] is None
-    assert mlflow.runs["id0"]["metrics"] == [(1, {"eval_f1/3 stars_": 0.5})]
+    assert mlflow.runs["id0"]["metrics"] == [(1, {"eval/f1/3 stars_": 0.5})]

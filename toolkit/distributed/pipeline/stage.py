@@ -1,4 +1,4 @@
-"""The part of a model that one process of a pipeline holds, cut without rewriting the model.
+"""The part of a model that one process of a pipeline holds, split off without rewriting the model.
 
 The model's own forward pass runs on every process. A gate at each layer decides: in front of a process's layers it
 replaces the hidden state by the one received from the previous stage, and behind them it ends the pass. Modules keep

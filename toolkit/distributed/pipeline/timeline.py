@@ -59,7 +59,8 @@ def timeline(spans: Sequence[Span], title: str) -> Drawing:
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     scale = (WIDTH - LEFT - 2) / (end - begin)
     processes = sorted({span.process for span in spans})
-    parts = [text(title, 2, 14, kind="ink")]
+    waiting = f"{1000 * (end - begin):.0f} ms, waiting {bubble(spans):.0%}"
+    parts = [text(title, 2, 14, kind="ink"), text(waiting, WIDTH - 2, 14, "end")]
     for row, process in enumerate(processes):
         top = TOP + row * (ROW + GAP)
         parts.append(text(str(process), LEFT - 8, top + ROW / 2 + 5, "end"))
@@ -70,20 +71,20 @@ def timeline(spans: Sequence[Span], title: str) -> Drawing:
             box = f'<rect x="{left:.1f}" y="{top}" width="{wide:.1f}" height="{ROW}" fill-opacity="0.75"'
             parts.append(coloured(_colour(span), f'{box} stroke="#fff"><title>{escape(words)}</title></rect>'))
     bottom = TOP + len(processes) * (ROW + GAP) + 12
-    parts.append(text(f"{1000 * (end - begin):.0f} ms, waiting {bubble(spans):.0%}", WIDTH - 2, bottom, "end"))
-    return Drawing([*parts, *_legend(spans)], title, bottom + 8)
+    return Drawing([*parts, *_legend(spans, bottom)], title, bottom + 8)
 
 
 def _colour(span: Span) -> int:
     return 2 * span.chunk + get_args(Kind).index(span.kind)
 
 
-def _legend(spans: Sequence[Span]) -> list[str]:
-    """Returns the kinds of passes, beside the title."""
-    kinds = {_colour(span): span.kind for span in spans}
-    parts, left = [], WIDTH - 78 * len(kinds)
-    for colour in sorted(kinds):
-        parts.append(coloured(colour, f'<circle cx="{left}" cy="9" r="3"/>'))
-        parts.append(text(kinds[colour], left + 6, 14))
-        left += 78
+def _legend(spans: Sequence[Span], top: float) -> list[str]:
+    """Returns the kinds of passes, with the number of their chunk if there are several, side by side."""
+    chunks = len({span.chunk for span in spans})
+    kinds = {_colour(span): f"{span.kind} {span.chunk + 1}" if chunks > 1 else span.kind for span in spans}
+    parts = []
+    for place, colour in enumerate(sorted(kinds)):
+        left = LEFT + 3 + 100 * place
+        parts.append(coloured(colour, f'<circle cx="{left}" cy="{top - 5}" r="3"/>'))
+        parts.append(text(kinds[colour], left + 8, top))
     return parts

@@ -197,6 +197,6 @@ class LocalSGD(Replicas):
         if len(set(gather_object([zlib.crc32(repr(layout).encode())]))) > 1:
             raise RunError(
                 "train.strategy local_sgd: some parameters have been trained on one process and never on another (a "
-                "model that leaves out layers at random?), so the optimizer cannot be saved. Set the model's layerdrop "
+                "model that skips layers at random?), so the optimizer cannot be saved. Set the model's layerdrop "
                 "to 0 (model.config_overrides), or train.strategy to sync."
             )

@@ -1,5 +1,5 @@
 
-// A column's name becomes a button: click, Enter or Space sorts the rows by it, once more turns them round.
+// A column's name becomes a button: click, Enter or Space sorts the rows by it, once more reverses them.
 for (const table of document.querySelectorAll("table.sortable")) {
   const names = [...table.tHead.rows[0].cells];
   names.forEach((name, column) => {
@@ -12,7 +12,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const down = name.getAttribute("aria-sort") === "ascending";
       names.forEach((other) => other.setAttribute("aria-sort", "none"));
       name.setAttribute("aria-sort", down ? "descending" : "ascending");
-      // Numbers by their value, before texts; what is missing stands last in either order.
+      // Numbers by their value, before texts; missing values come last in either order.
       const key = (row) => {
         const cell = row.cells[column];
         const number = cell.dataset.value;

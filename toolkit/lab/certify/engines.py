@@ -12,7 +12,7 @@ from toolkit.lab.certify.trainings import Experiment, Training, error_of
 PROMISE = "The same YAML trains the same under both engines, on one process and on two."
 TWO = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 2}
 CAUSES = {
-    "step": "one of them left out steps",
+    "step": "one of them skipped steps",
     "rows": "the order of the rows (toolkit/data/order.py)",
     "learning_rate": "the schedule (toolkit/optim/schedules.py), which is stepped once per update",
     "num_items": "the number of items (Task.count_items)",

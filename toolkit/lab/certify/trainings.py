@@ -94,7 +94,8 @@ class Experiment:
     def evaluated(self) -> bool:
         """Whether there are rows to evaluate."""
         data = self.cfg.data
-        return bool(data.validation_split != 0 or data.validation_file or data.test_file or data.dataset_name)
+        given = data.validation_file or data.test_file or data.dataset_name
+        return bool(data.validation_split != 0 or data.test_split or given)
 
     def settings(self) -> list[str]:
         """Returns the overrides that reduce the user's run to two epochs on `rows` rows, without side effects."""
@@ -144,7 +145,7 @@ class Training:
         model_of: name of the training whose model it starts from.
         resumes: name of the training in whose folder it resumes.
         float64: whether it computes in float64.
-        max_layers: number of layers that a larger model is cut to, or None.
+        max_layers: number of layers that a larger model is reduced to, or None.
         checkpoint_of: name and step of the checkpoint of another training from which it starts, in its own folder.
     """
 

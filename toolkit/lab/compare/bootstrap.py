@@ -51,16 +51,15 @@ class _Drawn:
         return len(self.order)
 
 
-def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str, count: int) -> list[float]:
-    """Returns the values of a metric for sets drawn with replacement from an evaluation set.
+def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) -> list[dict[str, float]]:
+    """Returns the task's metrics, by name without prefix, of sets drawn with replacement from an evaluation set.
 
     Blocks are drawn if the task regroups rows, otherwise examples with all their feature rows.
 
     Args:
-        task: computes the metric.
+        task: computes the metrics.
         predictions: predictions for all feature rows.
         data: the evaluation set.
-        metric: name of the metric, without prefix.
         count: number of sets; fewer are drawn after `TIME_LIMIT_SECONDS`.
     """
     regroups = isinstance(task, SupportsPacking)
@@ -70,7 +69,7 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
     places = np.argsort(units, kind="stable")
     starts = np.searchsorted(units[places], np.arange(len(data.rows) + 1))
     random = np.random.default_rng(SEED)
-    values: list[float] = []
+    values: list[dict[str, float]] = []
     end = time.monotonic() + TIME_LIMIT_SECONDS
     while len(values) < count and not (len(values) >= MIN_DRAWS and time.monotonic() > end):
         if regroups:
@@ -85,5 +84,5 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, metric: str,
             warnings.simplefilter("ignore")  # a draw may contain no row of some class
             arrays = {name: array[order] for name, array in predictions.items()}
             chosen = task.decode(arrays, part) if regroups else [records[example] for example in drawn]
-            values.append(task.metrics(chosen, arrays, part)[metric])
+            values.append(task.metrics(chosen, arrays, part))
     return values

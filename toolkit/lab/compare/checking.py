@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError
@@ -18,7 +17,7 @@ from toolkit.config.sections import Config
 from toolkit.config.source import read_file
 from toolkit.distributed.mesh import mesh_of
 from toolkit.lab.compare.variants import Variant
-from toolkit.lab.techniques import window_settings
+from toolkit.lab.techniques import ACCUMULATION, BATCH, window_settings
 from toolkit.recipe import load_settings
 
 QUIET = (
@@ -118,12 +117,17 @@ class Checked:
 
 
 def check_variants(
-    task_type: type[Task], file: str, overrides: Sequence[str], variants: Sequence[Variant], launch: Launch
+    task_type: type[Task],
+    file: str,
+    overrides: Sequence[str],
+    variants: Sequence[Variant],
+    launch: Launch,
+    keep_window: bool = False,
 ) -> Checked:
     """Loads the configuration of every variant, and checks it as far as possible without running it.
 
-    If a variant changes the rows per process but not the accumulation, its accumulation is set such that a step has as
-    many rows as the baseline's.
+    If a variant changes the rows at once but not the accumulation, its accumulation is set such that a step has as many
+    rows as the baseline's.
 
     Args:
         task_type: the recipe's task.
@@ -131,6 +135,8 @@ def check_variants(
         overrides: overrides for all variants.
         variants: the variants, the baseline first.
         launch: how processes are started.
+        keep_window: whether variants that change the accumulation keep the baseline's rows per step, too, with another
+            batch size.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
 
@@ -140,23 +146,15 @@ def check_variants(
         refuse_wrong_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
         return cfg
 
-    variants = _with_unique_names(variants)
     done: list[Variant] = []
     configs: dict[str, Config] = {}
     planned: dict[str, Config] = {}
     refused: dict[str, Sequence[str]] = {}
-    rows: int | None = None
-    first: Config | None = None
-    for variant in variants:
+    baseline: Config | None = None
+    for variant in _with_unique_names(variants):
         try:
-            if variant.technique is not None:
-                variant = _divided(variant, first, rows)
-            cfg = load(variant)
-            if rows is None:
-                first, rows = cfg, step_rows(cfg, launch.processes)
-            elif variant.technique is None and (fixed := _accumulation(cfg, variant, rows, launch.processes)):
-                variant = replace(variant, fixed=fixed)
-                cfg = load(variant)
+            variant, cfg = _fitted(variant, load, baseline, launch.processes, keep_window)
+            baseline = baseline or cfg
             if twin := next((name for name, other in configs.items() if flatten(other) == flatten(cfg)), None):
                 raise ConfigError([f"has the same settings as the variant {twin}"])
             if variant.technique is not None and variant.technique.processes > launch.processes:
@@ -169,7 +167,28 @@ def check_variants(
     return Checked(done, configs, refused, planned)
 
 
-def _divided(variant: Variant, first: Config | None, rows: int | None) -> Variant:
+def _fitted(
+    variant: Variant, load: Callable[[Variant], Config], baseline: Config | None, processes: int, keep_window: bool
+) -> tuple[Variant, Config]:
+    """Returns a variant with the settings that keep the baseline's rows per step, and its configuration.
+
+    Raises:
+        ConfigError: if that is not possible, or its configuration is invalid.
+    """
+    if variant.technique is not None:
+        variant = _divided(variant, baseline, processes)
+        return variant, load(variant)
+    cfg = load(variant)
+    if baseline is None:
+        return variant, cfg
+    fixed = _kept_window(cfg, variant, step_rows(baseline, processes), processes, keep_window)
+    if fixed:
+        variant = replace(variant, fixed=fixed)
+        cfg = load(variant)
+    return variant, cfg
+
+
+def _divided(variant: Variant, baseline: Config | None, processes: int) -> Variant:
     """Returns the variant of a technique such that its steps have as many rows as the baseline's.
 
     Raises:
@@ -179,9 +198,9 @@ def _divided(variant: Variant, first: Config | None, rows: int | None) -> Varian
     assert technique is not None
     if technique.refused:
         raise ConfigError([technique.refused])
-    if first is None or rows is None:  # the baseline itself
+    if baseline is None:
         return variant
-    return replace(variant, fixed=window_settings(first, technique, rows))
+    return replace(variant, fixed=window_settings(baseline, technique, step_rows(baseline, processes)))
 
 
 def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
@@ -195,22 +214,38 @@ def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
 
 def step_rows(cfg: Config, processes: int) -> int:
     """Returns the number of training rows per step, over all processes."""
-    return _rows_at_once(cfg, processes) * (cfg.train.gradient_accumulation_steps or 1)
+    batch, accumulation = _batch_and_accumulation(cfg)
+    return batch * accumulation * mesh_of(cfg.parallel, processes).data_size
 
 
-def _rows_at_once(cfg: Config, processes: int) -> int:
-    return cfg.train.per_device_train_batch_size * mesh_of(cfg.parallel, processes).data_size
+def _batch_and_accumulation(cfg: Config) -> tuple[int, int]:
+    return cfg.train.per_device_train_batch_size, cfg.train.gradient_accumulation_steps or 1
 
 
-def _accumulation(cfg: Config, variant: Variant, rows: int, processes: int) -> dict[str, Any]:
-    """Returns the setting of the accumulation that gives a step `rows` rows, unless it has them or sets it itself."""
-    key = "train.gradient_accumulation_steps"
-    if step_rows(cfg, processes) == rows or key in variant.settings:
+def _kept_window(cfg: Config, variant: Variant, rows: int, processes: int, keep_window: bool) -> dict[str, str]:
+    """Returns the setting that gives a step `rows` rows: the accumulation or, if the variant sets that, the batch size.
+
+    Empty if a step has them, or if the variant sets the accumulation and `keep_window` is false.
+
+    Raises:
+        ConfigError: if that is not possible.
+    """
+    received = step_rows(cfg, processes)
+    if received == rows or (ACCUMULATION in variant.settings and not keep_window):
         return {}
-    at_once = _rows_at_once(cfg, processes)
-    if rows % at_once:
+    batch, accumulation = _batch_and_accumulation(cfg)
+    if ACCUMULATION in variant.settings and BATCH in variant.settings:
         raise ConfigError([
-            f"train.per_device_train_batch_size: {at_once} rows at once do not divide the {rows} of the baseline's "
-            f"step; set it to a divisor, or set {key} as well"
+            f"--keep-window: {BATCH} {batch} and {ACCUMULATION} {accumulation} give {received} rows per step, the "
+            f"baseline has {rows}; switch only one of the two, so that the other can be adjusted"
         ])  # fmt: skip
-    return {key: str(rows // at_once)}
+    if ACCUMULATION in variant.settings:
+        switched, adjusted, least = ACCUMULATION, BATCH, received // batch
+    else:
+        switched, adjusted, least = BATCH, ACCUMULATION, received // accumulation
+    if rows % least:
+        raise ConfigError([
+            f"{switched}: {least} rows do not divide the {rows} of the baseline's step; set it to a divisor, or set "
+            f"{adjusted} as well"
+        ])  # fmt: skip
+    return {adjusted: str(rows // least)}

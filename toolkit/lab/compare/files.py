@@ -8,7 +8,7 @@ from typing import Any
 
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
-    """Writes `comparison.json`, `comparison.html`, `comparison.md` and the pictures of the latter to `folder`."""
+    """Writes `comparison.json`, `comparison.html`, `comparison.md` and the charts of the latter to `folder`."""
     from toolkit.base.files import write_json, write_text
     from toolkit.document import markdown, page
     from toolkit.document.blocks import Gallery

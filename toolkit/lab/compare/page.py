@@ -10,7 +10,9 @@ from toolkit.base.console import format_bytes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
 from toolkit.lab.compare import pictures, strategies
-from toolkit.lab.compare.table import LEGEND, columns, compared, excuse, interval, shown
+from toolkit.lab.compare.metric_blocks import scores
+from toolkit.lab.compare.notes import kept, notes
+from toolkit.lab.compare.table import columns, compared, excuse, interval, legend, rows_differ, shown
 
 Found = Mapping[str, Any]
 """Contents of `comparison.json`."""
@@ -27,16 +29,21 @@ def title_and_lead(found: Found) -> tuple[str, str]:
     what = f"What {', '.join(keys)} do{'' if len(keys) > 1 else 'es'}"
     if strategies.is_of_strategies(found):
         what = "What parallel strategies hold and send, with the same rows in each step"
-    lead = f"{what}: {processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn. {LEGEND}"
-    return f"Comparison of {found['config']}", lead
+    lead = f"{what}: {processes} on {device}; {runs} run{'s' if runs > 1 else ''} of each variant, in turn."
+    return f"Comparison of {found['config']}", f"{lead} {legend(found)}"
 
 
 def sections(found: Found) -> list[Section]:
     """Returns the sections of the page."""
     numbered = [(number, variant) for number, variant in enumerate(found["variants"], start=1)]
     measured = [(number, variant) for number, variant in numbered if "figures" in variant]
-    parts = [Section("Variants", [*_figures(found, numbered), *_pictures(found, measured)])]
+    said: list[Block] = [Text(note) for note in notes(found)]
+    if best := kept(found):
+        said += [Text(best[0]), Code(best[1], "bash")]
+    parts = [Section("Variants", [*said, *_figures(found, numbered), *_pictures(found, measured)])]
     parts += strategies.sections(found)
+    if any(variant["metrics"] for _, variant in measured):
+        parts.append(Section("Metrics", list(scores(found, measured))))
     if measured:
         parts.append(Section("Memory by part", [_memory(measured)]))
         parts.append(Section("Intervals", [_intervals(found, measured)]))
@@ -49,27 +56,28 @@ def sections(found: Found) -> list[Section]:
 
 def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
     """Yields the table of all variants, and the reasons why some did not run."""
-    names = columns(found)
+    names, with_rows = columns(found), rows_differ(found)
     several = found["num_processes"] > 1
     rows = []
     for number, variant in numbered:
+        start = [number, variant["name"], *([variant.get("rows_per_step")] if with_rows else [])]
         if "figures" not in variant:
-            rows.append([number, variant["name"], *[None] * (len(names) + 2 + 2 * several)])
+            rows.append([*start, *[None] * (len(names) + 2 + 2 * several)])
             continue
-        figures = [variant["figures"].get(name) for name in names]
-        peak, *others = (_cell(name, figure) for name, figure in zip(names, figures, strict=True))
+        peak, *others = (_cell(name, variant) for name in names)
         exchange = variant["exchange"]
         sent: list[Any] = [None, None]
         if exchange:
             sent = [Cell(format_bytes(exchange["bytes"]), exchange["bytes"]), round(exchange["collectives"], 2)]
         state, padding = variant["memory"]["optimizer_state"], variant["padding"]
         rows.append([
-            number, variant["name"], peak, Cell(format_bytes(state), state), *others,
+            *start, peak, Cell(format_bytes(state), state), *others,
             Cell(f"{padding:.0%}", padding), *(sent if several else []),
         ])  # fmt: skip
     first, *rest = names.values()
     sent = ["sent per step", "collectives per step"] if several else []
-    yield Table(["#", "variant", first, "optimizer state", *rest, "padding", *sent], rows, sortable=True)
+    start = ["#", "variant", *(["rows per step"] if with_rows else [])]
+    yield Table([*start, first, "optimizer state", *rest, "padding", *sent], rows, sortable=True)
     for number, variant in numbered:
         if text := excuse(found, variant):
             reason, _, log = text.partition("\n")
@@ -80,10 +88,11 @@ def _figures(found: Found, numbered: list[tuple[int, Any]]) -> Iterator[Block]:
         yield Text("The baseline did not run, so there are no ratios.")
 
 
-def _cell(name: str, figure: Mapping[str, Any] | None) -> Cell | None:
+def _cell(name: str, variant: Mapping[str, Any]) -> Cell | None:
+    figure = variant["figures"].get(name)
     if figure is None:
         return None
-    against = compared(figure)
+    against = compared(name, variant)
     return Cell(shown(name, figure["value"]) + (f" ({against})" if against else ""), figure["value"])
 
 
@@ -92,7 +101,10 @@ def _pictures(found: Found, measured: list[tuple[int, Any]]) -> Iterator[Block]:
         return
     numbers, variants = zip(*measured, strict=True)
     drawn = pictures.draw(variants, numbers, found["metric"])
-    yield Gallery([Figure(title, drawn[name], file=f"{name}.svg") for name, title in pictures.TITLES.items()])
+    titles = dict(pictures.TITLES)
+    if any(variant["losses"] for variant in variants):
+        titles["loss"] += ": mean, and each seed as a thin line"
+    yield Gallery([Figure(title, drawn[name], file=f"{name}.svg") for name, title in titles.items()])
 
 
 def _memory(measured: list[tuple[int, Any]]) -> Table:
@@ -114,7 +126,7 @@ def _intervals(found: Found, measured: list[tuple[int, Any]]) -> Table:
         rows.append([number, variant["name"], *(Cell(span.replace(" ", "\u00a0")) if span else None for span in spans)])
     caption = (
         "Peak memory (and a loss as metric): smallest and largest run. The others: 95 % of bootstrap draws of runs, "
-        "and of their steps or evaluated rows. Quartiles: of single steps"
+        "and of their steps or evaluated rows. A single run has no interval. Quartiles are over single steps."
     )
     return Table(["#", "variant", *columns(found).values(), "quartiles of a step"], rows, caption=caption)
 

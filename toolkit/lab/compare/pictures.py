@@ -12,7 +12,7 @@ import numpy as np
 from toolkit.base.console import format_bytes, format_value, shorten
 from toolkit.base.memory import MEMORY
 from toolkit.document.axis import Axis, axis
-from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, frame, line_chart
+from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 from toolkit.lab.compare import summary
 
@@ -29,13 +29,13 @@ TITLES = {
     "memory": "What memory is made of",
     "loss": "Training loss",
 }
-"""Titles of all pictures by name."""
+"""Titles of all charts by name."""
 
 
 def draw(
     variants: Sequence[Mapping[str, Any]], numbers: Sequence[int], metric: Mapping[str, Any]
 ) -> dict[str, Drawing]:
-    """Draws all pictures.
+    """Draws all charts.
 
     Args:
         variants: variants that have `figures`.
@@ -195,12 +195,16 @@ def _box(series: int, x: float, y: float, width: float, height: float, words: st
 
 
 def losses(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:
-    """Draws the training loss of each variant, averaged over its seeds."""
-    lines = {
-        shorten(f"{number} {variant['name']}", MAX_NAME_LETTERS): (
-            [step for step, _ in variant["loss"]],
-            [loss for _, loss in variant["loss"]],
-        )
-        for variant, number in zip(variants, numbers, strict=True)
-    }
-    return line_chart(lines, title="Training loss of each variant", x_label="optimizer step", y_label="training loss")
+    """Draws the training loss of each variant: the mean over its seeds and, as thin lines, each seed."""
+    lines: dict[str, Line] = {}
+    thin: dict[str, list[Line]] = {}
+    for variant, number in zip(variants, numbers, strict=True):
+        name = shorten(f"{number} {variant['name']}", MAX_NAME_LETTERS)
+        lines[name] = _line(variant["loss"])
+        thin[name] = [_line(curve) for curve in variant.get("losses", ())]
+    title = "Training loss of each variant"
+    return line_chart(lines, title=title, x_label="optimizer step", y_label="training loss", thin=thin)
+
+
+def _line(curve: Sequence[Sequence[float]]) -> Line:
+    return [step for step, _ in curve], [loss for _, loss in curve]

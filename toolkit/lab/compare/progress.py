@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,18 +13,30 @@ from rich.table import Table
 from rich.text import Text
 
 from toolkit.base.console import rich_console, shorten
+from toolkit.base.errors import RunError
 from toolkit.lab.compare import strategies
-from toolkit.lab.compare.running import Comparison, Repeat, run_repeats
-from toolkit.lab.compare.table import LEGEND, excuse, table
+from toolkit.lab.compare.best import keep_best
+from toolkit.lab.compare.notes import busy_at_start, kept, notes
+from toolkit.lab.compare.repeats import Comparison, Repeat, trained_run
+from toolkit.lab.compare.running import run_once, run_repeats
+from toolkit.lab.compare.table import excuse, legend, metric_table, table
 
-MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "left out": "-"}
+MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}
 MAX_SEEDS = 4
 """Maximum number of seeds with a column each; for more seeds, a column shows the number of finished runs."""
 
 
-def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
-    """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run."""
+def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float | None) -> None:
+    """Runs what is waiting and shows its progress: as a live table on a terminal, otherwise as a line per run.
+
+    Args:
+        comparison: the comparison.
+        repeats: all runs.
+        load: load average of the machine before the first run; None if nothing is waiting.
+    """
     console = rich_console()
+    if warning := busy_at_start(load, os.cpu_count() or 1):
+        console.print(Text(warning))
     if sys.stdout.isatty():
         with Live(_progress(comparison, repeats), console=console, auto_refresh=False) as live:
             run_repeats(comparison, repeats, lambda: live.update(_progress(comparison, repeats), refresh=True))
@@ -42,6 +55,22 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> None:
     run_repeats(comparison, repeats, tell)
 
 
+def keep_and_show(comparison: Comparison, repeats: Sequence[Repeat]) -> Repeat | None:
+    """Keeps the model of the best run, and returns the run; None without `--keep-best` or if no run has the metric.
+
+    Raises:
+        RunError: if the run had to be repeated, because an earlier comparison did not keep its model, and failed.
+    """
+    best = keep_best(comparison, repeats)
+    if best is not None and not trained_run(comparison, best).model.is_dir():
+        what = f"{best.variant.name}, seed {best.seed}"
+        print(f"the best run, {what}, is trained again: an earlier comparison did not keep its model", flush=True)
+        run_once(comparison, best)
+        if best.state == "failed":
+            raise RunError(f"the best run, {what}, failed when it was trained again: {best.reason}")
+    return best
+
+
 def show_result(found: Mapping[str, Any]) -> None:
     """Prints the table of results, 80 columns wide if the output is not a terminal."""
     titles, rows = table(found)
@@ -50,7 +79,10 @@ def show_result(found: Mapping[str, Any]) -> None:
     for number, variant in enumerate(found["variants"] if titles[0] == "#" else (), start=1):
         console.print(Text(f"{number} {variant['name']}"))
     console.print(_shown(titles, rows, "right"))
-    console.print(Text(LEGEND))
+    console.print(Text(legend(found)))
+    if several := metric_table(found):
+        console.print()
+        console.print(_shown(*several, "right"))
     figures: JustifyMethod = "right"
     for more in strategies.lines(found):
         console.print()
@@ -59,6 +91,14 @@ def show_result(found: Mapping[str, Any]) -> None:
     for variant in found["variants"]:
         if text := excuse(found, variant):
             console.print(Text(text))
+    if any(notes(found)):
+        console.print()
+    for note in notes(found):
+        console.print(Text(note))
+    if best := kept(found):
+        sentence, command = best
+        console.print(Text(f"\n{sentence}"))
+        print(f"  {command}")  # in one line, so that it can be copied
 
 
 def _shown(titles: Sequence[str], rows: Sequence[Sequence[str]], justify: JustifyMethod) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,8 @@ class Figure:
         low: lower end of its interval, or None if one run is not enough for an interval.
         high: upper end of its interval, or None.
         ratio: ratio to the baseline's value, or None.
-        same: whether the two intervals overlap, so that the difference could be chance; None if one is missing.
+        same: whether the difference from the baseline could be chance: the two intervals overlap, or that of a paired
+            difference contains 0. None if an interval is missing.
     """
 
     value: float
@@ -56,18 +57,19 @@ def overlap(one: Sequence[float | None], other: Sequence[float | None]) -> bool 
 
 
 def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
-    """Summarises the runs of one variant.
+    """Summarises the runs of one variant, apart from its metrics.
 
     Args:
         runs: measurements, one for each seed.
 
     Returns:
         `figures`: a `Figure` for each of `train_peak` (bytes above the memory used before the model), `step_seconds`
-        (median after warm-up), `real_per_second`, `items_per_second` (both over all processes) and the metric;
-        `memory`: bytes of the main process by part, medians over runs; `ranks`: the same of every process and
-        `train_peak`, of the first run; `padding`: share of positions that are padding; `exchange`:
-        collectives and bytes of a process per step, on average; `loss`: `[step, loss]`, averaged over runs; `spread`:
-        quartiles of the step time in seconds; and further JSON values.
+        (median after warm-up), `real_per_second` and `items_per_second` (both over all processes); `memory`: bytes of
+        the main process by part, medians over runs; `ranks`: the same of every process and `train_peak`, of the first
+        run; `padding`: share of positions that are padding; `exchange`: collectives and bytes of a process per step,
+        on average; `loss`: `[step, loss]`, averaged over runs; `losses`: the same of each run, if there are several;
+        `spread`: quartiles of the step time in seconds; `load`: load average of the machine at the end of each run;
+        and further JSON values.
     """
     steps = [_warm(run) for run in runs]
     seconds = np.concatenate([part["seconds"] for part in steps])
@@ -77,9 +79,6 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "real_per_second": _drawn(steps, lambda part: _rate(part, "real")),
         "items_per_second": _drawn(steps, lambda part: _rate(part, "items")),
     }
-    name = runs[0]["metric"]["name"]
-    if all(run["figures"].get(name) is not None for run in runs):  # a perplexity may overflow
-        figures[name] = _score(runs, name)
     total = len(runs[0]["steps"]["seconds"])
     real, positions = (sum(sum(run["steps"][key]) for run in runs) for key in ("real", "positions"))
     return {
@@ -93,18 +92,9 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         "exchange": {name: value / total for name, value in runs[0]["exchange"].items()},
         "spread": [float(value) for value in np.quantile(seconds, (0.25, 0.75))],
         "loss": _curve([run["loss"] for run in runs]),
+        "losses": [_curve([run["loss"]]) for run in runs] if len(runs) > 1 else [],
+        "load": [run["load"] for run in runs],
     }
-
-
-def against_first(variants: Sequence[dict[str, Any]]) -> None:
-    """Compares summaries with the first one, in place; their figures become dictionaries."""
-    baseline = variants[0]["figures"]
-    for variant in variants:
-        figures = variant["figures"].items()
-        variant["figures"] = {
-            name: asdict(figure.against(baseline[name]) if variant is not variants[0] and name in baseline else figure)
-            for name, figure in figures
-        }
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
@@ -135,8 +125,13 @@ def _extremes(values: Sequence[float]) -> Figure:
 def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mapping[str, np.ndarray]], float]) -> Figure:
     """Returns the median over runs of a statistic of their steps; its interval is bootstrapped over runs and steps.
 
+    Steps of a single run say nothing about other runs, so it has no interval.
+
     `scipy.stats.bootstrap` draws on one level only; without drawing runs, the interval would be too narrow.
     """
+    value = statistics.median(statistic(run) for run in runs)
+    if len(runs) == 1:
+        return Figure(value)
     random = np.random.default_rng(SEED)
 
     def draw() -> float:
@@ -148,27 +143,6 @@ def _drawn(runs: Sequence[Mapping[str, np.ndarray]], statistic: Callable[[Mappin
         return statistics.median(values)
 
     low, high = np.quantile([draw() for _ in range(DRAWS)], (0.025, 0.975))
-    return Figure(statistics.median(statistic(run) for run in runs), float(low), float(high))
-
-
-def _score(runs: Sequence[Measured], name: str) -> Figure:
-    """Returns the mean metric over runs; its interval is bootstrapped over runs and rows.
-
-    All variants use the same draws of rows.
-    """
-    value = statistics.fmean(run["figures"][name] for run in runs)
-    count = min(len(run["metric"]["draws"]) for run in runs)
-    if not count:
-        scores = [run["figures"][name] for run in runs]
-        return Figure(value, min(scores), max(scores)) if len(runs) > 1 else Figure(value)
-    random = np.random.default_rng(SEED)
-    draws = np.array([run["metric"]["draws"][:count] for run in runs], dtype=float)
-    chosen = random.integers(len(runs), size=(len(runs), count))
-    means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
-    finite = means[np.isfinite(means)]
-    if not len(finite):
-        return Figure(value)
-    low, high = np.quantile(finite, (0.025, 0.975))
     return Figure(value, float(low), float(high))
 
 

@@ -7,15 +7,27 @@ from typing import Any
 
 from toolkit.base.console import format_bytes, format_value
 
-NAME_LETTERS = 26
-"""Maximum length of a variant's name in the table."""
+NAME_LETTERS, NAME_LETTERS_WITH_ROWS = 26, 15
+"""Maximum length of a variant's name in the table, and in one that has a column of the rows per step."""
 
 SAME, UNKNOWN = "~", "?"
-"""Marks of a ratio that could be chance, and of one without an interval."""
+"""Marks of a difference that could be chance, and of one without an interval."""
 
-LEGEND = (
-    f"{SAME} not distinguishable from the baseline: the intervals overlap. {UNKNOWN} one run alone has no interval."
-)
+
+def legend(found: Mapping[str, Any]) -> str:
+    """Returns a sentence on each mark that a comparison can have."""
+    runs = [variant["runs"] for variant in found["variants"] if variant["runs"]]
+    parts = []
+    if not runs or max(runs) > 1:
+        parts.append(f"{SAME} the difference from the baseline could be chance.")
+    if runs and min(runs) == 1:
+        parts.append(f"{UNKNOWN} a single run does not show how much runs differ by chance; use --seeds 3 or more.")
+    return " ".join(parts)
+
+
+def rows_differ(found: Mapping[str, Any]) -> bool:
+    """Returns whether variants have different numbers of rows per step."""
+    return len({variant["rows_per_step"] for variant in found["variants"] if "rows_per_step" in variant}) > 1
 
 
 def columns(found: Mapping[str, Any]) -> dict[str, str]:
@@ -36,12 +48,23 @@ def shown(name: str, value: float) -> str:
     return f"{value:,.0f}" if name == "real_per_second" and value >= 100 else format_value(float(value))
 
 
-def compared(figure: Mapping[str, Any]) -> str:
-    """Formats the ratio to the baseline, with a mark if it could be chance; empty for the baseline itself."""
+def marked(text: str, same: bool | None) -> str:
+    """Returns a ratio or difference with a mark if it could be chance (`same`), or if that is unknown (None)."""
+    return {True: f"{SAME} ", None: f"{UNKNOWN} ", False: ""}[same] + text
+
+
+def compared(name: str, variant: Mapping[str, Any]) -> str:
+    """Formats what a figure is against the baseline, marked; empty for the baseline itself.
+
+    A metric has a difference, other figures a ratio.
+    """
+    figure = variant["figures"][name]
+    if metric := variant["metrics"].get(name):
+        change = metric["difference"]
+        return "" if change is None else marked(differences(change)[0], figure["same"])
     if figure["ratio"] is None:
         return SAME if figure["same"] else ""
-    mark = {True: f"{SAME} ", None: f"{UNKNOWN} ", False: ""}[figure["same"]]
-    return f"{mark}x{figure['ratio']:.2f}"
+    return marked(f"x{figure['ratio']:.2f}", figure["same"])
 
 
 def excuse(found: Mapping[str, Any], variant: Mapping[str, Any]) -> str | None:
@@ -60,25 +83,60 @@ def interval(name: str, figure: Mapping[str, Any]) -> str:
     return f"{shown(name, figure['low'])} to {shown(name, figure['high'])}"
 
 
-def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Returns the titles and rows of the table; a cell may have two lines.
+def labels(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Returns the title of the first column and the variants' labels: numbers if a name is too long for 80 columns."""
+    letters = NAME_LETTERS_WITH_ROWS if rows_differ(found) else NAME_LETTERS
+    names = [variant["name"] for variant in found["variants"]]
+    if max(map(len, names)) <= letters:
+        return "variant", names
+    return "#", [str(number) for number in range(1, len(names) + 1)]
 
-    Variants are shown by their numbers if a name is too long for 80 columns.
-    """
-    names = columns(found)
-    numbered = any(len(variant["name"]) > NAME_LETTERS for variant in found["variants"])
+
+def table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the titles and rows of the table; a cell may have two lines."""
+    names, with_rows = columns(found), rows_differ(found)
+    title, labelled = labels(found)
     rows = []
-    for number, variant in enumerate(found["variants"], start=1):
-        label = str(number) if numbered else variant["name"]
+    for label, variant in zip(labelled, found["variants"], strict=True):
+        start = [label, *([str(variant.get("rows_per_step", ""))] if with_rows else [])]
         if "figures" not in variant:
-            rows.append([label, *[""] * (len(names) + 1)])
+            rows.append([*start, *[""] * (len(names) + 1)])
             continue
         figures = [
-            f"{shown(name, figure['value'])}\n{compared(figure)}".rstrip()
+            f"{shown(name, figure['value'])}\n{compared(name, variant)}".rstrip()
             if (figure := variant["figures"].get(name))
             else ""
             for name in names
         ]
-        rows.append([label, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
+        rows.append([*start, figures[0], format_bytes(variant["memory"]["optimizer_state"]), *figures[1:]])
     first, *rest = names.values()
-    return ["#" if numbered else "variant", first, "optimizer", *rest], rows
+    return [title, *(["rows/step"] if with_rows else []), first, "optimizer", *rest], rows
+
+
+def metric_table(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]] | None:
+    """Returns titles and rows of the main metric: mean, deviation, paired difference; None if no variant ran twice."""
+    name = found["metric"]["name"]
+    title, labelled = labels(found)
+    rows = []
+    for label, variant in zip(labelled, found["variants"], strict=True):
+        if (metric := variant.get("metrics", {}).get(name)) and metric["deviation"] is not None:
+            rows.append([label, *spread(metric), *differences(metric["difference"])])
+    return ([title, name.removeprefix("eval_"), *SPREAD[1:], *DIFFERENCE], rows) if rows else None
+
+
+SPREAD = ("mean", "sd", "n")
+DIFFERENCE = ("difference", "95 % interval")
+
+
+def spread(metric: Mapping[str, Any]) -> list[str]:
+    """Formats mean, standard deviation and number of runs of a metric."""
+    deviation = metric["deviation"]
+    return [format_value(metric["value"]), "" if deviation is None else f"{deviation:.2g}", str(len(metric["values"]))]
+
+
+def differences(change: Mapping[str, Any] | None) -> list[str]:
+    """Formats a paired difference and its interval; empty for the baseline."""
+    if change is None:
+        return ["", ""]
+    interval = "" if change["low"] is None else f"{change['low']:+.2g} to {change['high']:+.2g}"
+    return [f"{change['value']:+.3g}", interval]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from toolkit.api.run import overall_scores
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import data_sum, on_main
@@ -27,8 +28,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, and returns the measurements.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, with `draws`, the number of bootstrap sets for the metric's
-            interval.
+        job: as for `toolkit.lab.training.trained`, with `draws`, the number of bootstrap sets for the intervals of
+            metrics.
     """
     meter = Meter()
     with trained(job, meter) as (run, result):
@@ -53,17 +54,21 @@ def _exchange(result: FitResult) -> dict[str, float]:
 def _measurement(
     run: Run, result: FitResult, steps: dict[str, Any], ranks: list[dict[str, Any]], draws: int
 ) -> dict[str, Any]:
-    name = run.best.name
-    values: list[float] = []
-    evaluation, metric = result.evaluations.get("validation"), name.removeprefix("eval_")
-    if evaluation is not None and metric != "loss":
-        values = resampled(run.task, evaluation.predictions, run.data.evals["validation"], metric, draws)
+    evaluation = result.evaluations.get("validation")
+    scores = [score for score in overall_scores(run.task) if evaluation and score.name in evaluation.metrics]
+    drawn = resampled(run.task, evaluation.predictions, run.data.evals["validation"], draws) if evaluation else []
     files = RunFolder(run.output_dir)
     history = read_metrics(files.metrics)
     facts = json.loads(files.facts.read_text(encoding="utf-8"))
     return {
-        "metric": {"name": name, "greater_is_better": run.best.greater_is_better, "draws": values},
-        "figures": summary_figures(run, result),
+        "metrics": {
+            f"eval_{score.name}": {
+                "greater_is_better": score.greater_is_better,
+                "draws": [metrics[score.name] for metrics in drawn if score.name in metrics],  # the loss is in none
+            }
+            for score in scores
+        },
+        "figures": result.figures or summary_figures(run, result),
         "memory": ranks[0]["memory"],
         "ranks": [rank["memory"] for rank in ranks],
         "steps": steps,

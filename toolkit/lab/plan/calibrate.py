@@ -35,6 +35,7 @@ FEW_STEPS: dict[str, Any] = {
     "data.validation_file": None,
     "data.validation_split": 0,
     "data.test_file": None,
+    "data.test_split": 0.0,
     "data.max_eval_samples": None,
     "trainer.args": {},
     "trainer.callbacks": [],

@@ -5,7 +5,7 @@ For every modality the model returns logits `[B, N]`, which the head interprets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from toolkit.api.task import Record
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
 from toolkit.tasks.heads.multi_label import MultiLabel
 from toolkit.tasks.heads.regression import Regression
@@ -42,6 +43,10 @@ class Head(Protocol):
     def scores(self) -> Sequence[Score]:
         """See `toolkit.api.task.Task.scores`; includes scores per class once the labels are known."""
 
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """See `toolkit.api.supports.SupportsAnswers`."""
+
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
 
@@ -58,6 +63,12 @@ class Head(Protocol):
         Raises:
             DataError: if nothing can be learned from them.
         """
+
+    def counts(self, labels: Sequence[Any]) -> dict[str, int]:
+        """Returns the number of checked labels with each name, in the order of ids; empty for numbers."""
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        """See `toolkit.api.supports.SupportsLabels.label_notes`."""
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Writes names and problem type into the model's configuration."""
@@ -77,8 +88,14 @@ class Head(Protocol):
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         """Returns metrics of scores `[rows, N]` from `predict`, given targets `[rows]` or `[rows, N]`."""
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        """Returns how far the values of `metrics` can be trusted; the arguments are the same."""
+
     def record(self, scores: np.ndarray, label: Any) -> Record:
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """See `toolkit.api.supports.SupportsAnswers.answer`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         """Returns a record's prediction and label as text; the label is None if unknown."""

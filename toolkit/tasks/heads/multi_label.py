@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scores
+from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import sigmoid_losses
+from toolkit.tasks.label_names import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -23,7 +26,9 @@ if TYPE_CHECKING:
     from toolkit.document.blocks import Section
 
 THRESHOLD = 0.5
-_VALUES = {True: 1.0, False: 0.0, None: None}  # also matches 1 and 0, which equal True and False
+_ORDER = (0.0, None, 1.0)
+_VALUES: dict[Any, float | None] = {True: 1.0, False: 0.0, None: None}
+"""Also matches 1 and 0, which equal True and False."""
 
 
 class MultiLabel:
@@ -35,10 +40,12 @@ class MultiLabel:
 
     best_metric = "f1_micro"
     error_name = "mean distance"
+    answer_columns = ("prediction", "scores")
     has_classes = False
 
     def __init__(self, options: Any) -> None:
         self.options = options
+        self.names = plain_map(options.label_map)
         self.state: dict[str, Any] = {"labels": options.labels}
 
     @property
@@ -58,18 +65,27 @@ class MultiLabel:
         if not isinstance(value, Mapping):
             raise BadRow(f"label {value!r} is not a list of names, text, or a mapping of names to true, false or null")
         known = self.state["labels"]
+        values: dict[str, float | None] = {}
         for name, given in value.items():
             if not isinstance(given, (bool, int, type(None))) or given not in _VALUES:
                 raise BadRow(f"label {name!r} is {given!r}; expected true, false or null")
-            if known is not None and name not in known:
-                raise BadRow(f"label {name!r} is not one of {', '.join(known)}")
-        return [{"name": name, "value": _VALUES[given]} for name, given in value.items()]
+            own = known_label(name, self.names, known)
+            # Of several labels with one name, true counts before unknown, and unknown before false.
+            values[own] = max(values.get(own, 0.0), _VALUES[given], key=_ORDER.index)
+        return [{"name": name, "value": given} for name, given in values.items()]
 
     def learn(self, labels: Sequence[list[dict[str, Any]]]) -> None:
         found = sorted({part["name"] for label in labels for part in label})
         self.state["labels"] = self.state["labels"] or found
         if not self.state["labels"]:
             raise DataError("data: no training row has any label.")
+
+    def counts(self, labels: Sequence[list[dict[str, Any]]]) -> dict[str, int]:
+        counts = Counter(part["name"] for label in labels for part in label if part["value"])
+        return {name: counts[name] for name in self.state["labels"]}
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        return map_notes(counts, self.options.label_map)
 
     def configure(self, config: PreTrainedConfig) -> None:
         from toolkit.tasks.heads.labels import set_labels
@@ -96,6 +112,9 @@ class MultiLabel:
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return multi_label_scores(scores > THRESHOLD, targets, self.state["labels"])
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return multi_label_quality(scores > THRESHOLD, targets, self.state["labels"])
+
     def record(self, scores: np.ndarray, label: list[dict[str, Any]] | None) -> Record:
         labels = self.state["labels"]
         return {
@@ -103,6 +122,9 @@ class MultiLabel:
             "prediction": [name for name, score in zip(labels, scores, strict=True) if score > THRESHOLD],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"], "scores": record["scores"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _listed(record["prediction"]), None if record["label"] is None else _listed(record["label"])

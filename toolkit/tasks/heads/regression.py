@@ -13,7 +13,8 @@ from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
+from toolkit.metrics.quality import Quality
+from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Score, per_class_scores
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Regression:
 
     best_metric = "mse"
     error_name = "squared error"
+    answer_columns = ("prediction",)
     has_classes = False
 
     def __init__(self, options: Any) -> None:
@@ -67,6 +69,12 @@ class Regression:
         names = [ONLY_TARGET] if sizes == [1] else [str(number) for number in range(sizes[0])]
         self.state["labels"] = self.state["labels"] or names
 
+    def counts(self, labels: Sequence[list[float]]) -> dict[str, int]:
+        return {}
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        return []
+
     def configure(self, config: PreTrainedConfig) -> None:
         from toolkit.tasks.heads.labels import set_labels
 
@@ -88,12 +96,18 @@ class Regression:
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return regression_scores(scores, targets, self.state["labels"])
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return regression_quality(scores, targets, self.state["labels"])
+
     def record(self, scores: np.ndarray, label: list[float] | None) -> Record:
         return {"label": None if label is None else self._named(label), "prediction": self._named(scores)}
 
     def _named(self, numbers: Sequence[float] | np.ndarray) -> Any:
         known = [None if number is None or math.isnan(number) else float(number) for number in numbers]
         return known[0] if len(known) == 1 else dict(zip(self.state["labels"], known, strict=True))
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        return {"prediction": record["prediction"]}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return _shown(record["prediction"]), None if record["label"] is None else _shown(record["label"])

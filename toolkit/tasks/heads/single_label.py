@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Record
+from toolkit.api.task import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
+from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
+from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.losses import softmax_losses
+from toolkit.tasks.label_names import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -29,10 +30,12 @@ class SingleLabel:
 
     best_metric = "accuracy"
     error_name = "confidence"
+    answer_columns = ("prediction", "score", "scores")
     has_classes = True
 
     def __init__(self, options: Any) -> None:
         self.options = options
+        self.names = plain_map(options.label_map)
         self.state: dict[str, Any] = {"labels": options.labels, "class_weights": None}
 
     @property
@@ -45,10 +48,7 @@ class SingleLabel:
         return Value("string")
 
     def check(self, value: Any) -> str:
-        label, known = _label_text(value), self.state["labels"]
-        if known is not None and label not in known:
-            raise BadRow(f"label {label!r} is not one of {', '.join(known)}")
-        return label
+        return known_label(value, self.names, self.state["labels"])
 
     def learn(self, labels: Sequence[str]) -> None:
         counts = Counter(labels)
@@ -61,6 +61,16 @@ class SingleLabel:
             if unseen := [name for name in names if not counts[name]]:
                 raise DataError(f"task.class_weights=balanced: no training row has the label {', '.join(unseen)}.")
             self.state["class_weights"] = [len(labels) / (len(names) * counts[name]) for name in names]
+
+    def counts(self, labels: Sequence[str]) -> dict[str, int]:
+        counts = Counter(labels)
+        return {name: counts[name] for name in self.state["labels"]}
+
+    def notes(self, counts: Mapping[str, int]) -> list[str]:
+        notes = map_notes(counts, self.options.label_map)
+        if all(name.removeprefix("-").isdecimal() for name in counts):
+            notes.append("Labels that are whole numbers are classes; task.problem_type=regression predicts numbers.")
+        return notes
 
     def configure(self, config: PreTrainedConfig) -> None:
         from toolkit.tasks.heads.labels import set_labels
@@ -90,6 +100,9 @@ class SingleLabel:
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return classification_scores(scores.argmax(-1), targets, self.state["labels"])
 
+    def quality(self, scores: np.ndarray, targets: np.ndarray) -> Quality:
+        return classification_quality(scores.argmax(-1), targets, self.state["labels"])
+
     def record(self, scores: np.ndarray, label: str | None) -> Record:
         labels = self.state["labels"]
         return {
@@ -97,6 +110,10 @@ class SingleLabel:
             "prediction": labels[int(scores.argmax())],
             "scores": {name: float(score) for name, score in zip(labels, scores, strict=True)},
         }
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        scores = record["scores"]
+        return {"prediction": record["prediction"], "score": scores[record["prediction"]], "scores": scores}
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         return f"{record['prediction']} ({record['scores'][record['prediction']]:.0%})", record["label"]
@@ -115,15 +132,6 @@ class SingleLabel:
         counts = confusion_matrix(targets, predictions, labels=range(len(labels)))
         table = score_table(labels, self.metrics(scores, targets), PER_CLASS, counts.sum(axis=1))
         return [Section(f"Classes ({name})", [table, confusion(counts, labels, name, folder)])]
-
-
-def _label_text(label: Any) -> str:
-    """Returns the name of a class: text, or a number without a zero fraction."""
-    if isinstance(label, float) and label.is_integer():
-        label = int(label)
-    if not isinstance(label, str | int) and not (isinstance(label, float) and isfinite(label)):
-        raise BadRow(f"label {label!r} is neither text nor a number")
-    return str(label).strip()
 
 
 def _label_order(label: str) -> tuple[bool, float, str]:

@@ -1,0 +1,203 @@
+"""`toolkit init`: for every kind of file, a YAML that is valid and says why each setting has its value."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run_command
+from newcomer_files import FILES, ROWS, customers, photos, prose, ratings, sentences, table
+from ruamel.yaml import YAML
+from runs import ROOT
+
+from toolkit.lab.init.files import name_of
+from toolkit.lab.init.guess import WIDTH
+
+SMALL_BERT = ("model_type=bert", "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "vocab_size=300")
+SMALL_CONVNEXT = ("model_type=convnext", "image_size=32", "num_stages=1", "hidden_sizes=[8]", "depths=[1]")
+SMALL = {
+    "reviews": SMALL_BERT,
+    "qa": SMALL_BERT,
+    "translation": (
+        "model_type=t5",
+        "vocab_size=300",
+        "d_model=16",
+        "d_ff=16",
+        "d_kv=8",
+        "num_heads=2",
+        "num_layers=1",
+    ),
+    "language_modeling": ("model_type=gpt2", "vocab_size=300", "n_embd=16", "n_layer=1", "n_head=2"),
+}
+"""Small models to replace the pretrained one, which is not on the machine that tests."""
+
+EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "customers": (
+        "reviews",
+        {
+            "task.problem_type": "single_label_classification",
+            "data.columns": {"text": "Review Text", "label": "Rating"},
+            "model.name_or_path": "distilbert/distilbert-base-multilingual-cased",
+            "data.validation_split": 0.2,
+        },
+    ),
+    "ratings": ("reviews", {"model.name_or_path": "distilbert/distilbert-base-uncased"}),
+    "several_labels": ("reviews", {"task.problem_type": "multi_label_classification", "data.columns.label": "tags"}),
+    "separated_labels": (
+        "reviews",
+        {"task.problem_type": "multi_label_classification", "task.label_separator": "|"},
+    ),
+    "prices": ("reviews", {"task.problem_type": "regression", "data.columns.label": "price"}),
+    "questions": ("qa", {"task.version_2_with_negative": True}),
+    "pairs": ("translation", {"data.columns": {"source": "EN", "target": "Deutsch"}, "task.source_lang": "en"}),
+    "aligned": ("translation", {"task.source_prefix": "translate English to German: "}),
+    "photos": ("reviews", {"task.modality": "image"}),
+    "calls": ("reviews", {"task.modality": "audio", "data.columns": {"audio": "recording", "label": "topic"}}),
+    "prose": ("language_modeling", {"task.objective": "causal", "task.block_size": 64}),
+}
+
+
+def value_of(settings: Any, key: str) -> Any:
+    for part in key.split("."):
+        settings = settings[part]
+    return settings
+
+
+def small_model(recipe: str, settings: Any) -> list[str]:
+    sizes = SMALL[recipe]
+    if modality := settings["task"].get("modality"):
+        sizes = (*SMALL_CONVNEXT, f"num_channels={3 if modality == 'image' else 1}")
+    return [f"model.from_config.{size}" for size in sizes]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_yaml_of_every_kind_of_file_is_valid(name, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    source, output = FILES[name](tmp_path), tmp_path / "new.yaml"
+    recipe, expected = EXPECTED[name]
+    assert run_command("init", source, "--output", output) == 0
+    assert capsys.readouterr().out.endswith(f"Next:\n\n  toolkit train {recipe} --config {output}\n")
+    text = output.read_text(encoding="utf-8")
+    settings = YAML(typ="safe", pure=True).load(text)
+    assert {key: value_of(settings, key) for key in expected} == expected
+    assert max(map(len, text.splitlines()[2:])) <= WIDTH
+    assert run_command("validate", recipe, "--config", output, "--elsewhere") == 0
+    assert run_command("validate", recipe, "--config", output, *small_model(recipe, settings)) == 0, text
+
+
+def test_every_guess_says_why(tmp_path, capsys) -> None:
+    assert run_command("init", customers(tmp_path), "--output", tmp_path / "y.yaml") == 0
+    text = (tmp_path / "y.yaml").read_text(encoding="utf-8")
+    assert "5 classes: 1 24, 2 24, 3 24, 4 24, 5 24; whole numbers with at most 20 values are classes" in " ".join(
+        text.split()
+    )
+    assert "not on this machine: the first run downloads it" in text
+    assert f"20% of {ROWS} rows" in text
+    unexplained = [
+        line for before, line in zip(text.splitlines(), text.splitlines()[1:], strict=False)
+        if ": " in line and "#" not in line and not before.strip().startswith("#")
+    ]  # fmt: skip
+    assert [line.split(":")[0].strip() for line in unexplained] == [
+        *("train_file", "per_device_eval_batch_size", "eval_steps", "save_steps")
+    ]
+
+
+def test_what_is_given_is_not_guessed(tmp_path) -> None:
+    output = tmp_path / "y.yaml"
+    assert (
+        run_command(
+            *("init", ratings(tmp_path), "--output", output, "--model", "some/model"),
+            *("data.columns.label=ID", "task.problem_type=regression", "train.num_train_epochs=7", "seed=3"),
+        )
+        == 0
+    )
+    settings = YAML(typ="safe", pure=True).load(output)
+    assert settings["model"]["name_or_path"] == "some/model"
+    assert settings["data"]["columns"] == {"text": "Review Text", "label": "ID"}
+    assert (settings["task"]["problem_type"], settings["train"]["num_train_epochs"]) == ("regression", 7)
+    assert settings["seed"] == 3
+
+
+def test_equal_numbers_and_similar_labels_are_told(tmp_path, capsys) -> None:
+    assert run_command("init", ratings(tmp_path), "--output", tmp_path / "y.yaml") == 0
+    told = capsys.readouterr().out
+    assert "'five'" in told
+    assert "'5'" in told
+    assert "3 classes: 1 48, 5 48, five 24; one name per row" in (tmp_path / "y.yaml").read_text(encoding="utf-8")
+
+
+def test_files_that_belong_together_are_found(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, seed in (("train", 0), ("dev", 1), ("test", 2)):
+        rows = ([text, ("good", "bad")[n % 2]] for n, text in enumerate(sentences(seed=seed)))
+        table(tmp_path / f"{name}-v2.csv", ["text", "label"], rows)
+    assert run_command("init", "train-v2.csv") == 0
+    data = YAML(typ="safe", pure=True).load(tmp_path / "train-v2.yaml")["data"]
+    assert data == {"train_file": "train-v2.csv", "validation_file": "dev-v2.csv", "test_file": "test-v2.csv"}
+    assert run_command("init", "train-v2.csv") == 2
+    assert "exists; name another file with --output" in capsys.readouterr().err
+
+
+def test_answers_replace_guesses(tmp_path, monkeypatch, capsys) -> None:
+    answers = iter(["", "ID", "regression", "", "", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(answers, ""))
+    output = tmp_path / "y.yaml"
+    assert run_command("init", ratings(tmp_path), "--output", output, "--interactive") == 0
+    settings = YAML(typ="safe", pure=True).load(output)
+    assert settings["data"]["columns"] == {"text": "Review Text", "label": "ID"}
+    assert settings["task"]["problem_type"] == "regression"
+
+    def ended(prompt: str) -> str:
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", ended)
+    assert run_command("init", ratings(tmp_path), "--output", tmp_path / "z.yaml", "--interactive") == 2
+    assert "without it, all guesses are accepted" in capsys.readouterr().err
+
+
+def refusal(capsys, folder: Path, *arguments: object) -> str:
+    assert run_command("init", *arguments, "--output", folder / "refused.yaml") == 2
+    assert not (folder / "refused.yaml").exists()
+    return capsys.readouterr().err
+
+
+def test_data_that_fits_nothing_is_refused_with_what_to_do(tmp_path, capsys) -> None:
+    empty = table(tmp_path / "empty.csv", ["text", "label"], [])
+    assert "has no rows" in refusal(capsys, tmp_path, empty)
+    one = table(tmp_path / "one.csv", ["text"], [[text] for text in sentences()])
+    said = refusal(capsys, tmp_path, one)
+    assert "the columns do not fit any recipe" in said
+    assert "text: text, all different" in said
+    assert "--recipe language_modeling data.columns.text=COLUMN" in said
+    ids = table(tmp_path / "ids.csv", ["id", "text"], enumerate(sentences()))
+    assert "name it with data.columns.label=COLUMN" in refusal(capsys, tmp_path, ids)
+    assert "there is no column 'Rating'" in refusal(capsys, tmp_path, ids, "data.columns.label=Rating")
+    assert "--recipe: received 'review', expected" in refusal(capsys, tmp_path, ids, "--recipe", "review")
+    assert "did you mean train.learning_rate?" in refusal(capsys, tmp_path, ratings(tmp_path), "train.lr=1")
+    assert "no such file" in refusal(capsys, tmp_path, tmp_path / "none.csv")
+    chosen = ("--recipe", "language_modeling", "data.columns.text=text")
+    assert run_command("init", one, *chosen, "--output", tmp_path / "a.yaml") == 0
+
+
+def test_the_yaml_that_the_docs_show_is_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    output = tmp_path / "farm.yaml"
+    assert run_command("init", "recipes/data/reviews/train.csv", "--output", output) == 0
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8").split("## From a file to a YAML")[1]
+    assert page.split("```yaml\n")[1].split("```")[0] in output.read_text(encoding="utf-8")
+    assert name_of("recipes/data/reviews/train.csv") == "reviews"
+
+
+def test_the_yaml_trains(tmp_path) -> None:
+    from toolkit.main import train
+
+    recipes = {ratings: "reviews", photos: "reviews", prose: "language_modeling"}
+    for write, recipe in recipes.items():
+        source = write(tmp_path)
+        output = tmp_path / f"{source.stem}.yaml"
+        run_command(
+            "init", source, "--output", output, f"output_dir={tmp_path / write.__name__}-run", "train.max_steps=1"
+        )
+        settings = YAML(typ="safe", pure=True).load(output)
+        assert train(recipe, output, small_model(recipe, settings)).steps == 1

@@ -1,0 +1,142 @@
+"""Photos of phones and recordings of call centres: HEIC, AAC, WebP, and what to install for them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pillow_heif
+import pytest
+from audio_files import encoded as recording
+from audio_files import tone
+from image_files import encoded, noise
+from PIL import Image
+
+from toolkit.api.task import BadRow
+from toolkit.data.files import reference
+from toolkit.modalities import audio, image
+from toolkit.modalities.options import AudioOptions, ImageOptions
+
+
+class Options:
+    image = ImageOptions()
+    audio = AudioOptions()
+
+
+def written(folder: Path, name: str, content: bytes) -> dict[str, Any]:
+    (folder / name).write_bytes(content)
+    return reference(name, folder, 1)
+
+
+def m4a(samples: np.ndarray, rate: int = 16000) -> bytes:
+    """Returns samples `[frames, 1]` as AAC."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="ipod") as container:
+        stream = container.add_stream("aac", rate=rate, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples.T.astype(np.float32), format="fltp", layout="mono")
+        frame.sample_rate = rate
+        container.mux([*stream.encode(frame), *stream.encode(None)])
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def without_heif(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    image._formats.cache_clear()
+    yield
+    image._formats.cache_clear()
+
+
+def test_webp_and_heic_are_decoded(tmp_path):
+    smooth = Image.linear_gradient("L").resize((40, 24)).convert("RGB")
+    assert np.array_equal(
+        image.decode(written(tmp_path, "a.webp", encoded(smooth, "WEBP", lossless=True)), 999), smooth
+    )
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(smooth).save(buffer, quality=-1)
+    decoded = image.decode(written(tmp_path, "IMG_1.HEIC", buffer.getvalue()), 999)
+    assert decoded.size == (40, 24)
+    assert np.abs(np.asarray(decoded, int) - np.asarray(smooth, int)).max() <= 3
+
+
+def test_without_the_library_the_message_says_what_to_install(tmp_path, without_heif):
+    with pytest.raises(BadRow) as error:
+        image.check(written(tmp_path, "IMG_1.HEIC", b"any"), Options())
+    assert str(error.value) == (
+        "IMG_1.HEIC: HEIC images need pillow-heif, which is not installed; pip install 'finetune-toolkit[heic]', or "
+        "convert them to JPEG"
+    )
+    assert image.decode(written(tmp_path, "a.png", encoded(noise(4, 4))), 99).size == (4, 4)
+    with pytest.raises(BadRow, match=r"not an image in a supported format \(PNG, JPEG, WEBP, BMP, GIF, TIFF\)"):
+        image.check(written(tmp_path, "a.jpg", b"any"), Options())
+
+
+def test_aac_is_decoded_like_the_wave_it_was_made_from(tmp_path):
+    wave = tone(1.5)
+    file = audio.check(written(tmp_path, "call.m4a", m4a(wave)), Options())
+    assert file["rate"] == 16000
+    assert file["frames"] == pytest.approx(len(wave), abs=2100)  # AAC pads to full blocks
+    clip = audio.read(file, 16000, AudioOptions(), None)
+    assert len(clip) == file["frames"]
+    middle = slice(6000, 18000)
+    assert np.abs(np.fft.rfft(clip[middle])).argmax() == np.abs(np.fft.rfft(wave[middle, 0])).argmax()
+    assert np.array_equal(clip, audio.read(file, 16000, AudioOptions(), None))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"words", "cannot be decoded: "), (m4a(tone(1.0))[:900], "cannot be decoded: ")]
+)
+def test_a_broken_file_is_a_bad_row(tmp_path, content, reason):
+    with pytest.raises(BadRow, match=f"^call.m4a: {reason}"):
+        audio.check(written(tmp_path, "call.m4a", content), Options())
+
+
+FFMPEG = f"""#!{sys.executable}
+import shutil, sys
+from pathlib import Path
+place = Path(__file__).parent
+(place / "arguments").write_text(" ".join(sys.argv[1:]))
+if not (place / "wave").exists():
+    sys.exit(sys.argv[sys.argv.index("-i") + 1] + ": Invalid data found")
+shutil.copy(place / "wave", sys.argv[-1])
+"""
+
+
+@pytest.fixture
+def ffmpeg(tmp_path, monkeypatch) -> Path:
+    """Returns the folder of a program `ffmpeg` that answers with the file `wave` beside it; PyAV is missing."""
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def test_without_pyav_the_program_ffmpeg_decodes(tmp_path, ffmpeg):
+    program = ffmpeg / "ffmpeg"
+    program.write_text(FFMPEG)
+    program.chmod(0o755)
+    (ffmpeg / "wave").write_bytes(recording(tone(0.5), subtype="FLOAT"))
+    assert audio.check(written(tmp_path, "-call.m4a", b"any"), Options())["frames"] == 8000
+    assert "-nostdin -i /" in (ffmpeg / "arguments").read_text()
+    (ffmpeg / "wave").unlink()
+    with pytest.raises(BadRow, match=r"^call\.wma: cannot be decoded by ffmpeg: it: Invalid data found$"):
+        audio.check(written(tmp_path, "call.wma", b"any"), Options())
+
+
+def test_without_both_the_message_names_the_ways_out(tmp_path, ffmpeg):
+    with pytest.raises(BadRow) as error:
+        audio.check(written(tmp_path, "call.m4a", b"any"), Options())
+    assert str(error.value) == (
+        "call.m4a: .m4a files need PyAV (pip install 'finetune-toolkit[m4a]') or the program ffmpeg, or "
+        "convert them: ffmpeg -i call.m4a call.wav"
+    )
+
+
+def test_empty_files_say_so(tmp_path):
+    for name in ("call.m4a", "photo.png"):
+        with pytest.raises(BadRow, match=f"^{name}: the file is empty \\(0 bytes\\)$"):
+            written(tmp_path, name, b"")

@@ -1,0 +1,186 @@
+"""What a run should know about its rows before it trains: labels, repeated rows, groups, and rows that were skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+import numpy as np
+
+from toolkit.api.supports import SupportsLabels
+from toolkit.api.task import Task
+from toolkit.base.console import say, shorten, warn
+from toolkit.data.bad_rows import skipped
+from toolkit.data.keys import NO_GROUP, first_like
+from toolkit.data.rows import NUMBER, Table
+from toolkit.data.spellings import near_equal
+
+FEW_EXAMPLES = 5
+"""Labels with fewer training rows are named."""
+MOST_LISTED = 12
+"""Most labels in a message; of more, the most frequent ones are named."""
+MOST_PAIRS = 3
+"""Most pairs of rows that are kept as examples."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that have something in common with another row.
+
+    Args:
+        number: how many they are.
+        examples: a few of them: the number of the other row in its file, and the row's own number in its file.
+    """
+
+    number: int = 0
+    examples: Sequence[tuple[int, int]] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{other} and {row}" for other, row in self.examples)
+
+
+@dataclass(frozen=True)
+class RowFindings:
+    """Findings about the rows of a run.
+
+    Args:
+        rows: number of usable rows by split, after splitting and limiting their number.
+        labels: number of rows with each label by split, in the order of the labels' ids; empty without labels.
+        label_notes: the task's own notes about its labels, as sentences.
+        duplicates: by source, the rows that equal an earlier one in inputs and label.
+        contradictory: by source, the rows with the inputs of an earlier one, but another label.
+        shared: by the names of two splits, the rows of the second whose inputs are in the first.
+        groups: number of groups by split; empty without groups.
+        shared_groups: by the names of two splits, the number of groups that are in both.
+        group_column: the column that groups rows, or None.
+        skipped: by split, one line about the rows that cannot be used.
+    """
+
+    rows: Mapping[str, int] = field(default_factory=dict)
+    labels: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    label_notes: Sequence[str] = ()
+    duplicates: Mapping[str, Pairs] = field(default_factory=dict)
+    contradictory: Mapping[str, Pairs] = field(default_factory=dict)
+    shared: Mapping[tuple[str, str], Pairs] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    shared_groups: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    group_column: str | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    def notes(self) -> list[str]:
+        """Returns what is as it should be, as sentences."""
+        train = self.labels.get("train")
+        found = (
+            [f"{len(train)} labels in {_count(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
+        )
+        found += self.label_notes
+        if self.groups:
+            parts = [f"{self.groups[name]:,} in {name} ({self.rows[name]:,} rows)" for name in self.groups]
+            found.append(f"Groups by {self.group_column!r}: {', '.join(parts)}.")
+        return found
+
+    def warnings(self) -> list[str]:
+        """Returns what may be wrong, as sentences."""
+        train = self.labels.get("train", {})
+        found = [f"{line}. They are skipped (data.bad_rows=skip)." for line in self.skipped.values()]
+        if alike := near_equal(train):
+            groups = "; ".join(", ".join(f"{name!r} ({train[name]:,})" for name in group) for group in alike)
+            found.append(f"Labels that differ only in spelling: {groups}. Merge them with task.label_map.")
+        if rare := {name: count for name, count in train.items() if count < FEW_EXAMPLES}:
+            found.append(f"Labels with fewer than {FEW_EXAMPLES} training rows: {listed(rare)}.")
+        for source, pairs in self.duplicates.items():
+            found.append(f"{source}: {_count(pairs.number, 'exact duplicate')} of earlier rows (rows {pairs}).")
+        for source, pairs in self.contradictory.items():
+            rows = _count(pairs.number, "row")
+            found.append(f"{source}: {rows} with the inputs of an earlier row, but another label (rows {pairs}).")
+        for (first, second), pairs in self.shared.items():
+            rows = f"{pairs.number:,} of {_count(self.rows[second], f'{second} row')}"
+            where = f"also in the {first} rows (rows {pairs} of their files)"
+            found.append(f"{rows} {where}; scores on them are optimistic.")
+        for (first, second), number in self.shared_groups.items():
+            found.append(f"{number:,} of {self.groups[second]:,} groups of the {second} rows are also in {first}.")
+        return found
+
+    def tell(self) -> None:
+        """Logs notes and warnings on the main process."""
+        for note in self.notes():
+            say(note)
+        for warning in self.warnings():
+            warn(warning)
+
+
+def find(
+    task: Task, tables: Mapping[str, Table], splits: Mapping[str, Table], group_column: str | None, chosen: bool
+) -> RowFindings:
+    """Counts what a run should know about its rows.
+
+    Args:
+        task: counts its labels, if it has any.
+        tables: the checked tables of the run's sources, by split.
+        splits: the tables of the run's splits, after splitting and limiting their number.
+        group_column: the column that groups rows, or None.
+        chosen: whether the user named that column, so that groups are told even if nothing was split.
+    """
+    labels: dict[str, dict[str, int]] = {}
+    notes: list[str] = []
+    if isinstance(task, SupportsLabels):
+        labels = {name: counts for name, part in splits.items() if (counts := task.label_counts(part.rows))}
+        notes = task.label_notes(labels["train"]) if labels else []
+    pairs = list(combinations(splits, 2))
+    grouped = {name: np.setdiff1d(part.keys.groups, [NO_GROUP]) for name, part in splits.items()}
+    tell_groups = group_column is not None and (chosen or len(tables) < len(splits))
+    return RowFindings(
+        rows={name: len(part.rows) for name, part in splits.items()},
+        labels=labels,
+        label_notes=notes,
+        duplicates={table.source: found for table in tables.values() if (found := _duplicates(table)).number},
+        contradictory={table.source: found for table in tables.values() if (found := _contradictory(table)).number},
+        shared={(a, b): found for a, b in pairs if (found := _shared(splits[a], splits[b])).number},
+        groups={name: len(found) for name, found in grouped.items()} if tell_groups else {},
+        shared_groups={
+            (a, b): count for a, b in pairs if tell_groups and (count := len(np.intersect1d(grouped[a], grouped[b])))
+        },
+        group_column=group_column,
+        skipped={name: skipped(table) for name, table in tables.items() if table.bad},
+    )
+
+
+def _duplicates(table: Table) -> Pairs:
+    first = first_like(table.keys.inputs, table.keys.labels)
+    return _pairs(table, first, first != np.arange(len(first)))
+
+
+def _contradictory(table: Table) -> Pairs:
+    first = first_like(table.keys.inputs)
+    return _pairs(table, first, table.keys.labels != table.keys.labels[first])
+
+
+def _pairs(table: Table, others: np.ndarray, which: np.ndarray) -> Pairs:
+    """Returns the rows of a table for which `which` (bool, `[rows]`) is true, with the places of `others`."""
+    places = np.flatnonzero(which)
+    shown = places[:MOST_PAIRS]
+    numbers = zip(table.rows[others[shown]][NUMBER], table.rows[shown][NUMBER], strict=True)
+    return Pairs(len(places), tuple(numbers))
+
+
+def _shared(first: Table, second: Table) -> Pairs:
+    values, places = np.unique(first.keys.inputs, return_index=True)
+    shared = np.flatnonzero(np.isin(second.keys.inputs, values))
+    shown = shared[:MOST_PAIRS]
+    others = places[np.searchsorted(values, second.keys.inputs[shown])]
+    numbers = zip(first.rows[others][NUMBER], second.rows[shown][NUMBER], strict=True)
+    return Pairs(len(shared), tuple(numbers))
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Returns labels with their numbers of rows; of many labels, the most frequent ones."""
+    shown = (
+        counts if len(counts) <= MOST_LISTED else dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LISTED])
+    )
+    more = [f"{len(counts) - MOST_LISTED} more"] if len(counts) > MOST_LISTED else []
+    return ", ".join([*(f"{shorten(name, 30)} {count:,}" for name, count in shown.items()), *more])

@@ -1,0 +1,118 @@
+"""Digests of rows, which find equal inputs, labels and groups without holding the rows themselves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.api.task import Row, Task
+from toolkit.data.files import open_file
+
+if TYPE_CHECKING:
+    import datasets
+
+INPUTS, LABEL, GROUP = "_inputs", "_label", "_group"
+"""Columns of the cache with the digests of a row, signed 64-bit integers."""
+NO_GROUP = 0
+"""The group of a row that has none."""
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Digests of the rows of a table; equal values have equal digests.
+
+    Args:
+        inputs: `[rows]` int64, of everything that the task predicts from. Of a file, the content counts.
+        labels: `[rows]` int64, of the label.
+        groups: `[rows]` int64, of the value in the group column; `NO_GROUP` where there is none.
+    """
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    groups: np.ndarray
+
+    @classmethod
+    def of_columns(cls, rows: datasets.Dataset) -> Keys:
+        """Returns the digests in the columns of a cache."""
+        table = rows.with_format("numpy", columns=[INPUTS, LABEL, GROUP])[:]
+        return cls(table[INPUTS], table[LABEL], table[GROUP])
+
+    def select(self, places: np.ndarray) -> Keys:
+        """Returns the digests of the rows at the given places."""
+        return Keys(self.inputs[places], self.labels[places], self.groups[places])
+
+
+def row_keys(row: Row, task: Task, group: Any) -> dict[str, int]:
+    """Returns the digests of a checked row, by column.
+
+    Args:
+        row: the checked row.
+        task: tells which columns are inputs and labels.
+        group: the row's value in the group column, or None.
+    """
+    names = [name for name in row if name in task.columns]
+    labels = [name for name in names if task.columns[name].label]
+    inputs = [name for name in names if name not in labels and not task.columns[name].key]
+    return {
+        INPUTS: _digest([_content(row[name]) for name in inputs]),
+        LABEL: _digest([row[name] for name in labels]),
+        GROUP: NO_GROUP if group is None or not str(group).strip() else _digest(str(group).strip()),
+    }
+
+
+def _digest(value: Any) -> int:
+    digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
+
+
+def _content(value: Any) -> Any:
+    """Returns the digest of the content of a row's file, and any other value as it is."""
+    if not (isinstance(value, Mapping) and value.keys() == {"path", "bytes", "name"}):
+        return value
+    with open_file(value) as file:
+        return hashlib.blake2b(file.read(), digest_size=16).hexdigest()
+
+
+def units(keys: Keys) -> np.ndarray | None:
+    """Finds the rows that belong on one side of a split: equal inputs, equal groups, and chains of both.
+
+    Returns:
+        `[rows]` number of each row's unit, in the order of their first rows; None if each row is a unit of its own.
+    """
+    inputs = same = _numbered(keys.inputs)
+    grouped = np.flatnonzero(keys.groups != NO_GROUP)
+    groups = _numbered(keys.groups[grouped])
+    while len(grouped):  # the least number spreads over equal groups and inputs until nothing changes
+        before, same = same, same.copy()
+        same[grouped] = _least(groups, same[grouped])
+        same = _least(inputs, same)
+        if np.array_equal(before, same):
+            break
+    found = _numbered(same)
+    return None if len(np.unique(found)) == len(found) else found
+
+
+def _numbered(values: np.ndarray) -> np.ndarray:
+    """Returns the number of each value, in the order of their first occurrences."""
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[inverse]
+
+
+def _least(owners: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns for each element the least value of all elements with the same owner."""
+    least = np.full(owners.max() + 1, np.iinfo(np.int64).max)
+    np.minimum.at(least, owners, values)
+    return least[owners]
+
+
+def first_like(*parts: np.ndarray) -> np.ndarray:
+    """Returns for each row the place of the first row that equals it in all `parts` (each `[rows]`), `[rows]`."""
+    numbers = np.zeros(len(parts[0]), dtype=np.int64)
+    for part in parts:
+        numbers = _numbered(numbers * len(part) + _numbered(part))
+    _, first = np.unique(numbers, return_index=True)
+    return first[numbers]

@@ -1,0 +1,155 @@
+"""Reads, checks and splits the rows of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.api.supports import SupportsLearning, class_column
+from toolkit.api.task import Task
+from toolkit.base.errors import DataError
+from toolkit.base.run_folder import RunFolder
+from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
+from toolkit.data.bad_rows import apply_policy, write_bad_rows
+from toolkit.data.columns import group_column
+from toolkit.data.findings import RowFindings, find
+from toolkit.data.hub import load_hub
+from toolkit.data.keys import units
+from toolkit.data.reading import Reading
+from toolkit.data.rows import Table, load_hub_table, load_table
+from toolkit.data.splits import set_aside
+
+if TYPE_CHECKING:
+    import datasets
+    from accelerate import Accelerator
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class CheckedRows:
+    """Checked rows of a run, after the limits on their number.
+
+    Args:
+        splits: rows by split (`train`, `validation`, `test`).
+        fingerprints: sha256 of each source file (or hub id and revision) by split.
+        bad_rows: number of skipped rows by split.
+        findings: what is known about the rows; empty on all processes but the main one, and for a sample.
+    """
+
+    splits: Mapping[str, datasets.Dataset]
+    fingerprints: Mapping[str, str]
+    bad_rows: Mapping[str, int]
+    findings: RowFindings = field(default_factory=RowFindings)
+
+
+def load_rows(
+    cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None, sample: int | None = None
+) -> CheckedRows:
+    """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
+
+    Args:
+        cfg: resolved configuration.
+        task: checks rows; its `state` is filled.
+        accelerator: the run's Accelerator; the first process of each node reads, the others use its cache.
+        output_dir: folder for `bad_rows.jsonl`; None writes none.
+        sample: read only this many training rows, and no other splits; None reads all.
+
+    Raises:
+        DataError: for files or rows that cannot be used.
+    """
+    with accelerator.local_main_process_first():
+        tables = _tables(cfg.data, task, sample)
+    rows = _checked(cfg, task, tables, sampled=sample is not None, examined=accelerator.is_main_process)
+    if output_dir is not None and accelerator.is_main_process and any(rows.bad_rows.values()):
+        write_bad_rows(tables, RunFolder(output_dir).bad_rows)
+    rows.findings.tell()
+    return rows
+
+
+def check_rows(cfg: Config, task: Task) -> CheckedRows:
+    """Reads, checks, splits and examines the rows of a run as `load_rows` does, without starting it.
+
+    Args:
+        cfg: resolved configuration.
+        task: checks rows; its `state` is filled.
+
+    Raises:
+        DataError: for files or rows that cannot be used.
+    """
+    return _checked(cfg, task, _tables(cfg.data, task, None), sampled=False, examined=True)
+
+
+def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool, examined: bool) -> CheckedRows:
+    data = cfg.data
+    bad = apply_policy(tables, data.bad_rows, data.max_bad_rows)
+    splits = dict(tables) if sampled else _split(cfg, task, tables)
+    limits = {"train": data.max_train_samples}
+    splits = {name: part.head(limits.get(name, data.max_eval_samples)) for name, part in splits.items()}
+    _learn(task, splits["train"].rows)
+    findings = RowFindings()
+    if examined and not sampled:
+        findings = find(task, tables, splits, group_column(data, task), chosen=data.group_column is not None)
+    rows = {name: part.rows for name, part in splits.items()}
+    return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad, findings)
+
+
+def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Sets aside validation and test rows, unless there are files or splits of them.
+
+    The validation rows do not depend on whether test rows are set aside.
+    """
+    data, train = cfg.data, tables["train"]
+    fractions = {
+        "validation": DEFAULT_SPLIT if data.validation_split is None else data.validation_split,
+        "test": data.test_split,
+    }
+    aside = {}
+    for name, fraction in fractions.items():
+        if name in tables or not fraction:
+            continue
+        column = class_column(task)
+        classes = None if column is None else train.rows[column][:]
+        held = round(len(tables["train"].rows) * fraction)
+        chosen = set_aside(len(train.rows), held, cfg.seed, classes, units(train.keys), f"data.{name}_split")
+        aside[name] = train.select(np.flatnonzero(chosen))
+        train = train.select(np.flatnonzero(~chosen))
+    found = {**tables, **aside, "train": train}
+    return {name: found[name] for name in SPLITS if name in found}
+
+
+def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
+    splits = SPLITS if sample is None else SPLITS[:1]
+    options: Any = {"sample": sample, "reading": Reading.of(data), "group": group_column(data, task)}
+    if data.dataset_name is not None:
+        hub = (data.dataset_name, data.dataset_config_name, data.revision)
+        present = load_hub(*hub)
+        sources = {
+            split: partial(load_hub_table, *hub, split, task, data.columns, True, **options)
+            for split in splits
+            if split in present
+        }
+    else:
+        files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
+        sources = {
+            split: partial(load_table, file, task, data.columns, True, **options)
+            for split, file in files.items()
+            if file and split in splits
+        }
+    if "train" not in sources:
+        raise DataError("data: there are no training rows.")
+    tables = {"train": sources.pop("train")()}
+    # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
+    if len(tables["train"].rows):
+        _learn(task, tables["train"].rows)
+    return tables | {split: load() for split, load in sources.items()}
+
+
+def _learn(task: Task, rows: datasets.Dataset) -> None:
+    if isinstance(task, SupportsLearning):
+        task.learn(rows)

@@ -1,0 +1,54 @@
+"""Plain text: a row per line of one file, or of several line-aligned files, as is common in translation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from itertools import count, zip_longest
+from pathlib import Path
+
+from toolkit.data.encodings import open_text, recognised_encoding, text_encoding
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import Reading
+
+LINE = "text"
+"""The column of a .txt file."""
+
+
+def read_lines(file: Path, reading: Reading) -> Iterator[RawRow]:
+    """Streams the lines of a file that are not blank.
+
+    Raises:
+        DataError: if the file's encoding is not recognised.
+    """
+    with open_text(file, text_encoding(file, reading.encoding)) as opened:
+        for number, line in enumerate(opened, start=1):
+            if line.strip():
+                yield RawRow(number, {LINE: line.rstrip("\n")})
+
+
+def read_aligned(files: Mapping[str, Path], reading: Reading) -> Iterator[RawRow]:
+    """Streams the rows of line-aligned files, numbered by line; lines that are blank in all files are skipped.
+
+    Args:
+        files: the files by the name of their column.
+        reading: how to read them.
+
+    Raises:
+        DataError: if the encoding of a file is not recognised.
+    """
+    encodings = {file: text_encoding(file, reading.encoding) for file in files.values()}
+    with ExitStack() as stack:
+        lines = zip_longest(*(stack.enter_context(open_text(*each)) for each in encodings.items()))
+        for number, row in zip(count(1), lines, strict=False):
+            ended = [file.name for file, line in zip(files.values(), row, strict=True) if line is None]
+            values = {name: line.rstrip("\n") for name, line in zip(files, row, strict=True) if line is not None}
+            if ended or any(line.strip() for line in values.values()):
+                reason = f"{' and '.join(ended)} ended before this line; the files have different numbers of lines"
+                yield RawRow(number, values, reason if ended else None)
+
+
+def note(file: Path, reading: Reading) -> str | None:
+    """Returns the encoding of a text file if it is not the one that is set, or UTF-8; None otherwise."""
+    settings = recognised_encoding(text_encoding(file, reading.encoding), reading.encoding)
+    return f"recognised {settings[0]}" if settings else None

@@ -1,0 +1,97 @@
+"""Raw rows, as the readers of all formats yield them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from html import unescape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from toolkit.base.errors import DataError
+
+_NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
+
+
+class RawRow(NamedTuple):
+    """One row of a source.
+
+    Args:
+        number: the line on which the row starts (csv, tsv, jsonl, txt), its row in the sheet (xlsx), or its number from
+            1 (other formats).
+        values: values by the source's column names; for an unusable row, the values that could be read, or None.
+        reason: why the row cannot be used, or None.
+    """
+
+    number: int
+    values: dict[str, Any] | None
+    reason: str | None = None
+
+
+def not_text(value: Any) -> str | None:
+    """Returns why a value, or a string anywhere inside it, is not valid UTF-8 text; None if it is."""
+    if isinstance(value, str):
+        found = _NOT_TEXT.search(value)
+        if found is None:
+            return None
+        code = ord(found[0])
+        # Bytes that are not UTF-8 were read as U+DC80 to U+DCFF (`surrogateescape`).
+        what = (
+            "NUL byte"
+            if code == 0
+            else f"byte 0x{code - 0xDC00:02x}"
+            if 0xDC80 <= code <= 0xDCFF
+            else f"lone surrogate U+{code:04X}"
+        )
+        return f"not UTF-8 text ({what} at character {found.start() + 1})"
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return next(filter(None, map(not_text, inner)), None)
+
+
+def check_names(file: Path, names: list[str]) -> None:
+    """Checks the names of columns.
+
+    Raises:
+        DataError: if a column has no name, or two have the same one.
+    """
+    if not all(name.strip() for name in names):
+        raise DataError(
+            f"{file}: a column has no name; the header is {', '.join(map(repr, names))}. "
+            "(pandas writes its index like this; to_csv(..., index=False) does not. If this is a row and not a header, "
+            "set data.header=false and name the columns by number.)"
+        )
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{file}: more than one column is named {', '.join(map(repr, twice))}.")
+
+
+def checked(rows: Iterable[RawRow], where: str, unescape_html: bool = False) -> Iterator[RawRow]:
+    """Yields rows, and adds the reason to those that are not UTF-8 text.
+
+    Args:
+        rows: numbered rows.
+        where: name of the source, for messages.
+        unescape_html: whether to decode HTML entities in all texts.
+
+    Raises:
+        DataError: at the end, if there were no rows.
+    """
+    number = 0
+    for number, values, reason in rows:
+        for column, value in (values or {}).items():
+            if reason:
+                break
+            problem = not_text(value)
+            reason = problem and f"column {column!r} is {problem}"
+        yield RawRow(number, _unescaped(values) if unescape_html else values, reason)
+    if not number:
+        raise DataError(f"{where} has no rows.")
+
+
+def _unescaped(value: Any) -> Any:
+    """Returns a value in whose strings, at any depth, HTML entities are decoded."""
+    if isinstance(value, str):
+        return unescape(value)
+    if isinstance(value, dict):
+        return {name: _unescaped(inner) for name, inner in value.items()}
+    return [_unescaped(inner) for inner in value] if isinstance(value, list) else value

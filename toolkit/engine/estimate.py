@@ -1,0 +1,88 @@
+"""Estimates how long a training takes and how much of the disk it fills, before both have happened."""
+
+from __future__ import annotations
+
+import shutil
+from statistics import fmean
+
+from toolkit.api.milestones import Milestones
+from toolkit.api.run import Run
+from toolkit.base.console import format_bytes, format_duration, say
+from toolkit.base.errors import CheckpointError
+from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint import store
+from toolkit.optim.presets import PRESETS
+
+MEASURED_STEPS = 5
+"""Steps that the estimate of the time is based on; the first step, which is slower, is not one of them."""
+NOTABLE_SHARE = 0.1
+"""Share of the free disk above which a run says how much it will fill."""
+
+
+class TimeEstimate:
+    """Says once, after a few steps, how long the training of this session takes.
+
+    Args:
+        num_steps: number of steps of the session.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._seconds: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        """Adds the duration of the next step."""
+        if len(self._seconds) <= MEASURED_STEPS < self._num_steps - 1:
+            self._seconds.append(seconds)
+            if len(self._seconds) == MEASURED_STEPS + 1:
+                total = format_duration(fmean(self._seconds[1:]) * self._num_steps)
+                say(f"Training takes about {total} for {self._num_steps:,} steps, without evaluations.")
+
+
+def refuse_full_disk(run: Run, milestones: Milestones) -> None:
+    """Refuses a run whose model and checkpoints do not fit on the disk. Call it on the main process.
+
+    The estimate counts weights and the optimizer's state, but no states of callbacks. A run that may end before its
+    last step is not refused.
+
+    Raises:
+        CheckpointError: with the space that is needed, the space that is free, and the settings to change.
+    """
+    model, checkpoint = _sizes(run)
+    new = _new_checkpoints(run, milestones)
+    needed, free = model + new * checkpoint, shutil.disk_usage(run.output_dir).free
+    parts = f"a model of {format_bytes(model)}"
+    if new:
+        parts += f" and {new:,} checkpoint{'s' * (new > 1)} of {format_bytes(checkpoint)}"
+    may_end_early = run.cfg.train.max_time is not None or run.cfg.train.early_stopping_patience is not None
+    if needed > free and not may_end_early:
+        raise CheckpointError(
+            f"output_dir: {run.output_dir.absolute()} has {format_bytes(free)} of free space, but this run needs "
+            f"about {format_bytes(needed)}: {parts}. Free some space, use another output_dir, keep fewer checkpoints "
+            "(checkpoint.save_total_limit) or write them less often (checkpoint.save_steps)."
+        )
+    if needed > NOTABLE_SHARE * free:
+        say(f"The run will write about {format_bytes(needed)} ({parts}); {format_bytes(free)} are free.")
+
+
+def _sizes(run: Run) -> tuple[int, int]:
+    """Returns the bytes of the model, which with adapters is these alone, and of a checkpoint."""
+    parameters = list((run.strategy.outline or run.model).parameters())
+    sizes = [(each.numel() * each.element_size(), each.numel() if each.requires_grad else 0) for each in parameters]
+    weights, trained = sum(size for size, _ in sizes), sum(count for _, count in sizes)
+    written = weights if run.cfg.model.peft.method == "none" else sum(size for size, count in sizes if count)
+    return written, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
+
+
+def _new_checkpoints(run: Run, milestones: Milestones) -> int:
+    """Returns how many more checkpoints there will be at once; a new one is complete before an old one is removed."""
+    every, limit = milestones.save_every, run.cfg.checkpoint.save_total_limit
+    if every is None:
+        return 0
+    start = run.resume.step if run.resume else 0
+    total = milestones.total_steps
+    coming = sum(step > start for step in {*range(every, total + 1, every), total})
+    if limit is None:
+        return coming
+    existing = len(store.steps(RunFolder(run.output_dir).checkpoints))
+    return min(coming, max(0, limit - existing) + 1)

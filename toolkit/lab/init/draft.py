@@ -1,0 +1,220 @@
+"""A new YAML: the kind of data is recognised from a sample, the rest follows from all rows, checked as in a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from toolkit.api.task import Task
+from toolkit.base.errors import InputError
+from toolkit.config import Loaded
+from toolkit.config.fields import STRICT
+from toolkit.config.keys import flatten
+from toolkit.config.load import load_config
+from toolkit.config.messages import did_you_mean, join
+from toolkit.config.sections import Config
+from toolkit.data.findings import listed
+from toolkit.data.loading import CheckedRows, check_rows
+from toolkit.data.profile import ColumnProfile, Profile, profile_file
+from toolkit.lab.init.files import name_of, split_files
+from toolkit.lab.init.guess import Guess, to_text
+from toolkit.lab.init.kinds import KINDS, Columns, Kind, Sample, is_text, languages_of
+from toolkit.lab.init.labels import SINGLE, can_be_label
+from toolkit.lab.init.models import choose
+from toolkit.lab.init.training import evaluation, groups, training, validation
+from toolkit.recipe import load_settings, load_task_type
+
+TEXT_ROLES = ("text", "source", "target", "context")
+_COLUMN = "data.columns."
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A new YAML.
+
+    Args:
+        kind: the kind of data.
+        sample: what is known from a sample.
+        guesses: its settings, with their reasons.
+        config: the settings.
+        task: the recipe's task.
+        rows: all rows, checked and split.
+    """
+
+    kind: Kind
+    sample: Sample
+    guesses: Sequence[Guess]
+    config: Config
+    task: Task
+    rows: CheckedRows
+
+    @property
+    def summary(self) -> str:
+        """What the data is, for a message."""
+        return f"{sum(map(len, self.rows.splits.values())):,} rows: {self.kind.what}"
+
+    def yaml(self, command: str) -> str:
+        """Returns the text of the YAML, whose first line names the command that uses it."""
+        why = f"Written by `toolkit init` for {self.summary}. Comments give the reasons."
+        return to_text((why, f"Run: {command}"), self.guesses)
+
+
+@dataclass(frozen=True)
+class _NoTask:
+    """Options of no task, to read settings of the data before the recipe is known."""
+
+    __pydantic_config__ = STRICT
+
+
+def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ()) -> Draft:
+    """Guesses the settings for a file or folder.
+
+    Args:
+        source: the file or folder.
+        recipe: name of the recipe; None guesses it.
+        overrides: `section.key=value` settings, which are not guessed.
+
+    Raises:
+        InputError: if the data fits no recipe; the message says which columns there are, and what to do.
+        ConfigError: if an override is wrong.
+        DataError: if the file cannot be read, or too many rows cannot be used.
+    """
+    given = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+    files = split_files(source)
+    profile = _profile(files, overrides)
+    kind, columns = recognise(profile, recipe, given)
+    languages = languages_of(profile, columns, kind.texts)
+    model = choose(kind.name, languages, given.get("model.name_or_path"))
+    sample = Sample(profile, columns, languages, model, given)
+    guesses = [
+        Guess("output_dir", f"outputs/{name_of(source)}", "everything that the run writes"),
+        Guess("model.name_or_path", model.name, model.reason),
+        *files,
+        *_column_guesses(sample),
+        *(guess for settings in kind.settings for guess in settings(sample)),
+        *_split_guesses(kind, sample, files),
+    ]
+    task_type = load_task_type(kind.recipe)
+    first = load_settings(task_type, _nested(guesses), overrides, {}).config
+    rows = check_rows(replace(first, data=replace(first.data, bad_rows="skip")), task_type(first))
+    guesses = [*map(partial(_counted, rows=rows), guesses), *_from_rows(kind, sample, first, rows)]
+    loaded = load_settings(task_type, _nested(guesses), overrides, {})
+    return Draft(kind, sample, _as_given(guesses, loaded), loaded.config, task_type(loaded.config), rows)
+
+
+def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) -> tuple[Kind, Columns]:
+    """Returns the kind of data and its columns, by the recipe's names.
+
+    Args:
+        profile: the columns of the file.
+        recipe: name of the recipe; None takes the first kind that fits.
+        given: the settings that the user named, by dotted key.
+
+    Raises:
+        InputError: if the data fits no recipe, or not this one.
+    """
+    recipes = list(dict.fromkeys(kind.recipe for kind in KINDS))
+    if recipe is not None and recipe not in recipes:
+        raise InputError(f"--recipe: received {recipe!r}, expected {join(recipes)}{did_you_mean(recipe, recipes)}")
+    chosen = {key.removeprefix(_COLUMN): value for key, value in given.items() if key.startswith(_COLUMN)}
+    missing = [repr(name) for name in chosen.values() if name not in profile.columns]
+    if not missing:
+        for kind in KINDS:
+            if recipe in (None, kind.recipe) and (columns := kind.find(profile, chosen)):
+                return kind, columns
+    listed = "\n".join(f"  {column.name}: {_described(column)}" for column in profile.columns.values())
+    wanted = f"the recipe {recipe}" if recipe else "any recipe"
+    problem = f"there is no column {join(missing)}" if missing else f"the columns do not fit {wanted}"
+    raise InputError(
+        f"{profile.source}: {problem}. Its columns:\n{listed}\n"
+        "Classification and regression need a column of labels that repeat, or of numbers, beside the text, image or "
+        f"audio file; name it with {_COLUMN}label=COLUMN (and the text with {_COLUMN}text=COLUMN).\n"
+        f"To train a language model on a column: --recipe language_modeling {_COLUMN}text=COLUMN."
+    )
+
+
+def _profile(files: Sequence[Guess], overrides: Sequence[str]) -> Profile:
+    """Returns the profile of the training file; the overrides of `data` say how to read it."""
+    values = _nested([Guess("output_dir", "unused"), Guess("model.name_or_path", "unused"), *files])
+    data = load_config(_NoTask, values, [text for text in overrides if text.startswith("data.")], {}).config.data
+    return profile_file(str(data.train_file))
+
+
+def _described(column: ColumnProfile) -> str:
+    different = f"{len(column.counts):,} different" if not column.is_unique else "all different"
+    return f"{column.kind}, {different}" if column.values else "empty"
+
+
+def _column_guesses(sample: Sample) -> Iterator[Guess]:
+    """Yields the columns whose name is not the recipe's."""
+    used = sample.columns.values()
+    for role, name in sorted(sample.columns.items(), key=lambda item: item[0] == "label"):
+        column = sample.profile.columns[name]
+        fits = can_be_label if role == "label" else is_text if role in TEXT_ROLES else None
+        free = [each for each in sample.profile.columns.values() if each.name not in used]
+        others = [repr(each.name) for each in free if fits and fits(each)]
+        why = _described(column) + (f"; or is it {join(others)}?" if others else "")
+        if name != role:
+            yield Guess(f"{_COLUMN}{role}", name, why)
+
+
+def _split_guesses(kind: Kind, sample: Sample, files: Sequence[Guess]) -> Iterator[Guess]:
+    """Yields how rows are set aside for validation."""
+    if all(guess.key != "data.validation_file" for guess in files):
+        yield validation(sample.profile.total)
+        if kind.recipe != "qa":  # which keeps the questions about a context together by itself
+            used = set(sample.columns.values())
+            yield from (guess for guess in groups(sample.profile) if guess.value not in used)
+
+
+def _from_rows(kind: Kind, sample: Sample, cfg: Config, rows: CheckedRows) -> Iterator[Guess]:
+    """Yields the settings that follow from all rows."""
+    train, findings = rows.splits["train"], rows.findings
+    limits = kind.limits(train, sample.model)
+    yield from limits
+    if any(rows.bad_rows.values()):
+        yield Guess("data.bad_rows", "skip", "; ".join(findings.skipped.values()))
+    longest = max((guess.value for guess in limits if "length" in guess.key or "block" in guess.key), default=0)
+    yield from training(len(train), longest, sample.model.learning_rate)
+    single = getattr(cfg.task, "problem_type", None) == SINGLE
+    yield from evaluation(findings.labels.get("train", {}), single)
+
+
+def _counted(guess: Guess, rows: CheckedRows) -> Guess:
+    """Adds the number of rows with each label to the reason of the type of label."""
+    labels = rows.findings.labels
+    if guess.key != "task.problem_type" or not labels:
+        return guess
+    total = Counter[str]()
+    for counts in labels.values():
+        total.update(counts)
+    what = "classes" if guess.value == SINGLE else "labels"
+    return replace(guess, reason=f"{len(total)} {what}: {listed(total)}; {guess.reason}")
+
+
+def _as_given(guesses: Sequence[Guess], loaded: Loaded) -> list[Guess]:
+    """Returns the guesses with the values that were given instead, and everything else that was given."""
+    values = flatten(loaded.config)
+    given = {key: Guess(key, values[key], "as given") for key, origin in loaded.origins.items() if origin == "override"}
+    kept = [given.pop(guess.key, guess) for guess in guesses if guess.key in given or _is_set(guess, values)]
+    return kept + list(given.values())
+
+
+def _is_set(guess: Guess, values: Mapping[str, Any]) -> bool:
+    """Whether a setting is still that of the guess; naming a new model's type clears `model.name_or_path`."""
+    return guess.key not in values or values[guess.key] is not None
+
+
+def _nested(guesses: Iterable[Guess]) -> dict[str, Any]:
+    """Returns settings as nested sections."""
+    values: dict[str, Any] = {}
+    for guess in guesses:
+        *groups, name = guess.key.split(".")
+        section = values
+        for group in groups:
+            section = section.setdefault(group, {})
+        section[name] = guess.value
+    return values

@@ -1,0 +1,52 @@
+"""Chooses the predictions that a report shows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import chain, zip_longest
+from typing import Any
+
+from toolkit.api.supports import SupportsErrorRanking, class_column
+from toolkit.api.task import Record, Task
+
+FEWEST, MOST = 6, 12
+"""Number of examples in a report: one of each class between these limits."""
+
+Example = tuple[int, Record]
+"""Line in the file of predictions, from 1, and the record on that line."""
+
+
+class Examples:
+    """Keeps predictions of every class, right and wrong ones; the first of each kind.
+
+    Args:
+        task: says which predictions are wrong, and which class is expected, as far as it can.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._kept: dict[tuple[Any, bool], list[Example]] = defaultdict(list)
+
+    def see(self, line: int, record: Record) -> None:
+        """Considers a record, given its line in the file of predictions."""
+        expected = self._task.describe(record).expected if class_column(self._task) is not None else None
+        wrong = isinstance(self._task, SupportsErrorRanking) and self._task.error(record) is not None
+        kept = self._kept[expected, wrong]
+        if len(kept) < FEWEST:
+            kept.append((line, record))
+
+    def chosen(self, count: int | None = None) -> list[Example]:
+        """Returns examples in the order of their lines, from as many kinds as possible.
+
+        Args:
+            count: their number; None for one of each class within `FEWEST` and `MOST`.
+        """
+        classes = list(dict.fromkeys(expected for expected, _ in self._kept))
+        count = min(MOST, max(FEWEST, len(classes))) if count is None else count
+        # A right prediction of the first class, a wrong one of the second, and so on; then the other kind of each.
+        wanted = [(expected, place % 2 == 1) for place, expected in enumerate(classes)]
+        one = [kind if kind in self._kept else (kind[0], not kind[1]) for kind in wanted]
+        other = [kind for kind in self._kept if kind not in one]
+        rounds = zip_longest(*(self._kept[kind] for kind in [*one, *other]))
+        found = [example for example in chain.from_iterable(rounds) if example is not None]
+        return sorted(found[:count], key=lambda example: example[0])

@@ -1,0 +1,108 @@
+"""Scores with their intervals and baselines, as text for the terminal, the report and the model card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from toolkit.api.run import Evaluation, FitResult
+from toolkit.api.supports import SupportsQuality
+from toolkit.api.task import EvalData, Task
+from toolkit.base.console import format_value, shorten
+from toolkit.metrics.quality import Quality
+from toolkit.metrics.score import without_classes
+from toolkit.report.text import readable
+
+MOST_LETTERS = 30
+"""Maximum length of a constant answer in the terminal."""
+
+
+class ShownScore(NamedTuple):
+    """A score as text; `interval` and `baseline` are empty where there is none."""
+
+    name: str
+    value: str
+    interval: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one or more evaluation sets.
+
+    Args:
+        task: the task, for the properties of its scores.
+        metrics: metrics without prefix, by set.
+        quality: how far they can be trusted, by set; may be incomplete.
+    """
+
+    task: Task
+    metrics: Mapping[str, Mapping[str, float]]
+    quality: Mapping[str, Quality]
+
+    @staticmethod
+    def of(result: FitResult, task: Task) -> Scores:
+        """Returns the scores of a finished training."""
+        return Scores(task, {name: each.metrics for name, each in result.evaluations.items()}, result.quality)
+
+    @property
+    def rows(self) -> list[ShownScore]:
+        """All scores except those of single classes; the first of each set is the one to trust."""
+        rows = []
+        for name, metrics in self.metrics.items():
+            quality = self.quality.get(name, Quality())
+            first = quality.trusted or self.task.best_metric
+            values = readable(without_classes(metrics, self.task.scores))
+            for metric in sorted(values, key=lambda metric: (metric != first, metric == "loss")):
+                ends = quality.intervals.get(metric)
+                interval = "" if ends is None else f"{ends.low:.4g} to {ends.high:.4g}"
+                baseline = format_value(quality.baseline[metric]) if metric in quality.baseline else ""
+                rows.append(ShownScore(prefix_of(name) + metric, values[metric], interval, baseline))
+        return rows
+
+    @property
+    def constant(self) -> str:
+        """The constant answers that the scores are compared with; empty without any."""
+        return " / ".join(dict.fromkeys(quality.constant for quality in self.quality.values() if quality.constant))
+
+    @property
+    def hints(self) -> list[str]:
+        """Advice about reading the scores, as sentences."""
+        return [hint for quality in self.quality.values() for hint in quality.hints]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Intervals and baselines by name, for files."""
+        return {
+            name: value
+            for key, quality in self.quality.items()
+            for name, value in quality.figures(prefix_of(key)).items()
+        }
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Returns the header and the rows of a table; empty columns are left out."""
+        rows, header = self.rows, ("score", "value", "95 % interval", self.constant)
+        kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
+        return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+    def lines(self) -> dict[str, str]:
+        """Returns values with intervals by name, for the terminal; the first has its baseline, too."""
+        lines: dict[str, str] = {}
+        for name, value, interval, baseline in self.rows:
+            constant = f"{shorten(self.constant, MOST_LETTERS)}: {baseline}" if baseline and not lines else ""
+            notes = "; ".join(filter(None, [interval, constant]))
+            lines[name] = f"{value} ({notes})" if notes else value
+        return lines
+
+
+def prefix_of(name: str) -> str:
+    """Returns the prefix of the metrics of an evaluation set."""
+    return "eval_" if name == "validation" else f"{name}_"
+
+
+def quality_of(task: Task, evaluation: Evaluation, data: EvalData) -> Quality:
+    """Returns how far the scores of an evaluation can be trusted; call it on the main process."""
+    if not isinstance(task, SupportsQuality):
+        return Quality()
+    return task.quality(evaluation.records, evaluation.predictions, data)

@@ -1,0 +1,83 @@
+"""Names of labels: one form for equal numbers, and `task.label_map`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from toolkit.api.task import BadRow
+
+_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]+))?")
+"""A number as spreadsheets write it; text such as `007`, `1e5` or `nan` is a name."""
+
+
+def label_text(value: Any) -> str:
+    """Returns a label as text without surrounding blanks; numbers in their shortest form (`5.0` becomes `5`).
+
+    Raises:
+        BadRow: if the value is neither text nor a finite number.
+    """
+    if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
+        raise BadRow(f"label {value!r} is neither text nor a number")
+    text = str(value).strip()
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return text
+    sign, digits, fraction = number[1].replace("+", ""), number[2], (number[3] or "").rstrip("0")
+    if fraction:
+        return f"{sign}{digits}.{fraction}"
+    return digits if digits == "0" else sign + digits
+
+
+def plain_map(label_map: Mapping[str, str]) -> dict[str, str]:
+    """Returns `task.label_map` with its labels in the form of `label_text`."""
+    return {label_text(label): name for label, name in label_map.items()}
+
+
+def known_label(value: Any, names: Mapping[str, str], known: Sequence[str] | None) -> str:
+    """Returns the name of a label after `task.label_map`.
+
+    Args:
+        value: the label as in the file.
+        names: the result of `plain_map`; labels that are not in it keep theirs.
+        known: the names that labels can have, or None if they are not known yet.
+
+    Raises:
+        BadRow: if the label is neither text nor a number, or has an unknown name.
+    """
+    text = label_text(value)
+    text = names.get(text, text)
+    if known is None or text in known:
+        return text
+    for name in known:
+        if label_text(name) == text:
+            return name
+    raise BadRow(f"label {text!r} is not one of {', '.join(known)}")
+
+
+def map_problems(labels: Sequence[str] | None, label_map: Mapping[str, str]) -> list[str]:
+    """Returns what is wrong with `task.label_map`, as full messages; `labels` is `task.labels`."""
+    names: dict[str, str] = {}
+    found = []
+    for label, name in label_map.items():
+        other = names.setdefault(label_text(label), name)
+        if other != name:
+            found.append(f"task.label_map: {label!r} is listed twice, as {other!r} and {name!r}; remove one of them")
+    if unknown := [name for name in dict.fromkeys(label_map.values()) if labels is not None and name not in labels]:
+        found.append(f"task.label_map: {', '.join(map(repr, unknown))} not in task.labels; add it there or remove it")
+    return found
+
+
+def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
+    """Returns notes about labels that `task.label_map` does not list, and about names that no training row has."""
+    names = dict.fromkeys(label_map.values())
+    unlisted = [f"{label!r} ({count:,})" for label, count in counts.items() if names and count and label not in names]
+    unused = [repr(name) for name in names if not counts.get(name)]
+    notes = []
+    if unlisted:
+        notes.append(f"task.label_map does not list {', '.join(unlisted)}; unlisted labels keep their names.")
+    if unused:
+        notes.append(f"task.label_map: no training row has {', '.join(unused)}.")
+    return notes
