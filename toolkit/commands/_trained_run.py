@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser, bad_rows: str = "as the run")
     """
     _options.add(parser, "run")
     _options.add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
-    _options.add(parser, "--recipe")
+    _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--bad-rows", default_text=bad_rows)
     _options.add(parser, "--trust-remote-code")
     _options.add(parser, "--per-device-eval-batch-size", default_text="as the run")

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "--output-dir")
     formats = "convert: a model; full and sharded write a checkpoint"
     _options.add(parser, "--format", type=_options.one_of("full", "sharded"), default_text=formats)
-    _options.add(parser, "--recipe")
+    _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
 

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "run")
     _options.add(parser, "--format", type=_options.one_of("zip"), default="zip", default_text="zip")
     _options.add(parser, "--output", default_text="RUN.zip")
-    _options.add(parser, "--recipe")
+    _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
 

@@ -23,10 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="your data: a file, a folder of classes, or line-aligned files as 'train.{en,de}'",
     )
     _options.add(parser, "overrides")
-    parser.add_argument("--recipe", metavar="NAME", help="recipe to write for (default: the one that fits the columns)")
-    parser.add_argument(
-        "--model", metavar="MODEL", help="hub id or local folder (default: a small pretrained model that fits the data)"
-    )
+    _options.add(parser, "--recipe", default_text="the one that fits the columns")
+    _options.add(parser, "--model", default_text="a small pretrained model that fits the data")
     _options.add(parser, "--output", default_text="the name of the data with .yaml, in the current folder")
     parser.add_argument("--interactive", action="store_true", help="ask about the most important guesses")
 

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN/merged")
     _options.add(parser, "--data", default_text="some of the run's rows, to verify the merged model")
-    _options.add(parser, "--recipe")
+    _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
 

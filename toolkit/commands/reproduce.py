@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run and the new run's folder."""
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN-reproduced")
-    _options.add(parser, "--recipe")
+    _options.add(parser, "--recipe", default_text="that of the run")
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ from toolkit.commands import _options, _recipe_config
 RANK = "from toolkit.commands.cli import main; main()"
 SETTINGS = {
     "data": ("--data FILE", "data.train_file", ("data.train_file", "data.dataset_name")),
-    "model": ("--model NAME", "model.name_or_path", ("model.name_or_path", "model.from_config")),
+    "model": ("--model MODEL", "model.name_or_path", ("model.name_or_path", "model.from_config")),
     "output_dir": ("--output-dir DIR", "output_dir", ("output_dir",)),
 }
 """Options that are settings: their spelling, the setting, and the settings that can be given instead. Without a
