@@ -44,7 +44,8 @@ demo: setup ## train on the sample reviews in this repository, offline, on the C
 	@echo "Output: outputs/demo.log. Model, predictions and report: outputs/demo; open outputs/demo/report.html."
 	@echo "Next, with your own CSV:"
 	@echo "  source .venv/bin/activate"
-	@echo "  toolkit train reviews --data FILE --text-column COLUMN --label-column COLUMN --model MODEL --output-dir DIR"
+	@echo "  toolkit init reviews.csv --output my_reviews.yaml"
+	@echo "  toolkit train reviews --config my_reviews.yaml"
 
 smoke: setup ## run every smoke configuration through accelerate launch
 	@test -n "$(SMOKE)" || { echo "smoke: no recipes/configs/<task>/smoke*.yaml found" >&2; exit 1; }

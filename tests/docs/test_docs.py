@@ -18,10 +18,11 @@ from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
 from toolkit.commands._options import with_current_names
+from toolkit.commands.cli import COMMANDS
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
-from toolkit.recipe import load_task_type, validate
+from toolkit.recipe import config_file, load_task_type, validate
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
 SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
@@ -73,6 +74,7 @@ def reader(tmp_path, monkeypatch) -> Path:
         for file in re.findall(r"_file: (\S+)", text):
             if not (tmp_path / file).exists():
                 (tmp_path / file).touch()
+    (tmp_path / "reviews.csv").write_bytes((ROOT / "recipes/data/reviews/train.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -101,6 +103,8 @@ def config_and_overrides(arguments: list[str]) -> tuple[str, list[str]]:
 @pytest.mark.parametrize("command", commands("toolkit (?:init|validate|explain|schema|data show)"))
 def test_commands_about_settings_run(command: str, reader, capsys) -> None:
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
+    if arguments[0] == "init":
+        Path(arguments[arguments.index("--output") + 1]).unlink(missing_ok=True)  # it is for the commands that use it
     if arguments[0] == "validate" and "--elsewhere" not in arguments:
         arguments.append("--elsewhere")  # the reader's own data, and models of the hub, are not on this machine
     with pytest.raises(SystemExit) as ended:
@@ -116,10 +120,33 @@ def check_trained_run_command(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", commands("toolkit (?:predict|evaluate|certify|plan|runs|diff|reproduce|checkpoint|data)")
+    "command", commands("toolkit (?:predict|evaluate|export|merge|certify|plan|runs|diff|reproduce|checkpoint|data)")
 )
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
+
+
+@pytest.mark.parametrize(
+    "command",
+    re.findall(r"^\| [^|]+ \| `toolkit ([^`]+)`", (ROOT / "docs/i_have.md").read_text(encoding="utf-8"), re.M),
+)
+def test_the_commands_for_every_starting_point_parse(command: str) -> None:
+    name, *arguments = shlex.split(command)
+    module = import_module(COMMANDS[name][0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    module.add_arguments(parser)
+    arguments = with_current_names(name, arguments)
+    parser.parse_intermixed_args(module.rewritten(arguments) if hasattr(module, "rewritten") else arguments)
+
+
+@pytest.mark.parametrize("command", commands("toolkit train"))
+def test_trainings_are_valid(command: str, reader) -> None:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("recipe")
+    parser.add_argument("--processes", type=int)
+    arguments, rest = parser.parse_known_args(shlex.split(command, comments=True)[2:])
+    config, overrides = config_and_overrides(rest)
+    assert problems(arguments.recipe, config_file(arguments.recipe, config), overrides) == []
 
 
 @pytest.mark.parametrize("command", commands("accelerate launch"))

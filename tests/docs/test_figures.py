@@ -9,8 +9,6 @@ from typing import Any
 
 from launching import ROOT
 
-from toolkit.optim.presets import PRESETS
-
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -31,7 +29,7 @@ def factors(text: str) -> list[float]:
 
 def test_the_time_of_a_step_in_the_trainer() -> None:
     found = read(RESULTS / "engines.json")
-    text = row("README.md", "engine: trainer")
+    text = row("docs/switches.md", "engine` | the toolkit")
     assert factors(text) == [round(found["ratio_median"], 2)]
     assert f"median of {len(found['loop_ms'])} pairs" in text
 
@@ -43,7 +41,6 @@ def test_the_memory_of_activation_checkpointing() -> None:
         for kind in ("none", "full")
     )
     expected = [round(full["measured_bytes"] / none["measured_bytes"], 2)]
-    assert factors(row("README.md", "train.activation_checkpointing")) == expected
     assert factors(row("docs/switches.md", "train.activation_checkpointing")) == expected
 
 
@@ -53,14 +50,8 @@ def test_the_effect_of_mixed_precision() -> None:
     pairs = [
         [variants[i]["figures"][name]["value"] for i in (after - 1, after)] for name in ("step_seconds", "train_peak")
     ]
-    text = row("README.md", "train.mixed_precision: bf16")
+    text = row("docs/switches.md", "train.mixed_precision` | precision")
     assert factors(text) == [round(new / old, 2) for old, new in pairs]
-
-
-def test_the_bytes_of_optimizer_state() -> None:
-    text = row("README.md", "train.optim`")
-    for name, label in (("adamw_torch", "AdamW"), ("adamw_bnb_8bit", "8-bit AdamW"), ("adafactor", "Adafactor")):
-        assert f"{round(PRESETS[name].state_bytes, 2):g} for {label}" in text
 
 
 def test_the_accuracy_of_plans() -> None:

@@ -183,4 +183,4 @@ def listed(counts: Mapping[str, int]) -> str:
         counts if len(counts) <= MOST_LISTED else dict(sorted(counts.items(), key=lambda item: -item[1])[:MOST_LISTED])
     )
     more = [f"{len(counts) - MOST_LISTED} more"] if len(counts) > MOST_LISTED else []
-    return ", ".join([*(f"{shorten(name, 30)} {count:,}" for name, count in shown.items()), *more])
+    return ", ".join([*(f"{shorten(name, 30)} ({count:,})" for name, count in shown.items()), *more])

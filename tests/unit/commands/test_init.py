@@ -110,8 +110,9 @@ def test_the_yaml_of_every_kind_of_file_is_valid(name, tmp_path, monkeypatch, ca
 def test_every_guess_says_why(tmp_path, capsys) -> None:
     assert run_command("init", customers(tmp_path), "--output", tmp_path / "y.yaml") == 0
     text = (tmp_path / "y.yaml").read_text(encoding="utf-8")
-    assert "5 classes: 1 24, 2 24, 3 24, 4 24, 5 24; whole numbers with at most 20 values are classes" in " ".join(
-        text.split()
+    assert (
+        "5 classes: 1 (24), 2 (24), 3 (24), 4 (24), 5 (24); whole numbers with at most 20 values are classes"
+        in " ".join(text.split())
     )
     assert "not on this machine: the first run downloads it" in text
     assert f"20% of {ROWS} rows" in text
@@ -145,7 +146,7 @@ def test_equal_numbers_and_similar_labels_are_told(tmp_path, capsys) -> None:
     told = capsys.readouterr().out
     assert "'five'" in told
     assert "'5'" in told
-    assert "3 classes: 1 48, 5 48, five 24; one name per row" in (tmp_path / "y.yaml").read_text(encoding="utf-8")
+    assert "3 classes: 1 (48), 5 (48), five (24); one name per row" in (tmp_path / "y.yaml").read_text(encoding="utf-8")
 
 
 def test_files_that_belong_together_are_found(tmp_path, monkeypatch, capsys) -> None:

@@ -49,7 +49,7 @@ def test_equal_numbers_are_one_class_in_their_shortest_form(check):
 def test_labels_are_counted_before_training_and_whole_numbers_are_said_to_be_classes(check):
     rows = check(train=[f"text {row},{1 + row % 5}," for row in range(100)])
     assert rows.findings.notes() == [
-        "5 labels in 75 training rows: 1 15, 2 15, 3 15, 4 15, 5 15.",
+        "5 labels in 75 training rows: 1 (15), 2 (15), 3 (15), 4 (15), 5 (15).",
         "Labels that are whole numbers are classes; task.problem_type=regression predicts numbers.",
     ]
 
@@ -62,7 +62,7 @@ def test_similar_spellings_and_rare_labels_are_named(check):
         "Labels that differ only in spelling: '5' (7), 'five' (8); 'Good' (7), 'go-od' (7), 'good' (7). "
         "Merge them with task.label_map."
     )
-    assert rare.startswith("Labels with fewer than 5 training rows: odd ")
+    assert rare.startswith("Labels with fewer than 5 training rows: odd (")
     assert near_equal(["Ça va", "ca  va", "-1", "1", "+", "-", "C", "C++"]) == [["Ça va", "ca  va"], ["C", "C++"]]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +15,14 @@ from toolkit.data.markup import ENTITY
 from toolkit.data.profile import TEXT, Profile
 from toolkit.data.readers import delimited
 from toolkit.data.reading import Reading
+from toolkit.data.sources import read_rows
 from toolkit.lab.init.guess import Guess
 
 _BINARY = (".parquet", ".xlsx", ".tmx")
 _SAMPLE = 2**20
+_NUMBER = re.compile(r"\s*[+-]?\d+([.,]\d+)?\s*")
+_SENTENCE = 3
+"""Number of words of a sentence, at least."""
 
 
 def file_guesses(data: DataConfig) -> Iterator[Guess]:
@@ -51,6 +55,14 @@ def file_guesses(data: DataConfig) -> Iterator[Guess]:
             yield Guess("data.delimiter", "tab" if found.delimiter == "\t" else found.delimiter, "divides the header")
         if reading.quoting is None and found.quoting == "none":
             yield Guess("data.quoting", "none", "quotes are part of the text")
+        first = next(read_rows(source, replace(found, header=False))).values or {}
+        if _has_no_names([str(cell) for cell in first.values()]):
+            yield Guess("data.header", False, "the first line has texts or numbers, not names of columns")
+
+
+def _has_no_names(cells: Sequence[str]) -> bool:
+    """Returns whether the cells of a first line cannot be names: one is a number, or all are sentences."""
+    return any(map(_NUMBER.fullmatch, cells)) or all(len(cell.split()) >= _SENTENCE for cell in cells)
 
 
 def entity_guesses(profile: Profile) -> Iterator[Guess]:
