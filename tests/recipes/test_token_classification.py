@@ -140,8 +140,9 @@ def test_tokens_that_the_tokenizer_does_not_have_are_tagged_o_and_counted(tmp_pa
     torch.manual_seed(0)
     BertForTokenClassification(BertConfig(vocab_size=len(vocab), **sizes)).save_pretrained(tmp_path / "bert")
     assert AutoTokenizer.from_pretrained(tmp_path / "bert").tokenize("\u200b") == []
-    row = {"tokens": ["Anna", "\u200b", "runs"], "tags": ["B-PER", "B-PER", "O"]}
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(6)))
+    tags = ["B-PER", "B-PER", "O"]
+    rows = [{"tokens": ["Anna", "\u200b", "runs", *"." * n], "tags": [*tags, *"O" * n]} for n in range(6)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = (f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.validation_split=0.34")
     train(TASK, tmp_path / "run", f"model.name_or_path={tmp_path / 'bert'}", *files, "train.max_steps=1")
     assert {record["prediction"][1] for record in predictions(tmp_path / "run")} == {"O"}

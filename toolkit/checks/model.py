@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit import modalities
-from toolkit.api.supports import SupportsConfiguring, SupportsLearning
+from toolkit.api.supports import SupportsConfiguring, SupportsLearning, state_of
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.checks.check import CannotCheck
@@ -173,7 +173,8 @@ def override_problems(cfg: Config, task: Task) -> list[str]:
     else:  # a tokenizer of no text has the same special tokens
         processor = modality.new_processor(iter(()), config, task.options)
     modality.configure(config, processor, new=source is None)
-    if isinstance(task, SupportsConfiguring) and not isinstance(task, SupportsLearning):
+    must_learn = isinstance(task, SupportsLearning) and None in state_of(task).values()
+    if isinstance(task, SupportsConfiguring) and not must_learn:
         task.configure(config)
     return lost_override_problems(cfg.model, config)
 

@@ -20,9 +20,10 @@ from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
 from toolkit.data.profile import ColumnProfile, Profile, profile_file
 from toolkit.data.reading import Reading
+from toolkit.lab.init.columns import Columns, is_text
 from toolkit.lab.init.files import name_of, split_files
 from toolkit.lab.init.guess import Guess, to_text
-from toolkit.lab.init.kinds import KINDS, Columns, Kind, Sample, is_text, languages_of
+from toolkit.lab.init.kinds import KINDS, Kind, Sample, languages_of
 from toolkit.lab.init.labels import SINGLE, can_be_label
 from toolkit.lab.init.models import choose
 from toolkit.lab.init.reading import entity_guesses, file_guesses

@@ -65,7 +65,7 @@ def _setting(indent: str, name: str, guess: Guess) -> list[str]:
     reason = "".join(letter if letter.isprintable() else "?" for letter in " ".join(guess.reason.split()))
     if not reason:
         return [line]
-    if len(line) + len(reason) + 4 <= WIDTH:
+    if len(line) + len("  # ") + len(reason) <= WIDTH:
         return [f"{line}  # {reason}"]
     above = textwrap.wrap(reason, WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
     return [*above, line]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from pathlib import Path
+from typing import Any
 
-from toolkit.data.profile import FILES, OBJECT, OBJECTS, TEXT, TEXTS, ColumnProfile, Profile
+from toolkit.data.profile import FILES, TEXT, ColumnProfile, Profile
+from toolkit.lab.init.columns import (
+    Columns,
+    Find,
+    Role,
+    column_language,
+    find_pair,
+    find_plain_text,
+    has_kind,
+    is_answer,
+    is_chat,
+    is_tags,
+    is_text,
+    is_tokens,
+    length,
+    repeats,
+    roles,
+)
 from toolkit.lab.init.guess import Guess
 from toolkit.lab.init.labels import can_be_label, label_kind
 from toolkit.lab.init.languages import LANGUAGES, language_named, language_of
 from toolkit.lab.init.lengths import Limits, answers, blocks, no_limits, spans, truncation, windows
 from toolkit.lab.init.models import Model
-
-Columns = dict[str, str]
-"""The file's columns by the recipe's names for them."""
-Find = Callable[[Profile, Columns], Columns | None]
-"""Returns the columns of a kind of data, given those that the user named; None if the file is of another kind."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +57,6 @@ class Sample:
 Settings = Callable[[Sample], list[Guess]]
 """Returns settings of the task that follow from a sample."""
 
-_TAG = re.compile(r"O|[BIESLU]-\S+")
-_LEAST_CHARACTERS = 15
-"""Smallest mean length of a text that no name gives away."""
-
 
 @dataclass(frozen=True)
 class Kind:
@@ -73,118 +79,6 @@ class Kind:
     texts: Sequence[str] = ()
     limits: Limits = no_limits
     settings: Sequence[Settings] = ()
-
-
-@dataclass(frozen=True)
-class Role:
-    """A column that a kind of data needs.
-
-    Args:
-        name: the recipe's name for it.
-        usual: usual names, each a lower-case word or several without anything between.
-        fits: whether a column can have this role.
-        rank: orders columns that fit and have no usual name, the best last; None if the name is required.
-    """
-
-    name: str
-    usual: str
-    fits: Callable[[ColumnProfile], bool]
-    rank: Callable[[ColumnProfile], float] | None = None
-
-    def named(self, column: ColumnProfile) -> int:
-        """Returns how much a column's name means this role: 2 completely, 1 in part, 0 not."""
-        words = re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", column.name).lower())
-        usual = {self.name, *self.usual.split()}
-        return 2 if "".join(words) in usual else 1 if usual & set(words) else 0
-
-    def choose(self, columns: Mapping[str, ColumnProfile]) -> str | None:
-        """Returns the name of the column that fits best, or None."""
-        fitting = [column for column in columns.values() if self.fits(column) and (self.rank or self.named(column))]
-        rank = self.rank or (lambda column: 0.0)
-        best = max(fitting, key=lambda column: (self.named(column), rank(column)), default=None)
-        return best.name if best else None
-
-
-def roles(*needed: Role) -> Find:
-    """Returns a function that finds a column for each role."""
-
-    def find(profile: Profile, given: Columns) -> Columns | None:
-        found = dict(given)
-        for role in needed:
-            free = {name: column for name, column in profile.columns.items() if name not in found.values()}
-            if role.name not in found:
-                best = role.choose(free)
-                if best is None:
-                    return None
-                found[role.name] = best
-        return found
-
-    return find
-
-
-def is_text(column: ColumnProfile) -> bool:
-    """Whether a column holds texts, not names."""
-    return column.kind == TEXT and column.mean_characters >= _LEAST_CHARACTERS
-
-
-def _is_answer(column: ColumnProfile) -> bool:
-    return column.kind == OBJECT and all({"text", "answer_start"} <= value.keys() for value in column.values)
-
-
-def _has_kind(kind: str) -> Callable[[ColumnProfile], bool]:
-    return lambda column: column.kind == kind
-
-
-def _repeats(column: ColumnProfile) -> float:
-    return len(column.values) / max(len(column.counts), 1)
-
-
-def _length(column: ColumnProfile) -> float:
-    return column.mean_characters
-
-
-def _pair(profile: Profile, given: Columns) -> Columns | None:
-    """Finds a mapping of languages, or two columns of text in different languages."""
-    mappings = [column for column in profile.columns.values() if column.kind == OBJECT]
-    for column in mappings:
-        languages = list(column.values[0])
-        if len(languages) >= 2 and all(map(language_named, languages)):
-            return {"translation": column.name}
-    texts = {name: column for name, column in profile.columns.items() if column.kind == TEXT}
-    if {"source", "target"} <= given.keys():
-        return given
-    for source, target in permutations(texts, 2):
-        pair = column_language(texts[source]), column_language(texts[target])
-        if None not in pair and pair[0] != pair[1]:
-            found = {"source": source, "target": target} | given
-            if len(set(found.values())) == len(found):
-                return found
-    return None
-
-
-def column_language(column: ColumnProfile) -> str | None:
-    """Returns the code of a column's language: that of its texts or, if they are too short, that in its name."""
-    return language_of(map(str, column.values[:200])) or language_named(column.name)
-
-
-def _is_chat(column: ColumnProfile) -> bool:
-    return column.kind == OBJECTS and all(
-        {"role", "content"} <= turn.keys() for turns in column.values for turn in turns
-    )
-
-
-def _is_tokens(column: ColumnProfile) -> bool:
-    return all(isinstance(value, list) and all(isinstance(each, str) for each in value) for value in column.values)
-
-
-def _is_tags(column: ColumnProfile) -> bool:
-    return column.kind == TEXTS and all(_TAG.fullmatch(tag) for tags in column.values for tag in tags)
-
-
-def _plain_text(profile: Profile, given: Columns) -> Columns | None:
-    column = given.get("text", "text")
-    is_plain = Path(profile.source).suffix.lower() == ".txt" or bool(given)
-    return {"text": column} if is_plain and column in profile.columns else None
 
 
 def media(modality: str) -> Settings:
@@ -248,7 +142,11 @@ def languages_of(profile: Profile, columns: Columns, texts: Sequence[str]) -> li
         return [language_named(key) for key in profile.columns[columns["translation"]].values[0]][:2]
     if len(texts) > 1:
         return [column_language(profile.columns[columns[name]]) for name in texts]
-    return [language_of(map(str, profile.columns[columns[name]].values[:200])) for name in texts]
+    return [language_of(map(_as_text, profile.columns[columns[name]].values[:200])) for name in texts]
+
+
+def _as_text(value: Any) -> str:
+    return " ".join(value) if isinstance(value, list) else str(value)
 
 
 _LABEL = Role(
@@ -256,43 +154,44 @@ _LABEL = Role(
     "labels class classes category categories target sentiment rating ratings stars score intent topic tags tag genre "
     "kategorie klasse bewertung note sterne y",
     can_be_label,
-    _repeats,
+    repeats,
 )
 _TEXT = Role(
     "text",
     "review reviews comment comments body message content sentence tweet post description feedback kommentar",
     is_text,
-    _length,
+    length,
 )
 
 KINDS = (
     Kind(
         *("token_classification", "token_classification", "texts with a tag for each token"),
-        find=roles(Role("tags", "ner_tags labels", _is_tags, _length), Role("tokens", "words", _is_tokens, _length)),
+        find=roles(Role("tags", "ner_tags labels", is_tags, length), Role("tokens", "words", is_tokens, length)),
+        texts=("tokens",),
         limits=spans,
     ),
     Kind(
         *("chat", "language_modeling", "conversations"),
-        find=roles(Role("messages", "conversation conversations chat", _is_chat, _length)),
+        find=roles(Role("messages", "conversation conversations chat", is_chat, length)),
         limits=answers,
         settings=[data_format("messages")],
     ),
     Kind(
         *("audio", "reviews", "audio clips with a label"),
-        find=roles(Role("audio", "file filename path", _has_kind(FILES["audio"]), _length), _LABEL),
+        find=roles(Role("audio", "file filename path", has_kind(FILES["audio"]), length), _LABEL),
         settings=[media("audio"), label_settings],
     ),
     Kind(
         *("image", "reviews", "images with a label"),
-        find=roles(Role("image", "file filename path", _has_kind(FILES["image"]), _length), _LABEL),
+        find=roles(Role("image", "file filename path", has_kind(FILES["image"]), length), _LABEL),
         settings=[media("image"), label_settings],
     ),
     Kind(
         *("qa", "qa", "questions with answers in a context"),
         find=roles(
-            Role("question", "query", _has_kind(TEXT)),
-            Role("context", "passage paragraph document text", _has_kind(TEXT)),
-            Role("answers", "answer", _is_answer),
+            Role("question", "query", has_kind(TEXT)),
+            Role("context", "passage paragraph document text", has_kind(TEXT)),
+            Role("answers", "answer", is_answer),
         ),
         texts=("context",),
         limits=windows,
@@ -300,7 +199,7 @@ KINDS = (
     ),
     Kind(
         *("translation", "translation", "texts in two languages"),
-        find=_pair,
+        find=find_pair,
         texts=("source", "target"),
         limits=truncation(max_source_length="source", max_target_length="target"),
         settings=[translated_languages],
@@ -315,8 +214,8 @@ KINDS = (
     Kind(
         *("chat", "language_modeling", "prompts and completions"),
         find=roles(
-            Role("prompt", "instruction question input user", _has_kind(TEXT)),
-            Role("completion", "response output answer assistant reply", _has_kind(TEXT)),
+            Role("prompt", "instruction question input user", has_kind(TEXT)),
+            Role("completion", "response output answer assistant reply", has_kind(TEXT)),
         ),
         texts=("prompt",),
         limits=answers,
@@ -325,8 +224,8 @@ KINDS = (
     Kind(
         *("summarization", "summarization", "texts with summaries"),
         find=roles(
-            Role("summary", "highlights abstract tldr zusammenfassung", _has_kind(TEXT)),
-            Role("document", "article text content body dialogue story", is_text, _length),
+            Role("summary", "highlights abstract tldr zusammenfassung", has_kind(TEXT)),
+            Role("document", "article text content body dialogue story", is_text, length),
         ),
         texts=("document",),
         limits=truncation(max_source_length="document", max_target_length="summary"),
@@ -334,7 +233,7 @@ KINDS = (
     ),
     Kind(
         *("language_modeling", "language_modeling", "plain text"),
-        find=_plain_text,
+        find=find_plain_text,
         texts=("text",),
         limits=blocks,
         settings=[objective],

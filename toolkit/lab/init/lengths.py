@@ -136,7 +136,10 @@ def answers(rows: datasets.Dataset, model: Model) -> list[Guess]:
 def spans(rows: datasets.Dataset, model: Model) -> list[Guess]:
     """Returns the window of a text whose tokens are labelled."""
     limit = _truncation("max_length", map(" ".join, rows["tokens"][:]), model)
-    return [replace(limit, reason=limit.reason.replace("are truncated", "are split into windows"))]
+    return [
+        replace(limit, reason=limit.reason.replace("are truncated", "are split into windows")),
+        Guess("task.stride", limit.value // 4, "tokens that consecutive windows of a text share"),
+    ]
 
 
 def no_limits(rows: datasets.Dataset, model: Model) -> list[Guess]:
