@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import DataError
+from toolkit.base.network import prepare_download
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, checked
 
@@ -55,11 +56,12 @@ def _hub_errors(
 ) -> Iterator[None]:
     import datasets
 
+    prepare_download(dataset_name)
     try:
         yield
     except (OSError, ValueError, RuntimeError, ImportError, datasets.exceptions.DatasetsError) as error:
         where = (
-            f"the hub was not asked, because HF_HUB_OFFLINE is set; the local cache was "
+            f"the hub was not asked, because it cannot be reached or HF_HUB_OFFLINE is set; the local cache was "
             f"({cache_dir or datasets.config.HF_DATASETS_CACHE})"
             if datasets.config.HF_HUB_OFFLINE
             else f"the hub was asked ({datasets.config.HF_ENDPOINT})"

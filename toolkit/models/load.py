@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
+from toolkit.base.network import prepare_download
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
@@ -78,6 +79,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         config = _new_config(model.from_config)
     else:
         name = str(model.name_or_path)
+        prepare_download(name)
         try:
             config = AutoConfig.from_pretrained(
                 name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
