@@ -114,10 +114,11 @@ def tokenise(
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
            state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    features = rows.map(
-        batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
-        new_fingerprint=fingerprint, desc="preprocess",
-    )  # fmt: skip
+    with progress_bars(len(rows) >= PROGRESS_FROM_ROWS):
+        features = rows.map(
+            batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
+            new_fingerprint=fingerprint, desc="preprocess",
+        )  # fmt: skip
     if isinstance(task, SupportsPacking):
         features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp")
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
