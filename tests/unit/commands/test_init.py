@@ -15,28 +15,13 @@ from toolkit.lab.init.files import name_of
 from toolkit.lab.init.guess import WIDTH
 
 SMALL_BERT = ("model_type=bert", "hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "vocab_size=300")
+SMALL_T5 = ("model_type=t5", "vocab_size=300", "d_model=16", "d_ff=16", "d_kv=8", "num_heads=2", "num_layers=1")
 SMALL_CONVNEXT = ("model_type=convnext", "image_size=32", "num_stages=1", "hidden_sizes=[8]", "depths=[1]")
 SMALL = {
     "reviews": SMALL_BERT,
     "qa": SMALL_BERT,
-    "translation": (
-        "model_type=t5",
-        "vocab_size=300",
-        "d_model=16",
-        "d_ff=16",
-        "d_kv=8",
-        "num_heads=2",
-        "num_layers=1",
-    ),
-    "summarization": (
-        "model_type=t5",
-        "vocab_size=300",
-        "d_model=16",
-        "d_ff=16",
-        "d_kv=8",
-        "num_heads=2",
-        "num_layers=1",
-    ),
+    "translation": SMALL_T5,
+    "summarization": SMALL_T5,
     "token_classification": SMALL_BERT,
     "language_modeling": ("model_type=gpt2", "vocab_size=300", "n_embd=16", "n_layer=1", "n_head=2"),
 }
