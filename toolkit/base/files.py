@@ -68,6 +68,15 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(f".{_SUFFIX}")
 
 
+def kind_of(path: Path) -> str:
+    """Returns `folder`, `file`, or an empty string if the path does not exist, or cannot: a name that is too long."""
+    try:
+        # In this order: another process may make the folder in between.
+        return "" if not path.exists() else "folder" if path.is_dir() else "file"
+    except OSError:  # also a folder that may not be entered
+        return ""
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

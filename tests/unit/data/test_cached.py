@@ -77,7 +77,9 @@ def test_a_cache_that_cannot_be_written_is_a_message(tmp_path, error, message):
     def make(folder: Path) -> datasets.Dataset:
         raise error
 
-    with pytest.raises(DataError, match=rf"cannot use the cache of prepared rows, {re.escape(str(tmp_path))}.*{message}"):
+    with pytest.raises(
+        DataError, match=rf"cannot use the cache of prepared rows, {re.escape(str(tmp_path))}.*{message}"
+    ):
         from_cache("key", make, tmp_path)
 
 
