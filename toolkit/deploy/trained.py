@@ -18,6 +18,7 @@ from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.trust import refuse_unknown
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, DataConfig
@@ -209,7 +210,7 @@ def _refuse_other_settings(overrides: Sequence[str]) -> None:
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
-    """Loads the recipe of a run. A recipe inside the run's folder is loaded only if the user named it.
+    """Loads the recipe of a run. One that `toolkit.base.trust` does not know is loaded only if the user named it.
 
     Raises:
         InputError: if the recipe does not exist, or must be named by the user.
@@ -222,8 +223,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
             say(f"the run's recipe {recipe} is not on this machine; the toolkit's {recipe.stem} is used")
             return load_task_type(recipe.stem)
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
-    if recipe.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
+    refuse_unknown(recipe, folder, how)
     return load_task_type(recipe)
 
 

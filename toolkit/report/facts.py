@@ -14,6 +14,7 @@ from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.trust import trust
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
@@ -26,6 +27,8 @@ def write_start(
 ) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
+    if recipe.is_file():  # a task that was typed into an interpreter has none
+        trust(recipe)
     write_text(files.config, dump_config(cfg))
     best = best_metric(cfg, task)
     facts = {
