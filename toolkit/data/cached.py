@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import shutil
@@ -10,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.base.console import format_bytes, warn
+from toolkit.base.console import warn
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import DataError
 from toolkit.base.files import write_json
 
@@ -21,7 +21,6 @@ FOLDER = "toolkit"
 """Folder of the toolkit in the cache of `datasets`."""
 RECORD = "sha256.json"
 LOCK_SUFFIX = ".lock"
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def from_cache(
@@ -55,11 +54,9 @@ def from_cache(
         name = getattr(error, "filename", None)
         if name is not None and not Path(name).is_relative_to(root):  # a file of the user
             raise
-        why = getattr(error, "strerror", None) or error
-        free = f"; {format_bytes(shutil.disk_usage(root).free)} are free" if _is_full(error) else ""
         raise DataError(
-            f"cannot use the cache of prepared rows, {root}: {why}{free}. Set HF_HOME or HF_DATASETS_CACHE to a folder "
-            "on another disk."
+            f"cannot use the cache of prepared rows, {root}: {disk_problem(error, root) or error}. Set HF_HOME or "
+            "HF_DATASETS_CACHE to a folder on another disk."
         ) from error
 
 
@@ -86,7 +83,3 @@ def _digests(folder: Path) -> dict[str, str]:
             with file.open("rb") as opened:
                 found[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
     return found
-
-
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, OSError) and error.errno in _FULL

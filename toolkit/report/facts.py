@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,16 @@ def write_start(
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
-    write_json(files.facts, facts)
+    write_json(files.facts, facts | _former_result(files.facts))
+
+
+def _former_result(file: Path) -> dict[str, Any]:
+    """Returns the result of the session before a resume, which stays until there is another one."""
+    try:
+        former = json.loads(file.read_text(encoding="utf-8"))
+        return {name: former[name] for name in ("result", "memory") if name in former}
+    except (OSError, ValueError, TypeError):  # a new run, or a damaged file
+        return {}
 
 
 def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:

@@ -69,7 +69,10 @@ def test_rows_that_are_as_written_are_read(folder, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), r"No space left on device; \d.* are free. Set HF_HOME"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            r"No space left on device.*; \d.* are free in .*. Set HF_HOME",
+        ),
         (NotImplementedError("the file system has no locks"), "the file system has no locks. Set HF_HOME"),
     ],
 )
