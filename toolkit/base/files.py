@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,6 +59,32 @@ def temporary_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yields an empty folder, which replaces the folder `path` when the block ends without an error.
+
+    Until then, and after an error, `path` is the previous folder.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = temporary_name(path)
+    former = temporary_name(path.with_name(f"{path.name}.former"))
+    try:
+        temporary.mkdir()
+        yield temporary
+        for entry in (*temporary.rglob("*"), temporary):
+            sync(entry)
+        if path.exists():
+            path.rename(former)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        for folder in (temporary, former):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def temporary_name(path: Path) -> Path:
     """Returns the temporary path to which this process writes the file `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{_SUFFIX}")
@@ -87,9 +114,9 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes incomplete files of killed processes from `folder`; no other process may be writing there."""
-    for file in filter(is_temporary, folder.iterdir()):
-        file.unlink(missing_ok=True)
+    """Removes incomplete files and folders of killed processes from `folder`, to which no other process may write."""
+    for entry in filter(is_temporary, folder.iterdir()):
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -35,6 +35,7 @@ from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
 from toolkit.recipe import load_settings, load_task_type, recipe_names
+from toolkit.report.intact import refuse_damaged_model
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -232,9 +233,10 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
 
     Raises:
         ConfigError: if this machine lacks a library that the adapters need.
-        InputError: if the processor or the model cannot be loaded.
+        InputError: if the processor or the model cannot be loaded, or is not as it was written.
     """
     saved = RunFolder(folder).model
+    on_main(accelerator, refuse_damaged_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)

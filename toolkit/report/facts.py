@@ -60,7 +60,7 @@ def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
         former = json.loads(file.read_text(encoding="utf-8"))
-        return {name: former[name] for name in ("result", "memory") if name in former}
+        return {name: former[name] for name in ("result", "memory", "files") if name in former}
     except (OSError, ValueError, TypeError):  # a new run, or a damaged file
         return {}
 

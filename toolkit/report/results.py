@@ -28,6 +28,7 @@ from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
+from toolkit.report.intact import digests
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
@@ -142,7 +143,8 @@ def write_model(run: Run, result: FitResult) -> None:
 def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
     file = RunFolder(run.output_dir).facts
-    write_json(file, _facts(run) | {"result": result.figures, "memory": asdict(result.memory)})
+    own = {"result": result.figures, "memory": asdict(result.memory), "files": digests(run.output_dir)}
+    write_json(file, _facts(run) | own)
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:
