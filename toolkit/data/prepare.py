@@ -18,6 +18,7 @@ from toolkit.api.supports import (
 from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
+from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
@@ -45,7 +46,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         cfg: resolved configuration.
         accelerator: the run's Accelerator; the first process of each node tokenises, the others use its cache.
     """
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         features = {
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
             for name, part in rows.splits.items()

@@ -19,6 +19,7 @@ from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
+from toolkit.base.turns import local_main_first
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, DataConfig
@@ -268,13 +269,13 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
         DataError: if the file or its rows cannot be used.
     """
     accelerator = run.accelerator
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
         warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
     rows = tables["input"].rows
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         features = tokenise(rows, run.task, run.processor, labelled=labelled)
     return EvalData(rows, features, run.processor, bad["input"])
