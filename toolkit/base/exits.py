@@ -118,7 +118,7 @@ def unexpected(error: Exception) -> str:
     return disk_problem(error) or "".join(traceback.format_exception(error))
 
 
-ENDED_ELSEWHERE = "another process of this run has ended; its own message says why."
+ENDED_ELSEWHERE = "another process of this run has ended; its own message, or the launcher's, says why."
 
 
 LOST_PEER = (

@@ -147,7 +147,11 @@ def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table
     tables = {"train": sources.pop("train")()}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
-        _learn(task, tables["train"].rows)
+        try:
+            _learn(task, tables["train"].rows)
+        except DataError:  # more likely because of unusable rows, which are named first
+            apply_policy(tables, data.bad_rows, data.max_bad_rows)
+            raise
     return tables | {split: load() for split, load in sources.items()}
 
 
