@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.supports import SupportsScript
-from toolkit.base.errors import InputError, RunError
+from toolkit.base.errors import DataError, InputError, RunError
 from toolkit.base.files import temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import DataConfig
@@ -139,10 +140,11 @@ def script(run: TrainedRun, template: str, columns: Mapping[str, str], libraries
 
 
 def _dialect(data: DataConfig) -> dict[str, Any]:
-    """Returns how the script reads tables: like the run's training file if that is still there."""
+    """Returns how the script reads tables: like the run's training file if that can still be read."""
     reading, file = Reading.of(data), Path(data.train_file or "").expanduser()
     if file.suffix.lower() in USUAL and file.is_file():
-        reading = recognise(file, reading)
+        with suppress(DataError):
+            reading = recognise(file, reading)
     unquoted = reading.quoting == "none"
     return {"delimiter": reading.delimiter or ",", "unquoted": unquoted, "unescape": reading.unescape_html}
 
