@@ -18,7 +18,7 @@ from toolkit.config.rule import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.data.columns import used_columns
 from toolkit.main import main
-from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores, perplexity
+from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_quality, likelihood_scores
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
@@ -230,22 +230,16 @@ class LanguageModeling:
 
     def decode(self, predictions: Predictions, data: EvalData) -> LazyRecords:
         from toolkit.modalities.seq2seq import decode
-        from toolkit.tasks.blocks import by_document
+        from toolkit.tasks.blocks import scored_documents
 
         sums = dict(predictions)
         ids = sums.pop("ids", None)
 
         def records() -> Iterator[Record]:
-            found = by_document(sums, data.features, len(data.rows))
-            for i, (row, loss, tokens) in enumerate(zip(data.rows, found["loss"], found["tokens"], strict=True)):
-                mean = float(loss / tokens) if tokens else None
-                yield {
-                    **{name: row[name] for name in used_columns(self)},
-                    **({} if ids is None else {"prediction": decode(ids[i : i + 1], data.processor)[0]}),
-                    "loss": mean,
-                    "perplexity": None if mean is None else perplexity(mean),
-                    "num_tokens": int(tokens),
-                }
+            scored = scored_documents(sums, data.features, len(data.rows))
+            for i, (row, scores) in enumerate(zip(data.rows, scored, strict=True)):
+                answer = {} if ids is None else {"prediction": decode(ids[i : i + 1], data.processor)[0]}
+                yield {name: row[name] for name in used_columns(self)} | answer | scores
 
         return LazyRecords(records)
 
@@ -281,17 +275,23 @@ class LanguageModeling:
         return None if record["loss"] is None else (record["loss"],)
 
     def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
-        from toolkit.tasks import chat, generation
+        from toolkit.tasks import chat
 
         if not self.causal:
             return []
         given = self.options.prompts
-        prompts: Iterable[Any] = self.state.get("prompts", [""]) if given is None else given
-        if self.options.data_format == "messages":
-            prompts = map(chat.asked, prompts)
-        sample = chat.answer if self.answers else generation.continue_text
-        room = (self.options.max_new_tokens, self.options.block_size)
-        return [sample(model, processor, prompt, *room, seed) for seed, prompt in enumerate(prompts, self.cfg.seed)]
+        prompts = self.state.get("prompts", [""]) if given is None else given
+        return chat.samples(model, processor, prompts, self.options, self.cfg.seed)
+
+    def script(self) -> str:
+        from toolkit.tasks.generation import script_name
+
+        return script_name(self.causal, self.answers)
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        from toolkit.tasks.generation import script_values
+
+        return script_values(model, processor, self.options.max_new_tokens, self.options.block_size)
 
 
 TASK = LanguageModeling

@@ -32,7 +32,7 @@ from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.metrics.quality import Quality
@@ -194,8 +194,11 @@ class QuestionAnswering:
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction_text"], "score": record["score"], "n_best": record["n_best"]}
 
-    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
-        return "question_answering", {}
+    def script(self) -> str:
+        return "question_answering"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        return {}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         texts, answers = zip(*((record["prediction_text"], record["answers"]) for record in records), strict=True)

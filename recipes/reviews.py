@@ -26,7 +26,7 @@ from toolkit.tasks.records import LazyRecords
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
@@ -202,11 +202,14 @@ class Reviews:
     def answer(self, record: Record) -> dict[str, Any]:
         return self.head.answer(record)
 
-    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
-        labels, several = self.state["labels"], self.options.problem_type == "regression"
-        names = ["prediction", *(["score"] if self.head.has_classes else [])]
-        answers = [f"prediction_{label}" for label in labels] if several and len(labels) > 1 else names
-        return f"{self.modality}_classification", {"answers": answers}
+    def script(self) -> str:
+        return f"{self.modality}_classification"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        numbers = self.state["labels"] if self.options.problem_type == "regression" else []
+        answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
+        several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
+        return {"single": self.head.has_classes, "numbers": numbers, "answers": several}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         import numpy as np

@@ -33,7 +33,7 @@ from toolkit.tasks.records import LazyRecords
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
@@ -177,6 +177,12 @@ class TokenClassification:
 
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction"], "entities": record["entities"]}
+
+    def script(self) -> str:
+        return "token_classification"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        return {}
 
     def describe(self, record: Record) -> Description:
         from toolkit.tasks.tagging import listed

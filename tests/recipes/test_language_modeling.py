@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_command
+from exports import assert_equal_answers, code_lines, exported, write_rows
 from launching import launch
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
@@ -276,6 +277,17 @@ def test_gpt2_trains_and_its_tokenizer_is_saved(packing, tmp_path):
     assert saved["vocab_size"] == 300
     assert saved["eos_token_id"] == saved["bos_token_id"] == 0
     assert len(predictions(tmp_path / "run")) == 7
+    folder = exported(tmp_path / "run", tmp_path)
+    assert code_lines(folder) <= 60
+    new = write_rows(tmp_path / "new.csv", [{"text": text} for text in (*TEXTS, "", "The end.")])
+    assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance(terms=4000))  # perplexities
+
+
+def test_why_a_masked_model_has_no_script_is_said(tmp_path):
+    task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
+    task = task_type(SimpleNamespace(task=task_type.Options(objective="masked")))
+    with pytest.raises(InputError, match=r"has no predict\.py, because .* random masks.*pipeline\('fill-mask'\)"):
+        task.script()
 
 
 def test_a_pretrained_model_whose_padding_is_a_token_of_the_text_keeps_learning_it():

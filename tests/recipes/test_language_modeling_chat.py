@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from commands import run_command
+from exports import assert_equal_answers, code_lines, exported, script_answers, write_rows
 from runs import ROOT, SGD, assert_close, assert_splits_agree, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -87,6 +88,16 @@ def test_predict_answers_and_evaluate_scores(finished, tmp_path):
     assert_close(json.loads((tmp_path / "scores.json").read_text()), expected, float32_tolerance())
 
 
+def test_an_exported_run_answers_conversations_with_transformers(finished, tmp_path):
+    asked = [talk[:1] for talk in talks("validation", 3)] + talks("validation", 2) + [talks("train", 1)[0] * 12]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps({"messages": talk, "n": 1}) + "\n" for talk in asked))
+    folder = exported(finished, tmp_path)
+    assert code_lines(folder) <= 60
+    assert_equal_answers(finished, folder, tmp_path / "new.jsonl", 0, ("loss", "num_tokens"))
+    (answer,) = script_answers(folder, "--text", *asked[0][0]["content"].split())
+    assert answer["prediction"] == greedy(finished, asked[0])
+
+
 def greedy(folder, talk) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -102,6 +113,9 @@ def test_prompts_and_completions_come_from_any_table(tmp_path):
     (tmp_path / "rows.csv").write_text("\n".join(rows))
     files = (f"data.train_file={tmp_path / 'rows.csv'}", "data.validation_file=null", "data.columns.completion=answer")
     train(CHAT, tmp_path / "run", *FEW, *PAIRS, *files)
+    folder = exported(tmp_path / "run", tmp_path)
+    new = write_rows(tmp_path / "new.csv", [{"prompt": talk[-2]["content"]} for talk in talks("validation", 3)])
+    assert_equal_answers(tmp_path / "run", folder, new, 0, ("loss", "num_tokens"))
     record = predictions(tmp_path / "run")[0]
     assert record["num_tokens"] > 1
     assert f"{record['prompt']},{record['completion']}" in "\n".join(rows).replace('"', "")

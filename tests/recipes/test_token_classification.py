@@ -8,6 +8,7 @@ import json
 import pytest
 import torch
 from commands import run_command
+from exports import assert_equal_answers, code_lines, exported, write_rows
 from runs import ROOT, SGD, assert_close, assert_same_weights, assert_splits_agree, lines, predictions, train
 from tolerances import float32_tolerance
 
@@ -80,6 +81,20 @@ def test_predict_and_evaluate_repeat_the_runs_own_numbers(finished, tmp_path):
     expected = {name: value for name, value in lines(finished, "eval_loss")[-1].items() if name.startswith("eval_")}
     scores = json.loads((tmp_path / "scores.json").read_text())
     assert_close({name: scores[name] for name in expected}, expected, float32_tolerance())
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_an_exported_run_finds_the_same_entities_with_transformers(finished, suffix, tmp_path):
+    given = [{"ID": str(i), "tokens": row["tokens"]} for i, row in enumerate(rows("validation")[:6])]
+    given += [given[0] | {"tokens": [word for row in given for word in row["tokens"]]}, given[0] | {"tokens": []}]
+    file = tmp_path / f"new.{suffix}"
+    if suffix == "csv":
+        write_rows(file, [row | {"tokens": " ".join(row["tokens"])} for row in given])
+    else:
+        file.write_text("".join(json.dumps(row) + "\n" for row in given))
+    folder = exported(finished, tmp_path)
+    assert code_lines(folder) <= 60
+    assert_equal_answers(finished, folder, file, float32_tolerance())
 
 
 def test_every_split_of_a_window_gives_the_same_training(tmp_path):

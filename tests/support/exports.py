@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import runpy
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from commands import run_command
+from runs import assert_close
 
-BLOCKED = "import sys, runpy; sys.modules['toolkit'] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0])"
-"""Runs a script in which `import toolkit` fails."""
+ISOLATED = """
+import runpy, sys
+sys.modules["toolkit"] = None
+for folder, file in zip(sys.argv[1::2], sys.argv[2::2]):
+    sys.argv, sys.stdout = ["predict.py", file], open(file + ".printed", "w")
+    runpy.run_path(folder + "/predict.py", run_name="__main__")
+    sys.stdout.close()
+"""
+"""Runs scripts where `import toolkit` fails, and writes what they print beside their inputs."""
 
 
 def exported(run: Path, folder: Path) -> Path:
@@ -38,33 +49,82 @@ def toolkit_answers(run: Path, file: Path) -> list[dict[str, str]]:
     """Returns the rows that `toolkit predict` writes."""
     output = file.with_suffix(".answers.csv")
     assert run_command("predict", run, "--input", file, "--output", output) == 0
-    with output.open(newline="", encoding="utf-8") as answers:
-        return list(csv.DictReader(answers))
+    return read_table(output)
+
+
+def read_table(file: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file with commas or semicolons."""
+    return _rows(file.read_bytes().decode())
+
+
+def _rows(text: str) -> list[dict[str, str]]:
+    header = text.partition("\n")[0]
+    return list(csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;", key=header.count)))
 
 
 def script_answers(folder: Path, *arguments: str | Path) -> list[dict[str, str]]:
-    """Returns the rows that the script of an exported run prints, run in this process."""
-    printed = io.TextIOWrapper(io.BytesIO())
-    with patch("sys.argv", ["predict.py", *map(str, arguments)]), patch("sys.stdout", printed):
+    """Returns the rows that the script of an exported run prints, run in this process, where it cannot import ours."""
+    content = io.BytesIO()
+    printed = io.TextIOWrapper(content)
+    ours = {name: None for name in sys.modules if name.partition(".")[0] in ("toolkit", "recipes")}
+    with (
+        patch.dict(sys.modules, ours | {"toolkit": None}),
+        patch("sys.argv", ["predict.py", *map(str, arguments)]),
+        patch("sys.stdout", printed),
+    ):
         runpy.run_path(str(folder / "predict.py"))
-    printed.seek(0)
-    return list(csv.DictReader(printed))
+    printed.flush()
+    return _rows(content.getvalue().decode())
 
 
-def isolated_answers(folder: Path, *arguments: str | Path) -> str:
-    """Returns what the script prints in a process that cannot import the toolkit."""
-    command = [sys.executable, "-c", BLOCKED, "predict.py", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, env={}, capture_output=True, text=True, check=True).stdout
+def isolated_answers(inputs: Mapping[Path, Path]) -> list[list[dict[str, str]]]:
+    """Returns the rows that scripts print in a process that cannot import the toolkit.
+
+    Args:
+        inputs: the file to predict for the folder of each exported run.
+    """
+    pairs = [str(path) for pair in inputs.items() for path in pair]
+    done = subprocess.run([sys.executable, "-c", ISOLATED, *pairs], env={}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [read_table(Path(f"{file}.printed")) for file in inputs.values()]
 
 
-def assert_equal_answers(run: Path, folder: Path, file: Path, tolerance: float) -> None:
-    """Asserts that the script answers as `toolkit predict` does, also where a row has no answer."""
-    source = (folder / "predict.py").read_text(encoding="utf-8")
-    assert "toolkit" not in source
-    expected, found = toolkit_answers(run, file), script_answers(folder, file)
+def assert_equal_answers(run: Path, folder: Path, file: Path, tolerance: float, without: Sequence[str] = ()) -> None:
+    """Asserts that the script answers as `toolkit predict` does, also where a row has no answer.
+
+    Args:
+        run: the run.
+        folder: the files of its export.
+        file: the rows.
+        tolerance: allowed relative or absolute difference of numbers.
+        without: columns that the script does not write.
+    """
+    expected = [{name: cell for name, cell in row.items() if name not in without} for row in toolkit_answers(run, file)]
+    assert_same_answers(expected, script_answers(folder, file), tolerance)
+
+
+def assert_same_answers(expected: list[dict[str, str]], found: list[dict[str, str]], tolerance: float) -> None:
+    """Asserts that rows have the same columns, but for `error`, and the same cells; numbers up to a tolerance."""
     assert len(found) == len(expected) > 1
     for ours, theirs in zip(expected, found, strict=True):
-        assert theirs | {"score": "", "error": ""} == ours | {"score": "", "error": ""}
-        score, other = ours.get("score", ""), theirs.get("score", "")
-        assert (score == "") == (other == "")
-        assert not score or abs(float(score) - float(other)) <= tolerance
+        assert list(theirs) == [name for name in ours if name in theirs]
+        assert ours.keys() - theirs.keys() <= {"error"}
+        for name in theirs.keys() - {"error"}:
+            assert_close(_value(ours[name]), _value(theirs[name]), tolerance, name)
+
+
+def _value(cell: str) -> Any:
+    """Returns a number, list or mapping that a cell holds; otherwise its text."""
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
+
+
+def code_lines(folder: Path) -> int:
+    """Returns the number of lines of the script, without blank lines, comments and its docstring."""
+    source = (folder / "predict.py").read_text(encoding="utf-8")
+    compile(source, "predict.py", "exec")
+    assert max(map(len, source.splitlines())) <= 120, source
+    code = source.partition('"""')[2].partition('"""')[2]
+    return sum(not line.lstrip().startswith("#") for line in code.splitlines() if line.strip())

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.supports import SupportsScript
-from toolkit.base.errors import InputError, RunError
+from toolkit.base.errors import DataError, InputError, RunError
 from toolkit.base.files import temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.sections import DataConfig
+from toolkit.data.readers.delimited import USUAL, recognise
+from toolkit.data.reading import Reading
 from toolkit.deploy.inputs import needed_columns
 from toolkit.deploy.trained import TrainedRun, load, read_settings
 from toolkit.models.adapters import merged
@@ -30,7 +34,7 @@ PRIVATE_SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
 """Suffixes of the exported files in which paths of this machine are shortened."""
 README = """{name}: a model, fine-tuned with finetune-toolkit.
 Install:  pip install -r requirements.txt
-Predict a CSV file:  python predict.py input.csv > output.csv  (columns: {columns})
+Predict a CSV or .jsonl file:  python predict.py input.csv > output.csv  (columns: {columns})
 Predict one input:  python predict.py {example}
 More: model/README.md (data, labels, scores, licence) and report.html (open it in a browser).
 """
@@ -54,6 +58,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
     cfg, task = read_settings(run_folder, recipe)
     if not isinstance(task, SupportsScript):
         raise InputError(f"toolkit export: {type(task).__name__} has no script that predicts without the toolkit")
+    template = task.script()
     if cfg.model.peft.method in ("qlora", "prompt_tuning"):
         how = "cannot be merged into a model; its folder model/ is loaded with peft"
         raise InputError(f"toolkit export: model.peft.method={cfg.model.peft.method} {how}")
@@ -61,7 +66,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
     try:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as temporary:
             folder = Path(temporary)
-            _write_folder(run, task, run_folder, folder)
+            _write_folder(run, template, run_folder, folder)
             with temporary_file(output) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as zipped:
                 for path in sorted(each for each in folder.rglob("*") if each.is_file()):
                     zipped.write(path, path.relative_to(folder).as_posix())
@@ -69,7 +74,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
         raise RunError(f"cannot write {output.absolute()}: {error}") from error
 
 
-def _write_folder(run: TrainedRun, task: SupportsScript, run_folder: Path, folder: Path) -> None:
+def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path) -> None:
     """Writes what is exported into an empty folder."""
     files, name = RunFolder(run_folder), run_folder.absolute().name
     model = run.accelerator.unwrap_model(run.model)
@@ -87,7 +92,7 @@ def _write_folder(run: TrainedRun, task: SupportsScript, run_folder: Path, folde
         shutil.copyfile(files.report_html, folder / files.report_html.name)
     columns = _columns(run)
     libraries = ("torch", "transformers", *LIBRARIES[run.task.modality])
-    write_text(folder / "predict.py", script(run, task, columns, libraries))
+    write_text(folder / "predict.py", script(run, template, columns, libraries))
     # An older transformers may not know the model or its tokenizer.
     lines = (f"{each}>={version(each)}" if each == "transformers" else each for each in libraries)
     write_text(folder / "requirements.txt", "\n".join(lines) + "\n")
@@ -105,12 +110,12 @@ def _columns(run: TrainedRun) -> dict[str, str]:
     return {name: theirs.get(name, name) for name in columns}
 
 
-def script(run: TrainedRun, task: SupportsScript, columns: Mapping[str, str], libraries: tuple[str, ...]) -> str:
+def script(run: TrainedRun, template: str, columns: Mapping[str, str], libraries: tuple[str, ...]) -> str:
     """Returns the source of `predict.py`.
 
     Args:
         run: the finished run.
-        task: its task.
+        template: name of the script's template.
         columns: columns of a CSV file by the names of the script's options.
         libraries: the libraries that it needs.
     """
@@ -120,18 +125,28 @@ def script(run: TrainedRun, task: SupportsScript, columns: Mapping[str, str], li
         loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
     environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
-    template, values = task.script(run.processor)
-    config = run.accelerator.unwrap_model(run.model).config
+    model = run.accelerator.unwrap_model(run.model)
+    assert isinstance(run.task, SupportsScript)
     return environment.get_template(f"{template}.py.jinja").render(
-        values,
+        {**run.task.script_values(model, run.processor), **_dialect(run.cfg.data)},
         columns=columns,
-        config=config,
+        config=model.config,
         is_file=any(column.file for column in needed_columns(run.task).values()),
-        auto_model=run.task.auto_model(config),
+        auto_model=run.task.auto_model(model.config),
         libraries=", ".join(libraries[:-1]) + f" and {libraries[-1]}",
         options=run.task.options,
         processor=run.processor,
     )
+
+
+def _dialect(data: DataConfig) -> dict[str, Any]:
+    """Returns how the script reads tables: like the run's training file if that can still be read."""
+    reading, file = Reading.of(data), Path(data.train_file or "").expanduser()
+    if file.suffix.lower() in USUAL and file.is_file():
+        with suppress(DataError):
+            reading = recognise(file, reading)
+    unquoted = reading.quoting == "none"
+    return {"delimiter": reading.delimiter or ",", "unquoted": unquoted, "unescape": reading.unescape_html}
 
 
 def _private_paths(run_folder: Path, run: TrainedRun, facts: Mapping[str, Any]) -> list[Path]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from toolkit.api.task import IGNORE_INDEX, Predictions
 from toolkit.base.errors import InputError
+from toolkit.metrics.likelihood import perplexity
 from toolkit.tasks.tokens import token_losses
 
 if TYPE_CHECKING:
@@ -187,6 +188,17 @@ def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor) -> dict[str, Te
     }
     shape = (len(labels), int(parts.max()) + 1)
     return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}
+
+
+def scored_documents(predictions: Predictions, features: Dataset, num_documents: int) -> Iterator[dict[str, Any]]:
+    """Yields the `loss` (mean over its tokens, in nats), `perplexity` and `num_tokens` of each document.
+
+    Arguments are those of `by_document`. Loss and perplexity of a document without targets are None.
+    """
+    found = by_document(predictions, features, num_documents)
+    for loss, tokens in zip(found["loss"], found["tokens"], strict=True):
+        mean = float(loss / tokens) if tokens else None
+        yield {"loss": mean, "perplexity": None if mean is None else perplexity(mean), "num_tokens": int(tokens)}
 
 
 def by_document(predictions: Predictions, features: Dataset, num_documents: int) -> Predictions:

@@ -12,7 +12,7 @@ from toolkit.api.task import IGNORE_INDEX, BadRow, Row
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError, InputError
 from toolkit.tasks.blocks import separators
-from toolkit.tasks.generation import continue_tokens
+from toolkit.tasks.generation import continue_text, continue_tokens
 from toolkit.tasks.values import checked_text
 
 if TYPE_CHECKING:
@@ -101,12 +101,30 @@ def answer_of(row: Row) -> str | None:
     return last["content"] if last["role"] == ASSISTANT else None
 
 
-def asked(prompt: str | list[Message]) -> list[Message]:
-    """Returns a prompt as messages; text is a message of the user."""
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+def samples(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[str | list[Message]],
+    options: Any,
+    seed: int,
+) -> list[str]:
+    """Returns prompts and their continuations or answers, sampled.
+
+    Args:
+        model: the unwrapped model in evaluation mode.
+        tokenizer: its tokenizer.
+        prompts: the prompts; for `messages`, text is a message of the user.
+        options: the task's options: `data_format`, `max_new_tokens` and `block_size`.
+        seed: seed of the first sample; that of each further one is greater by 1.
+    """
+    if options.data_format == "messages":
+        prompts = ([{"role": "user", "content": each}] if isinstance(each, str) else each for each in prompts)
+    sample: Any = continue_text if options.data_format == "text" else _answer
+    room = (options.max_new_tokens, options.block_size)
+    return [sample(model, tokenizer, prompt, *room, number) for number, prompt in enumerate(prompts, seed)]
 
 
-def answer(
+def _answer(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt: str | list[Message],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit.api.task import IGNORE_INDEX
+from toolkit.base.errors import InputError
 from toolkit.tasks.blocks import separators
 
 if TYPE_CHECKING:
@@ -65,11 +66,10 @@ def continue_tokens(
     from transformers import GenerationConfig
 
     block_size -= getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0)
-    ids = ids[-(block_size - min(max_new_tokens, block_size // 2)) :]
-    stops = model.generation_config.eos_token_id
+    ids = ids[-kept_tokens(max_new_tokens, block_size) :]
     settings = GenerationConfig(
         do_sample=seed is not None, max_new_tokens=min(max_new_tokens, block_size - len(ids)), pad_token_id=end,
-        eos_token_id=sorted({end, *(stops if isinstance(stops, list) else [] if stops is None else [stops])}),
+        eos_token_id=stop_tokens(model, end),
         **({} if seed is None else {"top_k": TOP_K}),
     )  # fmt: skip
     inputs = torch.tensor([ids], device=model.device)
@@ -82,6 +82,44 @@ def continue_tokens(
         output = model.generate(inputs, attention_mask=torch.ones_like(inputs), generation_config=settings)
     new: list[int] = output[0, len(ids) :].tolist()
     return new
+
+
+def script_name(causal: bool, answers: bool) -> str:
+    """Returns the template of a language model's script (see `SupportsScript`).
+
+    Args:
+        causal: whether the model is causal.
+        answers: whether it answers prompts or messages.
+
+    Raises:
+        InputError: if the model is masked.
+    """
+    if not causal:
+        raise InputError(
+            "toolkit export: a masked language model has no predict.py, because `toolkit predict` scores it with "
+            "random masks. Its folder model/ can be used with transformers.pipeline('fill-mask')."
+        )
+    return "chat" if answers else "language_model"
+
+
+def script_values(
+    model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, block_size: int
+) -> dict[str, Any]:
+    """Returns what the script of a causal model needs; arguments are those of `continue_text`."""
+    begin, end = separators(tokenizer)
+    stops = stop_tokens(model, end)
+    return {"begin": begin, "end": end, "stops": stops, "kept": kept_tokens(max_new_tokens, block_size)}
+
+
+def kept_tokens(max_new_tokens: int, block_size: int) -> int:
+    """Returns the number of a prompt's last tokens that are used; arguments are those of `continue_tokens`."""
+    return block_size - min(max_new_tokens, block_size // 2)
+
+
+def stop_tokens(model: Any, end: int) -> list[int]:
+    """Returns `end` and the tokens at which the model's generation configuration stops."""
+    stops = model.generation_config.eos_token_id
+    return sorted({end, *(stops if isinstance(stops, list) else [] if stops is None else [stops])})
 
 
 def continue_all(

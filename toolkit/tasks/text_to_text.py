@@ -24,7 +24,7 @@ from toolkit.config.sections import STRICT, Config, Fraction, Positive
 if TYPE_CHECKING:
     import datasets
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.metrics.quality import Quality
@@ -190,7 +190,11 @@ class TextToText(ABC):
         """See `SupportsQuality`."""
         return self.text_quality(*_texts(records))
 
-    def script(self, processor: Processor) -> tuple[str, Mapping[str, Any]]:
+    def script(self) -> str:
+        """See `SupportsScript`."""
+        return "text_to_text"
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         """See `SupportsScript`."""
         from toolkit.modalities import seq2seq
 
@@ -203,7 +207,7 @@ class TextToText(ABC):
             "num_beams": options.num_beams,
             "length_penalty": options.length_penalty,
         }
-        return "text_to_text", {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
+        return {"generation": generation, "multilingual": hasattr(processor, "src_lang")}
 
     def describe(self, record: Record) -> Description:
         """See `Task`."""

@@ -11,7 +11,7 @@ import pytest
 from audio_files import encoded as recording
 from audio_files import tone
 from commands import run_command
-from exports import assert_equal_answers, exported, write_rows
+from exports import assert_equal_answers, code_lines, exported, script_answers, write_rows
 from image_files import encoded as picture
 from image_files import noise
 from runs import ROOT, assert_close, lines, predictions, train
@@ -39,7 +39,13 @@ def test_a_run_is_explained_used_and_scored(modality, folder, tmp_path, capsys):
     assert_close(own, again, float32_tolerance())
     files = sorted(str(path) for path in data.rglob("*.*"))[::9]
     listed = write_rows(tmp_path / "files.csv", [{modality: path} for path in files])
-    assert_equal_answers(tmp_path / "run", exported(tmp_path / "run", tmp_path), listed, float32_tolerance())
+    folder = exported(tmp_path / "run", tmp_path)
+    assert code_lines(folder) <= {"image": 33, "audio": 44}[modality]
+    assert_equal_answers(tmp_path / "run", folder, listed, float32_tolerance())
+    (tmp_path / "broken").write_text("neither")
+    answers = script_answers(folder, f"--{modality}", files[0], tmp_path / "broken", tmp_path / "nowhere")
+    assert [bool(answer["prediction"]) for answer in answers] == [True, False, False]
+    assert [bool(answer["error"]) for answer in answers] == [False, True, True]
     scored = ("--data", data, "--per-device-eval-batch-size", "5", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", tmp_path / "run", *scored) == 0
     expected = {name: value for name, value in lines(tmp_path / "run", "eval_loss")[-1].items() if "eval_" in name}
