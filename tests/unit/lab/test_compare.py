@@ -178,7 +178,7 @@ def test_the_launchers_settings_count(tmp_path):
     assert "the launcher says" in checked.refused["1"][0]
     with pytest.raises(InputError, match="needs 3 processes, received 2"):
         launch.check(3)
-    assert Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), 4).processes == 4
+    assert Launch.of("ddp", 4).processes == 4
     with pytest.raises(InputError, match="set --processes N"):
         Launch.of(str(ROOT / "accelerate_configs/ddp.yaml"), None)
     with pytest.raises(InputError, match="for several machines"):
