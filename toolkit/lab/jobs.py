@@ -1,4 +1,4 @@
-"""Starts the processes in which certify, compare, plan and reproduce run their trainings."""
+"""Starts the processes in which certify, compare, plan and reproduce run their trainings, and collects the results."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def run_processes(
 
     Args:
         program: a script, or `-m` and a module, and its arguments.
-        processes: number of processes.
+        processes: number of processes, which all print.
         launcher: a configuration file of `accelerate launch` to start them with, or None.
         environ: environment variables to add.
         log: file for the output, or None to print it.
@@ -148,7 +148,7 @@ def launch_command(processes: int, launcher: Path | None) -> list[str]:
         options = ["--config_file", str(launcher), "--num_processes", str(processes)]
         return [sys.executable, "-m", "accelerate.commands.launch", *options]
     if processes > 1:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        return [sys.executable, "-m", "toolkit.base.launcher", str(processes), sys.executable]
     return [sys.executable]
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,10 +56,14 @@ FAILURES = [
     ("time.sleep(60 if rank == 0 else 0)\nprint('unusual'); sys.exit(3)", 3, "\nrank 1 ended with code 3\n  unusual\n"),
     (
         "time.sleep(60 if rank == 0 else 0)\nos.kill(os.getpid(), signal.SIGKILL)",
-        1,
+        -9,
         "\nrank 1 was killed by signal 9 (SIGKILL), out of memory?\n",
     ),
-    ("time.sleep(60 * rank)\nos.kill(os.getpid(), signal.SIGSEGV)", 1, "\nrank 0 was killed by signal 11 (SIGSEGV)\n"),
+    (
+        "time.sleep(60 * rank)\nos.kill(os.getpid(), signal.SIGSEGV)",
+        -11,
+        "\nrank 0 was killed by signal 11 (SIGSEGV)\n",
+    ),
 ]
 
 
@@ -65,11 +71,25 @@ FAILURES = [
     ("script", "code", "message"), FAILURES, ids=["all", "one", "lost", "hang", "killed", "crashed"]
 )
 def test_the_rank_that_fails_first_gives_code_and_last_message(script, code, message, monkeypatch, capfd):
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 5.0 if "75" in script else 0.1)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1 if "sleep(60" in script else 5.0)
     began = time.monotonic()
     assert run(script) == code
     assert capfd.readouterr().err == message
     assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_is_aborted_comes_after_the_one_that_fails_with_it():
+    def ended(*codes: int) -> int | None:
+        return launcher._Ranks([SimpleNamespace(poll=lambda code=code: code) for code in codes]).wait()
+
+    assert (ended(-6, 2), ended(-6, -9), ended(-6, 75), ended(75, -6), ended(0, 0)) == (1, 1, 0, 1, None)
+
+
+def test_nobody_else_is_given_the_port_that_the_first_rank_will_use():
+    with launcher._reserved_port() as held, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(held.getsockname())
+        socket.create_server(held.getsockname()).close()  # it sets SO_REUSEADDR, as torch does
 
 
 SAVES = """

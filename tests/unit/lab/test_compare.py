@@ -567,7 +567,7 @@ def test_measurements_stand_beside_their_estimates(tmp_path, monkeypatch):
     # The first peak is 108 on the fuller process, and 60 in the estimate, which includes no libraries.
     assert pairs(found, named["local SGD"]) == [(10, 11), (10, 12), (20, 13), (108, 61 + 48), (400, 390)]
     assert [measured for measured, _ in pairs(found, named["3D"])] == [None] * 5
-    assert "--nproc_per_node 8" in named["3D"]["command"]
+    assert named["3D"]["command"].startswith(f"toolkit train {RECIPE} --config {CONFIG} --processes 8 ")
     write(found, tmp_path)
     page = (tmp_path / "comparison.md").read_text()
     for words in (

@@ -89,6 +89,16 @@ def test_processes_that_end_without_a_word_are_described(script, died, words, tm
     assert re.search(words, outcome.error), outcome.error
 
 
+def test_all_ranks_write_to_the_log_and_a_signal_is_told(tmp_path):
+    script = (
+        "import os; rank = os.environ['RANK']; print('rank', rank, flush=True); rank == '1' and os.kill(os.getpid(), 9)"
+    )
+    assert run_processes(["-c", script], processes=2, log=tmp_path / "log") == -9
+    *ranks, blank, last = (tmp_path / "log").read_text().splitlines()
+    assert sorted(ranks) == ["rank 0", "rank 1"]
+    assert (blank, last) == ("", "rank 1 was killed by signal 9 (SIGKILL), out of memory?")
+
+
 PARENT = """
 import sys
 from toolkit.lab.jobs import run_processes
