@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import warn
 from toolkit.base.files import write_json
 
 WORKER = ("-m", "toolkit.lab.worker")
@@ -63,6 +64,8 @@ def run_trials(
 ) -> list[Outcome]:
     """Runs trials one after the other in one launch, and stops at the first that fails.
 
+    A result counts as soon as it is written, however the processes end afterwards; an unusual end is a warning.
+
     Args:
         trials: at least one trial.
         log: file for the output; the trials are written beside it, as `.json`.
@@ -83,11 +86,14 @@ def run_trials(
     environ = {"TOKENIZERS_PARALLELISM": "false"} | dict(environ or {})
     code = run_processes([*WORKER, str(job.absolute())], processes, launcher, environ, log=log, timeout=timeout)
     outcomes = [_read(trial.outcome) for trial in trials]
-    if any(outcome is not None and outcome.error for outcome in outcomes) or (code == 0 and None not in outcomes):
+    if any(outcome is not None and outcome.error for outcome in outcomes):
         return [outcome or Outcome(error="did not run: a trial before it failed") for outcome in outcomes]
-    place = outcomes.index(None) if None in outcomes else len(outcomes) - 1
-    died = Outcome(error=_death(code, timeout, log), died=code)
-    return [*(outcome or died for outcome in outcomes[:place]), *([died] * (len(outcomes) - place))]
+    if None in outcomes:
+        died = Outcome(error=_death(code, timeout, log), died=code)
+        return [outcome or died for outcome in outcomes]
+    if code:
+        warn(f"all results are complete, but then {_death(code, timeout, log)}")
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def run_processes(

@@ -92,6 +92,49 @@ def test_nobody_else_is_given_the_port_that_the_first_rank_will_use():
         socket.create_server(held.getsockname()).close()  # it sets SO_REUSEADDR, as torch does
 
 
+ENDS = """
+import atexit, threading
+from toolkit.base.processes import end_process
+class Late:
+    def __del__(self):
+        os.abort()
+late = Late()  # the interpreter would destroy it
+atexit.register(print, "handler")
+threading.Timer(.2, print, ["thread"]).start()
+end_process(0)
+"""
+
+
+def test_a_rank_that_is_done_cannot_fail_any_more(capfd):
+    assert run(ENDS) == 0
+    assert capfd.readouterr() == ("thread\nhandler\n", "")
+
+
+LEAVES = """
+from pathlib import Path
+from torch import distributed
+from toolkit.base.exits import leave_group
+late = Path({late!r})
+distributed.init_process_group("gloo")
+if rank and {fails}:
+    sys.exit(3)
+if rank:
+    time.sleep(1)
+    late.touch()
+leave_group()
+print(late.exists(), distributed.is_initialized())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_no_rank_leaves_before_all_are_done_unless_one_has_failed(tmp_path, capfd):
+    assert run(LEAVES.format(late=str(tmp_path / "late"), fails=False)) == 0
+    assert capfd.readouterr().out == "True False\n"
+    assert run(LEAVES.format(late=str(tmp_path / "never"), fails=True)) == 3
+    assert capfd.readouterr().out == "False False\n"
+
+
 SAVES = """
 received = []
 for number in (signal.SIGTERM, signal.SIGINT):

@@ -89,6 +89,19 @@ def test_processes_that_end_without_a_word_are_described(script, died, words, tm
     assert re.search(words, outcome.error), outcome.error
 
 
+@pytest.mark.parametrize("end", ["os.abort()", "sys.exit(1)"])
+def test_complete_results_count_however_the_processes_end(end, tmp_path, monkeypatch, caplog):
+    script = f"""if True:
+        import json, os, sys
+        for trial in json.load(open(sys.argv[1])):
+            open(trial["outcome"], "w").write('{{"result": 7}}')
+        {end}
+    """
+    monkeypatch.setattr(jobs, "WORKER", ("-c", script))
+    assert run_trials(trials(tmp_path, "one", "two"), tmp_path / "some.log") == [Outcome(result=7)] * 2
+    assert "all results are complete, but then its process " in caplog.text
+
+
 def test_all_ranks_write_to_the_log_and_a_signal_is_told(tmp_path):
     script = (
         "import os; rank = os.environ['RANK']; print('rank', rank, flush=True); rank == '1' and os.kill(os.getpid(), 9)"
