@@ -14,6 +14,7 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.files import write_json
+from toolkit.base.processes import OWN_LAUNCHER
 
 WORKER = ("-m", "toolkit.lab.worker")
 EXIT_TIMEOUT = 124
@@ -21,7 +22,7 @@ EXIT_TIMEOUT = 124
 LOG_LINES = 15
 """Lines from the end of a log that an error shows."""
 _LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "GROUP_", "ROLE_")
-_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_OF_RANKS = {OWN_LAUNCHER, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass(frozen=True)

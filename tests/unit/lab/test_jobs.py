@@ -18,13 +18,14 @@ from toolkit.lab.jobs import EXIT_TIMEOUT, Outcome, Trial, run_processes, run_tr
 
 
 def test_processes_inherit_the_environment_but_nothing_of_a_launcher(tmp_path, monkeypatch):
-    for name in ("ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+    launcher = {"ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TOOLKIT_LAUNCHER"}
+    for name in launcher:
         monkeypatch.setenv(name, "9")
     script = "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read(), os.getcwd()])); sys.exit(3)"
     log = tmp_path / "log"
     assert run_processes(["-c", script], environ={"OMP_NUM_THREADS": "2"}, log=log, folder=tmp_path) == 3
     environ, stdin, folder = json.loads(log.read_text())
-    assert not {"ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & environ.keys()
+    assert not launcher & environ.keys()
     assert (environ["HF_HUB_OFFLINE"], environ["OMP_NUM_THREADS"]) == ("1", "2")
     assert (stdin, folder) == ("", str(tmp_path))
 
