@@ -53,18 +53,47 @@ def config_file(recipe: str | Path, config: str | Path) -> Path:
     Raises:
         InputError: if the recipe does not exist, or `config` is a name that is not in that folder.
     """
-    path, text = present(config), str(config)
-    if path.exists() or Path(text).suffix or len(Path(text).parts) > 1:
-        return path
+    if _is_path(config):
+        return present(config)
     file = recipe_file(recipe)
-    folder = file.parent / "configs" / file.stem
-    if (named := folder / f"{text}.yaml").is_file():
-        return named
+    return _named(
+        str(config), file.parent / "configs" / file.stem, "--config", "a configuration of this recipe", file.stem
+    )
+
+
+def launcher_file(config: str | Path) -> Path:
+    """Returns a configuration file of `accelerate launch`, given by its path or name.
+
+    A path that exists wins; a name is that of a file in the shipped folder `accelerate_configs/`, `ddp`.
+
+    Raises:
+        InputError: if `config` is a name that is not in that folder.
+    """
+    if _is_path(config):
+        return present(config)
+    folder = shipped_root() / "accelerate_configs"
+    return _named(str(config), folder, "--launch", "a configuration of accelerate launch", folder.name)
+
+
+def _is_path(config: str | Path) -> bool:
+    """Whether this is a path: it exists, here or as a shipped file, or has an ending or a folder, unlike a name."""
+    path = Path(config)
+    return present(path).exists() or bool(path.suffix) or len(path.parts) > 1
+
+
+def _named(name: str, folder: Path, option: str, what: str, where: str) -> Path:
+    """Returns the YAML with a name in a folder.
+
+    Raises:
+        InputError: if there is none; lists those in the folder `where`.
+    """
+    if (file := folder / f"{name}.yaml").is_file():
+        return shortest(file)
     names = sorted(each.stem for each in folder.glob("*.yaml"))
-    listed = f"; {file.stem} has {join(names, 'and')}" if names else ""
+    listed = f"; {where} has {join(names, 'and')}" if names else ""
     raise InputError(
-        f"--config: received {text!r}, which is neither a file (tried {path.absolute()}) nor the name of a "
-        f"configuration of this recipe{did_you_mean(text, names)}{listed}"
+        f"{option}: received {name!r}, which is neither a file (tried {Path(name).absolute()}) nor the name of {what}"
+        f"{did_you_mean(name, names)}{listed}"
     )
 
 

@@ -52,7 +52,7 @@ def with_fault(log: Path, fault: str, *settings: str) -> subprocess.Popen:
     """Starts two ranks of a run, one of which fails, by the toolkit's launcher."""
     recipe = ["--config", "recipes/configs/reviews/smoke.yaml", *RUN[3:], *settings]
     ranks = [sys.executable, failing_rank.__file__, fault, "1", *recipe]
-    code = f"{IMPORTS}log_to_console()\nsys.exit(run_ranks({ranks}, 2))"
+    code = f"{IMPORTS}log_to_console()\nsys.exit(abs(run_ranks({ranks}, 2)))"
     return start(log, "-c", code)
 
 
@@ -132,7 +132,7 @@ def test_a_step_may_take_longer_than_launchers_wait(tmp_path):
     ("fault", "code", "message"),
     [
         ("error", 1, r"\[rank 1\] Traceback"),
-        ("kill", 1, r"rank 1 was killed by signal 9 \(SIGKILL\), out of memory\?"),
+        ("kill", 9, r"rank 1 was killed by signal 9 \(SIGKILL\), out of memory\?"),
         ("elsewhere", 2, "output_dir: rank 1 on .* does not see the folder of rank 0 .*; it must be on a file system"),
     ],
 )
@@ -155,6 +155,13 @@ def test_wrong_input_is_said_once_and_last(tmp_path):
     first, problem = last_lines(log, "1 setting is wrong:")
     assert problem.startswith("  - override train.optim=adamw: train.optim: received 'adamw', allowed: ")
     assert log.read_text().strip() == f"{first}\n{problem}"
+
+
+def test_a_rank_that_a_signal_kills_is_a_failed_run(monkeypatch):
+    from commands import run_command
+
+    monkeypatch.setattr("toolkit.base.launcher.run_ranks", lambda command, processes: -9)
+    assert run_command("train", "reviews", "--config", "smoke", "--processes", "2") == 1
 
 
 def test_processes_must_be_those_of_the_launcher(monkeypatch, capsys):

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from toolkit.base.errors import Interrupted, ToolkitError
@@ -94,11 +94,32 @@ def command_lines(command: Sequence[str]) -> list[str]:
     return [f"{'  ' if number == 0 else '    '}{line}" for number, line in enumerate(lines)]
 
 
-def leave_group() -> None:
-    """Destroys the process group, if there is one; otherwise NCCL warns."""
+def wait_for_ranks() -> bool:
+    """Waits until every rank has called this; returns whether there is a process group.
+
+    Raises:
+        RuntimeError: if another rank has ended.
+    """
     torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    # Not `barrier`, which has to be told the device.
+    torch.distributed.all_gather_object([None] * torch.distributed.get_world_size(), None)
+    return True
+
+
+def leave_group() -> None:
+    """Destroys the process group, if there is one, once no rank needs another any more.
+
+    The first rank hosts the store through which ranks find each other, and each rank has connections to the others. A
+    rank that leaves early takes them away from those that still wait in a collective, and NCCL's watchdog, which reads
+    the store, would report it. Afterwards, each rank may end when it likes: what it has sent is delivered, and nobody
+    asks it for more.
+    """
+    with suppress(RuntimeError):  # another rank has failed, and has reported it
+        if not wait_for_ranks():
+            return
+    sys.modules["torch"].distributed.destroy_process_group()
 
 
 def unexpected(error: Exception) -> str:

@@ -1,7 +1,10 @@
 """Starts the ranks of a run on this machine and waits for them; also knows which rank other launchers made this.
 
 Unlike torchrun, it ends with the exit code of the rank that failed, shows that rank's message last and no other, and
-gives the ranks all the time that they need to save after a stop signal.
+gives the ranks all the time that they need to save after a stop signal. It does not import torch.
+
+`python -m toolkit.base.launcher PROCESSES COMMAND ...` is `run_ranks` as a process, for `toolkit.lab.jobs`: all ranks
+print, and it is killed by the signal that killed the rank.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from tempfile import TemporaryFile
 from types import FrameType
 from typing import IO
 
-from toolkit.base.console import report_error
+from toolkit.base.console import log_to_console, report_error
 from toolkit.base.errors import InputError
 from toolkit.base.processes import (
     ECHO_SECONDS,
@@ -68,7 +71,7 @@ def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def run_ranks(command: Sequence[str], processes: int) -> int:
+def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -> int:
     """Runs a command as the ranks of one run and waits until all have ended.
 
     The first rank prints to this process's output. That of the others is shown only if one of them fails first. They
@@ -77,13 +80,17 @@ def run_ranks(command: Sequence[str], processes: int) -> int:
     Args:
         command: the program and its arguments.
         processes: number of ranks.
+        all_print: whether all ranks print to this process's output, for a log.
 
     Returns:
-        The exit code of the rank that failed first, or 0; 1 if a signal killed it that was not sent to this process.
+        The exit code of the rank that failed first, or 0; negative for a signal that was not sent to this process.
     """
-    with ExitStack() as files:
-        outputs = [None, *(files.enter_context(TemporaryFile()) for _ in range(1, processes))]
-        ranks = _Ranks([_start(command, rank, outputs[rank], shared) for rank, shared in _environments(processes)])
+    with ExitStack() as held:
+        hidden = 0 if all_print else processes - 1
+        outputs = [None] * (processes - hidden) + [held.enter_context(TemporaryFile()) for _ in range(hidden)]
+        port = held.enter_context(_reserved_port()).getsockname()[1]
+        environs = _environments(processes, port)
+        ranks = _Ranks([_start(command, outputs[rank], environ) for rank, environ in enumerate(environs)])
         handlers = {number: signal.signal(number, ranks.stop) for number in heeded_signals()}
         try:
             failed = ranks.wait()
@@ -93,12 +100,21 @@ def run_ranks(command: Sequence[str], processes: int) -> int:
         return 0 if failed is None else ranks.explain(failed, outputs[failed])
 
 
-def _environments(processes: int) -> list[tuple[int, dict[str, str]]]:
-    """Returns each rank and its environment variables."""
+def _reserved_port() -> socket.socket:
+    """Returns a socket with a free port, which the system gives to nobody who asks for any port until it is closed.
+
+    It does not listen and has SO_REUSEADDR, so that the first rank, which asks for this port and sets the same option
+    (as torch does), can listen at it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    return held
+
+
+def _environments(processes: int, port: int) -> list[dict[str, str]]:
+    """Returns the environment variables of each rank."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     common = {
         "OMP_NUM_THREADS": str(max(1, cores // processes)),
         **os.environ,
@@ -108,12 +124,10 @@ def _environments(processes: int) -> list[tuple[int, dict[str, str]]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
     }
-    return [(rank, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(processes)]
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
 
 
-def _start(
-    command: Sequence[str], rank: int, output: IO[bytes] | None, environ: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], output: IO[bytes] | None, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     # In a session of its own, since a terminal would send Ctrl-C to every process: this one passes it on.
     return subprocess.Popen(
         [sys.executable, "-m", "toolkit.base.processes", *command],
@@ -151,7 +165,9 @@ class _Ranks:
         while True:
             codes = [process.poll() for process in self.processes]
             if not killed:
-                self._failed += [rank for rank, code in enumerate(codes) if code and rank not in self._failed]
+                new = [rank for rank, code in enumerate(codes) if code and rank not in self._failed]
+                # A library may abort a rank whose peer is gone (NCCL's watchdog does): it comes after its peer.
+                self._failed += sorted(new, key=lambda rank: codes[rank] == -signal.SIGABRT)
             if None not in codes:
                 break
             since = since if self._failed else time.monotonic()
@@ -181,7 +197,7 @@ class _Ranks:
             return 1
         elif failed and not first_has_spoken:
             report_error("\n".join(_message(text, failed) or [f"rank {failed} ended with code {code}", *_tail(text)]))
-        return code if code > 0 else 1
+        return code
 
 
 def _read(output: IO[bytes]) -> str:
@@ -197,3 +213,15 @@ def _message(text: str, rank: int) -> list[str]:
 
 def _tail(text: str) -> list[str]:
     return [f"  {line}" for line in text.rstrip().splitlines()[-LOG_LINES:]]
+
+
+def _main(processes: str, *command: str) -> None:
+    log_to_console()
+    code = run_ranks(command, int(processes), all_print=True)
+    if code < 0:
+        signal.raise_signal(-code)  # otherwise, the caller could not tell it from an exit code
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import NoReturn
@@ -76,11 +78,22 @@ def die_with_parent(number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends this process; with an error code immediately, since waiting for other ranks would delay the exit."""
+    """Ends this process; with an error code immediately, since waiting for other ranks would delay the exit.
+
+    A rank that has done its work ends as the children of `multiprocessing` do: after its threads and exit handlers, but
+    without the interpreter's teardown. That destroys the remaining groups and tensors in no particular order, while
+    torch's threads still run (of collectives, of autograd); one that then needs the interpreter aborts the process
+    (SIGABRT), and a finished run would count as failed.
+    """
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and not code:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    if code and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        time.sleep(0.1)  # let the launcher read the message before it sees the process gone
+    if several:
+        if code:
+            time.sleep(0.1)  # let the launcher read the message before it sees the process gone
         os._exit(code)
     sys.exit(code)
 

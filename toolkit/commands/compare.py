@@ -42,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
     parser.add_argument(
-        "--launch", metavar="FILE", help="configuration file of accelerate launch, for several processes"
+        "--launch",
+        metavar="FILE",
+        help="configuration file of accelerate launch, or the name of one in accelerate_configs, for several processes",
     )
     _options.add(parser, "--processes", default_text="as in the --launch file, or 1")
     parser.add_argument(

@@ -71,7 +71,8 @@ def work(arguments: argparse.Namespace) -> None:
     overrides = settings(arguments)
     if launched is None and (arguments.processes or 1) > 1:
         words = arguments.command[1:]
-        sys.exit(run_ranks([sys.executable, "-c", RANK, *words], arguments.processes))
+        code = run_ranks([sys.executable, "-c", RANK, *words], arguments.processes)
+        sys.exit(code if code >= 0 else 1)
 
     from toolkit.main import run_recipe
     from toolkit.recipe import config_file, load_task_type, recipe_file

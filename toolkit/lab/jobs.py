@@ -1,4 +1,4 @@
-"""Starts the processes in which certify, compare, plan and reproduce run their trainings."""
+"""Starts the processes in which certify, compare, plan and reproduce run their trainings, and collects the results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import warn
 from toolkit.base.files import write_json
+from toolkit.base.processes import OWN_LAUNCHER
 
 WORKER = ("-m", "toolkit.lab.worker")
 EXIT_TIMEOUT = 124
@@ -20,7 +22,7 @@ EXIT_TIMEOUT = 124
 LOG_LINES = 15
 """Lines from the end of a log that an error shows."""
 _LAUNCHERS = ("ACCELERATE_", "TORCHELASTIC_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_", "GROUP_", "ROLE_")
-_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+_OF_RANKS = {OWN_LAUNCHER, "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def run_trials(
 ) -> list[Outcome]:
     """Runs trials one after the other in one launch, and stops at the first that fails.
 
+    A result counts as soon as it is written, however the processes end afterwards; an unusual end is a warning.
+
     Args:
         trials: at least one trial.
         log: file for the output; the trials are written beside it, as `.json`.
@@ -83,11 +87,14 @@ def run_trials(
     environ = {"TOKENIZERS_PARALLELISM": "false"} | dict(environ or {})
     code = run_processes([*WORKER, str(job.absolute())], processes, launcher, environ, log=log, timeout=timeout)
     outcomes = [_read(trial.outcome) for trial in trials]
-    if any(outcome is not None and outcome.error for outcome in outcomes) or (code == 0 and None not in outcomes):
+    if any(outcome is not None and outcome.error for outcome in outcomes):
         return [outcome or Outcome(error="did not run: a trial before it failed") for outcome in outcomes]
-    place = outcomes.index(None) if None in outcomes else len(outcomes) - 1
-    died = Outcome(error=_death(code, timeout, log), died=code)
-    return [*(outcome or died for outcome in outcomes[:place]), *([died] * (len(outcomes) - place))]
+    if None in outcomes:
+        died = Outcome(error=_death(code, timeout, log), died=code)
+        return [outcome or died for outcome in outcomes]
+    if code:
+        warn(f"all results are complete, but then {_death(code, timeout, log)}")
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def run_processes(
@@ -107,7 +114,7 @@ def run_processes(
 
     Args:
         program: a script, or `-m` and a module, and its arguments.
-        processes: number of processes.
+        processes: number of processes, which all print.
         launcher: a configuration file of `accelerate launch` to start them with, or None.
         environ: environment variables to add.
         log: file for the output, or None to print it.
@@ -148,7 +155,7 @@ def launch_command(processes: int, launcher: Path | None) -> list[str]:
         options = ["--config_file", str(launcher), "--num_processes", str(processes)]
         return [sys.executable, "-m", "accelerate.commands.launch", *options]
     if processes > 1:
-        return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        return [sys.executable, "-m", "toolkit.base.launcher", str(processes), sys.executable]
     return [sys.executable]
 
 

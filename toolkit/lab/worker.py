@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from toolkit.base.console import log_to_console
 from toolkit.base.errors import ToolkitError
-from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected
+from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected, wait_for_ranks
 from toolkit.base.importing import import_object
-from toolkit.base.processes import die_with_parent, end_process, is_first_rank
+from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process, is_first_rank
 
 WORK = {
     "bandwidth": "toolkit.lab.plan.bandwidth.measure",
@@ -24,25 +24,31 @@ WORK = {
 """The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 
 
-def main(file: str) -> None:
-    """Runs the trials in a file; the process ends at the first that fails."""
+def main(file: str) -> NoReturn:
+    """Runs the trials in a file and ends the process, at the first that fails.
+
+    A result is written after every rank has finished the trial, so nothing that happens later can change it.
+    """
     for trial in json.loads(Path(file).read_text(encoding="utf-8")):
         outcome = Path(trial["outcome"])
         try:
             result = import_object(WORK[trial["work"]])(trial["arguments"])
+            wait_for_ranks()
         except Exception as error:
             _fail(error, outcome)
         if is_first_rank():
             _report(outcome, {"result": result})
     leave_group()
+    end_process(0)
 
 
-def _fail(error: Exception, outcome: Path) -> None:
+def _fail(error: Exception, outcome: Path) -> NoReturn:
     ours = isinstance(error, ToolkitError)
     text = str(error) if ours else unexpected(error)
     print(text, file=sys.stderr)
-    if text != ENDED_ELSEWHERE:
-        _report(outcome, {"error": text if ours else f"{type(error).__name__}: {error}"})
+    if text == ENDED_ELSEWHERE:
+        end_process(EXIT_LOST_PEER)
+    _report(outcome, {"error": text if ours else f"{type(error).__name__}: {error}"})
     end_process(error.exit_code if isinstance(error, ToolkitError) else 1)
 
 

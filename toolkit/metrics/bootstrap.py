@@ -1,8 +1,9 @@
-"""Confidence intervals of scores that are computed from sums over examples."""
+"""Draws examples with replacement, and bootstraps scores that are computed from sums over examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +14,16 @@ SEED, DRAWS, FEWEST_DRAWS, MOST_NUMBERS = 20, 1000, 200, 20_000_000
 """A bootstrap has `DRAWS` samples; of large sets fewer, so that at most `MOST_NUMBERS` are drawn, if possible."""
 FEWEST_EXAMPLES = 10
 """Smallest set to bootstrap: intervals of smaller ones would be far too narrow."""
+
+
+def resamples(size: int) -> Iterator[np.ndarray]:
+    """Yields sets that are drawn with replacement from `size` examples: indices `[size]`, without end.
+
+    The sets are the same for each call, so that a set with difficult examples is difficult for all that are compared.
+    """
+    random = np.random.default_rng(SEED)
+    while True:
+        yield random.integers(size, size=size)
 
 
 def bootstrap(
@@ -36,11 +47,11 @@ def bootstrap(
     size = int(repeated.sum())
     if size < FEWEST_EXAMPLES:
         return {}
-    random = np.random.default_rng(SEED)
     draws = min(DRAWS, max(FEWEST_DRAWS, MOST_NUMBERS // len(rows)))
     if counts is None:
-        drawn = (np.bincount(random.integers(size, size=size), minlength=size) for _ in range(draws))
+        drawn = (np.bincount(order, minlength=size) for order in islice(resamples(size), draws))
     else:
+        random = np.random.default_rng(SEED)
         drawn = (random.multinomial(size, repeated / size) for _ in range(draws))
     found = scores(np.stack([times @ rows for times in drawn]))
     ends = {name: values[np.isfinite(values)] for name, values in found.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,10 +56,14 @@ FAILURES = [
     ("time.sleep(60 if rank == 0 else 0)\nprint('unusual'); sys.exit(3)", 3, "\nrank 1 ended with code 3\n  unusual\n"),
     (
         "time.sleep(60 if rank == 0 else 0)\nos.kill(os.getpid(), signal.SIGKILL)",
-        1,
+        -9,
         "\nrank 1 was killed by signal 9 (SIGKILL), out of memory?\n",
     ),
-    ("time.sleep(60 * rank)\nos.kill(os.getpid(), signal.SIGSEGV)", 1, "\nrank 0 was killed by signal 11 (SIGSEGV)\n"),
+    (
+        "time.sleep(60 * rank)\nos.kill(os.getpid(), signal.SIGSEGV)",
+        -11,
+        "\nrank 0 was killed by signal 11 (SIGSEGV)\n",
+    ),
 ]
 
 
@@ -65,11 +71,68 @@ FAILURES = [
     ("script", "code", "message"), FAILURES, ids=["all", "one", "lost", "hang", "killed", "crashed"]
 )
 def test_the_rank_that_fails_first_gives_code_and_last_message(script, code, message, monkeypatch, capfd):
-    monkeypatch.setattr(launcher, "GRACE_SECONDS", 5.0 if "75" in script else 0.1)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.1 if "sleep(60" in script else 5.0)
     began = time.monotonic()
     assert run(script) == code
     assert capfd.readouterr().err == message
     assert time.monotonic() - began < 30
+
+
+def test_a_rank_that_is_aborted_comes_after_the_one_that_fails_with_it():
+    def ended(*codes: int) -> int | None:
+        return launcher._Ranks([SimpleNamespace(poll=lambda code=code: code) for code in codes]).wait()
+
+    assert (ended(-6, 2), ended(-6, -9), ended(-6, 75), ended(75, -6), ended(0, 0)) == (1, 1, 0, 1, None)
+
+
+def test_nobody_else_is_given_the_port_that_the_first_rank_will_use():
+    with launcher._reserved_port() as held, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(held.getsockname())
+        socket.create_server(held.getsockname()).close()  # it sets SO_REUSEADDR, as torch does
+
+
+ENDS = """
+import atexit, threading
+from toolkit.base.processes import end_process
+class Late:
+    def __del__(self):
+        os.abort()
+late = Late()  # the interpreter would destroy it
+atexit.register(print, "handler")
+threading.Timer(.2, print, ["thread"]).start()
+end_process(0)
+"""
+
+
+def test_a_rank_that_is_done_cannot_fail_any_more(capfd):
+    assert run(ENDS) == 0
+    assert capfd.readouterr() == ("thread\nhandler\n", "")
+
+
+LEAVES = """
+from pathlib import Path
+from torch import distributed
+from toolkit.base.exits import leave_group
+late = Path({late!r})
+distributed.init_process_group("gloo")
+if rank and {fails}:
+    sys.exit(3)
+if rank:
+    time.sleep(1)
+    late.touch()
+leave_group()
+print(late.exists(), distributed.is_initialized())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_no_rank_leaves_before_all_are_done_unless_one_has_failed(tmp_path, capfd):
+    assert run(LEAVES.format(late=str(tmp_path / "late"), fails=False)) == 0
+    assert capfd.readouterr().out == "True False\n"
+    assert run(LEAVES.format(late=str(tmp_path / "never"), fails=True)) == 3
+    assert capfd.readouterr().out == "False False\n"
 
 
 SAVES = """

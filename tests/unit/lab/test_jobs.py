@@ -18,13 +18,14 @@ from toolkit.lab.jobs import EXIT_TIMEOUT, Outcome, Trial, run_processes, run_tr
 
 
 def test_processes_inherit_the_environment_but_nothing_of_a_launcher(tmp_path, monkeypatch):
-    for name in ("ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+    launcher = {"ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TOOLKIT_LAUNCHER"}
+    for name in launcher:
         monkeypatch.setenv(name, "9")
     script = "import json, os, sys; print(json.dumps([dict(os.environ), sys.stdin.read(), os.getcwd()])); sys.exit(3)"
     log = tmp_path / "log"
     assert run_processes(["-c", script], environ={"OMP_NUM_THREADS": "2"}, log=log, folder=tmp_path) == 3
     environ, stdin, folder = json.loads(log.read_text())
-    assert not {"ACCELERATE_MIXED_PRECISION", "RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID"} & environ.keys()
+    assert not launcher & environ.keys()
     assert (environ["HF_HUB_OFFLINE"], environ["OMP_NUM_THREADS"]) == ("1", "2")
     assert (stdin, folder) == ("", str(tmp_path))
 
@@ -87,6 +88,29 @@ def test_processes_that_end_without_a_word_are_described(script, died, words, tm
     assert (outcome.result, outcome.died) == (None, died)
     assert outcome.error is not None
     assert re.search(words, outcome.error), outcome.error
+
+
+@pytest.mark.parametrize("end", ["os.abort()", "sys.exit(1)"])
+def test_complete_results_count_however_the_processes_end(end, tmp_path, monkeypatch, caplog):
+    script = f"""if True:
+        import json, os, sys
+        for trial in json.load(open(sys.argv[1])):
+            open(trial["outcome"], "w").write('{{"result": 7}}')
+        {end}
+    """
+    monkeypatch.setattr(jobs, "WORKER", ("-c", script))
+    assert run_trials(trials(tmp_path, "one", "two"), tmp_path / "some.log") == [Outcome(result=7)] * 2
+    assert "all results are complete, but then its process " in caplog.text
+
+
+def test_all_ranks_write_to_the_log_and_a_signal_is_told(tmp_path):
+    script = (
+        "import os; rank = os.environ['RANK']; print('rank', rank, flush=True); rank == '1' and os.kill(os.getpid(), 9)"
+    )
+    assert run_processes(["-c", script], processes=2, log=tmp_path / "log") == -9
+    *ranks, blank, last = (tmp_path / "log").read_text().splitlines()
+    assert sorted(ranks) == ["rank 0", "rank 1"]
+    assert (blank, last) == ("", "rank 1 was killed by signal 9 (SIGKILL), out of memory?")
 
 
 PARENT = """

@@ -11,7 +11,7 @@ from launching import ROOT
 
 from toolkit.base import shipped
 from toolkit.base.errors import InputError
-from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file, recipe_names
+from toolkit.recipe import config_file, launcher_file, load_settings, load_task_type, recipe_file, recipe_names
 
 SMOKE = Path("recipes/configs/reviews/smoke.yaml")
 
@@ -26,6 +26,17 @@ def test_a_recipe_is_found_by_name_and_by_path(name: str) -> None:
     file = ROOT / "recipes" / f"{name}.py"
     assert [recipe_file(each) for each in (name, f"recipes/{name}.py", file)] == [file] * 3
     assert config_file(name, "smoke") == config_file(file, f"recipes/configs/{name}/smoke.yaml")
+
+
+def test_a_launcher_file_is_found_by_name_and_by_path(tmp_path: Path) -> None:
+    file = ROOT / "accelerate_configs" / "fsdp2_cpu.yaml"
+    assert [launcher_file(each) for each in ("fsdp2_cpu", "accelerate_configs/fsdp2_cpu.yaml", file)] == [file] * 3
+    with pytest.raises(
+        InputError, match=r"--launch: received 'fsdp_cpu', .* \(did you mean 'fsdp2_cpu'\?\); accel.* has"
+    ):
+        launcher_file("fsdp_cpu")
+    (tmp_path / "ddp").touch()
+    assert launcher_file("ddp") == Path("ddp")
 
 
 def test_paths_are_relative_where_they_can_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,25 @@
-"""Bootstraps metrics: computes them for sets of rows that are drawn with replacement from the evaluated rows.
+"""Bootstraps every metric of a task: computes it again for sets of rows drawn with replacement from the evaluated rows.
 
-Efron 1979, Bootstrap methods: another look at the jackknife (The Annals of Statistics 7).
+This takes a task's own `metrics`, whatever they are; `toolkit.metrics.bootstrap` is faster, and for those that are
+functions of sums.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from toolkit.api.supports import SupportsPacking
 from toolkit.api.task import EvalData, Predictions, Task
+from toolkit.metrics.bootstrap import resamples
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-SEED = 20
-"""All variants use the same draws, so that draws with difficult rows are difficult for all of them."""
 MIN_DRAWS = 50
 TIME_LIMIT_SECONDS = 60.0
 """After this time no further sets are drawn, if there are `MIN_DRAWS`; corpus metrics of large sets are slow."""
@@ -68,14 +69,14 @@ def resampled(task: Task, predictions: Predictions, data: EvalData, count: int) 
     units = np.arange(len(data.features)) if regroups else np.asarray(data.features["example"][:])
     places = np.argsort(units, kind="stable")
     starts = np.searchsorted(units[places], np.arange(len(data.rows) + 1))
-    random = np.random.default_rng(SEED)
     values: list[dict[str, float]] = []
     end = time.monotonic() + TIME_LIMIT_SECONDS
-    while len(values) < count and not (len(values) >= MIN_DRAWS and time.monotonic() > end):
+    for drawn in islice(resamples(len(units if regroups else data.rows)), count):
+        if len(values) >= MIN_DRAWS and time.monotonic() > end:
+            break
         if regroups:
-            order, rows, examples = random.integers(len(units), size=len(units)), data.rows, None
+            order, rows, examples = drawn, data.rows, None
         else:
-            drawn = random.integers(len(data.rows), size=len(data.rows))
             parts = [places[starts[example] : starts[example + 1]] for example in drawn]
             order, rows = np.concatenate(parts), data.rows.select(drawn)
             examples = np.repeat(np.arange(len(drawn)), [len(part) for part in parts]).tolist()

@@ -18,7 +18,7 @@ from toolkit.config.source import read_file
 from toolkit.distributed.mesh import mesh_of
 from toolkit.lab.compare.variants import Variant
 from toolkit.lab.techniques import ACCUMULATION, BATCH, window_settings
-from toolkit.recipe import load_settings
+from toolkit.recipe import launcher_file, load_settings
 
 QUIET = (
     "checkpoint.resume=none",
@@ -46,21 +46,23 @@ class Launch:
 
     @staticmethod
     def of(file: str | None, processes: int | None) -> Launch:
-        """Reads a launcher's file; without one, `processes` processes are started on this machine.
+        """Reads a launcher's file, given by its path or name; without one, this machine starts `processes` processes.
 
         Raises:
-            InputError: if the file cannot be read, is for several machines, or sets no number of processes.
+            InputError: if there is no such file, it cannot be read, is for several machines, or sets no number of
+                processes.
         """
         if file is None:
             return Launch(None, processes or 1, {})
-        values = read_file(Path(file)).values
+        found = launcher_file(file)
+        values = read_file(found).values
         if "rdzv_backend" in values or values.get("num_machines", 1) != 1:
             raise InputError(f"--launch: {file} is for several machines; compare starts runs on one")
         count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
         if count is None:
             raise InputError(f"--launch: {file} does not set num_processes; set --processes N")
         environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
-        return Launch(Path(file), int(count), environ)
+        return Launch(found, int(count), environ)
 
     def check(self, needed: int) -> None:
         """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
@@ -77,7 +79,7 @@ class Launch:
         if self.file is None and 0 < torch.cuda.device_count() < self.processes:
             raise InputError(
                 f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; set "
-                "--launch accelerate_configs/cpu_2proc.yaml to compare on the CPU"
+                "--launch cpu_2proc to compare on the CPU"
             )
 
 

@@ -89,14 +89,14 @@ def repeats_of(comparison: Comparison) -> list[Repeat]:
 
 def command_of(comparison: Comparison, variant: Variant) -> str:
     """Returns the command that trains a variant by itself."""
-    start, launch = ["python"], comparison.launch
+    start, launch = ["toolkit", "train"], comparison.launch
     processes = variant.technique.processes if variant.technique else launch.processes
+    run = [str(comparison.recipe), "--config", str(comparison.config)]
     if launch.file is not None:
         start = ["accelerate", "launch", "--config_file", str(launch.file), "--num_processes", str(processes)]
     elif processes > 1:
-        start = ["torchrun", "--standalone", "--nproc_per_node", str(processes)]
-    settings = [*comparison.overrides, *variant.overrides]
-    return shlex.join([*start, str(comparison.recipe), "--config", str(comparison.config), *settings])
+        run += ["--processes", str(processes)]
+    return shlex.join([*start, *run, *comparison.overrides, *variant.overrides])
 
 
 def folder_of(comparison: Comparison, repeat: Repeat) -> Path:
