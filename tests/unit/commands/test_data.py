@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from commands import run_command
 from newcomer_files import FILES, customers, pairs, prices, questions, ratings, sentences, table
+from runs import ROOT
 
 CONFIG = """
 output_dir: outputs/mine
@@ -76,3 +80,11 @@ def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:
     ):
         assert run_command("data", *arguments) == 2
         assert said in capsys.readouterr().err
+
+
+def test_rows_are_shown_without_torch_and_transformers(tmp_path) -> None:
+    code = "import sys; from toolkit.commands.cli import main\n"
+    code += "try: main(['data', 'show', sys.argv[1]])\n"
+    code += "finally: print(sorted({'torch', 'transformers'} & set(sys.modules)))"  # their import takes longest
+    command = [sys.executable, "-c", code, str(customers(tmp_path))]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.endswith("\n[]\n")
