@@ -214,6 +214,11 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     LOGGER.info(_Rendered(Group(Text(title), table)))  # a table's own title is wrapped to the width of the table
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun, in the plural unless the count is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def shorten(text: str, width: int = 70) -> str:
     """Returns text as one line of at most `width` characters."""
     line = " ".join(text.split())
