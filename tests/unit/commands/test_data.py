@@ -69,6 +69,8 @@ def test_the_settings_of_a_run_are_used(tmp_path, monkeypatch, capsys) -> None:
     assert "4 exact duplicates of earlier rows" in told
     told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.max_length=80").split())
     assert "0.0% of the texts are truncated at task.max_length=80" in told
+    told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.label_map.Bad=null").split())
+    assert "mine.csv: 21 rows are skipped, because task.label_map maps 'Bad' to null." in told
 
 
 def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:

@@ -15,7 +15,7 @@ from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
-from toolkit.tasks.label_names import known_label, map_notes, plain_map
+from toolkit.tasks.label_names import known_label, label_text, map_notes, plain_map
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,6 +67,8 @@ class MultiLabel:
         for name, given in value.items():
             if not isinstance(given, (bool, int, type(None))) or given not in _VALUES:
                 raise BadRow(f"label {name!r} is {given!r}; expected true, false or null")
+            if self.names.get(label_text(name), name) is None and not given:
+                continue  # the row does not have the label that would exclude it
             own = known_label(name, self.names, known)
             # Of several labels with one name, true counts before unknown, and unknown before false.
             values[own] = max(values.get(own, 0.0), _VALUES[given], key=_ORDER.index)
