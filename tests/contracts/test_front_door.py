@@ -14,6 +14,7 @@ from pathlib import Path
 
 import failing_rank
 import pytest
+from launching import launch
 from runs import ROOT, TINY
 from stopping import LONG, wait_for_step
 
@@ -119,6 +120,16 @@ def test_wrong_input_is_said_once_and_last(tmp_path):
     first, problem = last_lines(log, "1 setting is wrong:")
     assert problem.startswith("  - override train.optim=adamw: train.optim: received 'adamw', allowed: ")
     assert log.read_text().strip() == f"{first}\n{problem}"
+
+
+@pytest.mark.slow
+def test_a_launcher_file_leaves_nothing_for_accelerate_to_say(tmp_path):
+    run = [ROOT / "recipes/reviews.py", "--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY]
+    done = launch([*run, "train.max_steps=1", f"output_dir={tmp_path / 'run'}"], env={"OMP_NUM_THREADS": "1"})
+    said = done.stdout + done.stderr
+    assert "Model, report and predictions are in " in said
+    for foreign in ("accelerate", "WARNING", "Warning", "Traceback"):
+        assert foreign not in said.replace(str(ROOT), "")
 
 
 def test_processes_must_be_those_of_the_launcher(monkeypatch, capsys):
