@@ -63,9 +63,10 @@ class ReviewsOptions:
     labels: list[str] | None = None
     """Label names in the order of their ids (for regression: names of the targets); null uses those of the training
     rows, sorted. Rows with other labels are bad rows."""
-    label_map: dict[str, str] = field(default_factory=dict)
+    label_map: dict[str, str | None] = field(default_factory=dict)
     """Maps labels as in the file to names, for instance `{1: negative, 2: negative, 3: neutral}`; equal numbers match
-    (`1` and `1.0`). Labels that are not listed keep their names, and are named when the run starts."""
+    (`1` and `1.0`). Rows whose label is mapped to null are skipped and counted. Labels that are not listed keep their
+    names, and are named when the run starts."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
     """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
     class_weights: Literal["none", "balanced"] = "none"

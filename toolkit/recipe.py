@@ -156,7 +156,7 @@ def load_settings(
 
 def validate(
     task_type: type[Task],
-    file: str | Path,
+    file: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     elsewhere: bool = False,
     first_rows: bool = True,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import failing_rank
 import pytest
+from launching import launch
 from runs import ROOT, TINY
 from stopping import LONG, wait_for_step
 
@@ -162,6 +163,16 @@ def test_a_rank_that_a_signal_kills_is_a_failed_run(monkeypatch):
 
     monkeypatch.setattr("toolkit.base.launcher.run_ranks", lambda command, processes: -9)
     assert run_command("train", "reviews", "--config", "smoke", "--processes", "2") == 1
+
+
+@pytest.mark.slow
+def test_a_launcher_file_leaves_nothing_for_accelerate_to_say(tmp_path):
+    run = [ROOT / "recipes/reviews.py", "--config", ROOT / "recipes/configs/reviews/smoke.yaml", *TINY]
+    done = launch([*run, "train.max_steps=1", f"output_dir={tmp_path / 'run'}"], env={"OMP_NUM_THREADS": "1"})
+    said = done.stdout + done.stderr
+    assert "Model, report and predictions are in " in said
+    for foreign in ("accelerate", "WARNING", "Warning", "Traceback"):
+        assert foreign not in said.replace(str(ROOT), "")
 
 
 def test_processes_must_be_those_of_the_launcher(monkeypatch, capsys):

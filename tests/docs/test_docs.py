@@ -17,6 +17,7 @@ from launching import ROOT
 from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
+from toolkit.commands import train
 from toolkit.commands._options import with_current_names
 from toolkit.commands.cli import COMMANDS
 from toolkit.commands.cli import main as toolkit_command
@@ -79,14 +80,14 @@ def reader(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def wrong_settings(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
+def wrong_settings(recipe: str, config: Path | str | dict[str, Any], overrides: list[str]) -> list[str]:
     """Returns the problems of a configuration's settings, except for missing public datasets."""
     task_type = load_task_type(recipe)
     found = read_config(task_type.Options, config, overrides, {}, task_type.columns, rules=RULES).problems
     return [each for each in found if not ("there is no such file" in each and "`toolkit data get " in each)]
 
 
-def problems(recipe: str, config: Path | str, overrides: list[str]) -> list[str]:
+def problems(recipe: str, config: Path | str | dict[str, Any], overrides: list[str]) -> list[str]:
     """Returns the problems of a configuration, except for those of this machine."""
     found = wrong_settings(recipe, config, overrides)
     return [*found, *validate(load_task_type(recipe), config, overrides, elsewhere=True).problems]
@@ -144,7 +145,14 @@ def test_trainings_are_valid(command: str, reader) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("recipe")
     parser.add_argument("--processes", type=int)
-    arguments, rest = parser.parse_known_args(shlex.split(command, comments=True)[2:])
+    words = shlex.split(command, comments=True)[2:]
+    if "--config" not in words:
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        train.add_arguments(parser)
+        parsed = parser.parse_intermixed_args(list(train.rewritten(words)))
+        assert problems(parsed.recipe, {}, train.settings(parsed)) == []
+        return
+    arguments, rest = parser.parse_known_args(words)
     config, overrides = config_and_overrides(rest)
     assert problems(arguments.recipe, config_file(arguments.recipe, config), overrides) == []
 

@@ -47,6 +47,10 @@ class BadRow(Exception):  # noqa: N818 - a reason about a row, turned into a rep
     """A row cannot be used; raised by `Task.check_row` with the reason."""
 
 
+class ExcludedRow(BadRow):
+    """A row that the task's options exclude; it is counted by its reason, and never stops a run."""
+
+
 class Batch(TypedDict):
     """One micro-batch of B rows."""
 
@@ -146,7 +150,7 @@ class Task(Protocol):
         """Returns a row in the types of `schema`; label columns are None if `labelled` is False.
 
         Raises:
-            BadRow: with the reason, if the row cannot be used.
+            BadRow: with the reason, if the row cannot be used; `ExcludedRow` if the options exclude it.
         """
 
     def preprocess(

@@ -143,25 +143,31 @@ def progress(total: int, description: str, initial: int = 0, inner: bool = False
     )
 
 
-def quiet_libraries() -> AbstractContextManager[object]:
+def quiet_libraries(only_data: bool = False) -> AbstractContextManager[object]:
     """Turns off the progress bars of transformers and datasets, and all their messages except errors.
+
+    Args:
+        only_data: skips transformers, whose import takes long, in commands that do not use it.
 
     Returns:
         A context manager that restores the previous state on exit. Command lines need not use it.
     """
     import datasets
-    import transformers
 
-    before = ExitStack()
-    for library in (transformers.utils.logging, datasets.utils.logging):
+    before, libraries = ExitStack(), [datasets.utils.logging]
+    if not only_data:
+        import transformers
+
+        libraries.append(transformers.utils.logging)
+        if transformers.utils.logging.is_progress_bar_enabled():
+            before.callback(transformers.utils.logging.enable_progress_bar)
+            transformers.utils.logging.disable_progress_bar()
+        logger = logging.getLogger("bitsandbytes")  # it suggests installing a kernel from the hub
+        before.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+    for library in libraries:
         before.callback(library.set_verbosity, library.get_verbosity())
         library.set_verbosity_error()
-    if transformers.utils.logging.is_progress_bar_enabled():
-        before.callback(transformers.utils.logging.enable_progress_bar)
-        transformers.utils.logging.disable_progress_bar()
-    logger = logging.getLogger("bitsandbytes")  # it suggests installing a kernel from the hub
-    before.callback(logger.setLevel, logger.level)
-    logger.setLevel(logging.ERROR)
     if not (is_first_rank() and logs_to_console()) and not datasets.are_progress_bars_disabled():
         before.callback(datasets.enable_progress_bars)
         datasets.disable_progress_bars()
@@ -218,6 +224,11 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     LOGGER.info(
         _Rendered(Group(Text(printable(title)), table))
     )  # a table's own title is wrapped to the width of the table
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a count with its noun, in the plural unless the count is one."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def shorten(text: str, width: int = 70) -> str:

@@ -67,7 +67,7 @@ def _show(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, rich_console
     from toolkit.lab.show import overview, subject, subject_of_file
 
-    quiet_libraries()
+    quiet_libraries(only_data=True)
     if arguments.config is None:
         shown = subject_of_file(arguments.name, arguments.overrides)
     else:

@@ -22,8 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _rows(data: EvalData) -> str:
     """Returns how many rows were evaluated, and how many were not."""
+    from toolkit.base.console import counted
+
     count, skipped = len(data.rows), data.num_skipped
-    return f"{count} rows" + (f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else "")
+    return counted(count, "row") + (
+        f", {skipped} skipped as unusable ({skipped / (count + skipped):.1%})" if skipped else ""
+    )
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -120,7 +120,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     """Writes every row with its answer, and shows the first ones."""
     from itertools import islice
 
-    from toolkit.base.console import print_lines, say
+    from toolkit.base.console import counted, print_lines, say
     from toolkit.data.bad_rows import listing
     from toolkit.data.writers import write_table
     from toolkit.deploy.answers import Answers
@@ -143,4 +143,4 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     if bad:
         say(f"{len(bad)} of {total} rows have no prediction, see the column `error`:", blank_line_before=True)
         say(listing(bad[:SHOWN]))
-    say(f"{total} rows with their predictions are in {output}", blank_line_before=True)
+    say(f"the predictions of {counted(total, 'row')} are in {output}", blank_line_before=True)

@@ -16,7 +16,9 @@ from toolkit.config.source import Settings
 
 FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
 """Suffixes of data files that can be read."""
-_SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
+SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
+"""Suffixes of spreadsheets that cannot be read."""
+SAVE_SPREADSHEET = "in the program that made it, save it as .xlsx or 'CSV UTF-8'"
 
 
 DATA_FILES = ("train_file", "validation_file", "test_file")
@@ -112,8 +114,8 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         yield f"{key}: received {show(value)}, {tried}{hint}"
     elif kind == "file" and path.suffix.lower() not in FILE_FORMATS:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
-        if path.suffix.lower() in _SPREADSHEETS:
-            expected = "save it as .xlsx or 'CSV UTF-8'"
+        if path.suffix.lower() in SPREADSHEETS:
+            expected = SAVE_SPREADSHEET
         yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
 
 

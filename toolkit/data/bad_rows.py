@@ -40,10 +40,10 @@ def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) ->
     for table in tables.values():
         count, everything = len(table.bad), len(table.rows) + len(table.bad)
         if not len(table.rows):
-            raise DataError(
-                f"{table.source}: none of its {count} rows can be used:\n"
-                f"{listing([(table.source, row) for row in table.bad])}"
-            )
+            bad_ones = listing([(table.source, row) for row in table.bad])
+            everything += sum(table.excluded.values())
+            reasons = "\n".join([*([bad_ones] if count else []), *(f"  {line}" for line in exclusions(table))])
+            raise DataError(f"{table.source}: none of its {everything} rows can be used:\n{reasons}")
         if count > most * everything:
             raise DataError(
                 f"{skipped(table)}; data.max_bad_rows={most:g} allows {most:.0%}. Correct them, or set "
@@ -68,6 +68,14 @@ def skipped(table: Table) -> str:
         f"{table.source}: {len(table.bad):,} of {total:,} rows cannot be used ({len(table.bad) / total:.1%}): "
         + "; ".join([*shown, *more])
     )
+
+
+def exclusions(table: Table) -> list[str]:
+    """Returns one line without a full stop for each reason why the task's options exclude rows of a table."""
+    return [
+        f"{table.source}: {count:,} {'row is' if count == 1 else 'rows are'} skipped, because {reason}"
+        for reason, count in table.excluded.items()
+    ]
 
 
 def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:

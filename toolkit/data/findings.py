@@ -10,8 +10,8 @@ import numpy as np
 
 from toolkit.api.supports import SupportsLabels
 from toolkit.api.task import Task
-from toolkit.base.console import say, shorten, warn
-from toolkit.data.bad_rows import skipped
+from toolkit.base.console import counted, say, shorten, warn
+from toolkit.data.bad_rows import exclusions, skipped
 from toolkit.data.keys import NO_GROUP, first_like
 from toolkit.data.rows import NUMBER, Table
 from toolkit.data.spellings import near_equal
@@ -55,6 +55,7 @@ class RowFindings:
         shared_groups: by the names of two splits, the number of groups that are in both.
         group_column: the column that groups rows, or None.
         skipped: by split, one line about the rows that cannot be used.
+        excluded: lines about the rows that the task's options exclude.
     """
 
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -67,14 +68,15 @@ class RowFindings:
     shared_groups: Mapping[tuple[str, str], int] = field(default_factory=dict)
     group_column: str | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)
+    excluded: Sequence[str] = ()
 
     def notes(self) -> list[str]:
         """Returns what is as it should be, as sentences."""
         train = self.labels.get("train")
         found = (
-            [f"{len(train)} labels in {_count(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
+            [f"{len(train)} labels in {counted(self.rows['train'], 'training row')}: {listed(train)}."] if train else []
         )
-        found += self.label_notes
+        found += [*self.label_notes, *(f"{line}." for line in self.excluded)]
         if self.groups:
             parts = [f"{self.groups[name]:,} in {name} ({self.rows[name]:,} rows)" for name in self.groups]
             found.append(f"Groups by {self.group_column!r}: {', '.join(parts)}.")
@@ -90,12 +92,12 @@ class RowFindings:
         if rare := {name: count for name, count in train.items() if count < FEW_EXAMPLES}:
             found.append(f"Labels with fewer than {FEW_EXAMPLES} training rows: {listed(rare)}.")
         for source, pairs in self.duplicates.items():
-            found.append(f"{source}: {_count(pairs.number, 'exact duplicate')} of earlier rows (rows {pairs}).")
+            found.append(f"{source}: {counted(pairs.number, 'exact duplicate')} of earlier rows (rows {pairs}).")
         for source, pairs in self.contradictory.items():
-            rows = _count(pairs.number, "row")
+            rows = counted(pairs.number, "row")
             found.append(f"{source}: {rows} with the inputs of an earlier row, but another label (rows {pairs}).")
         for (first, second), pairs in self.shared.items():
-            rows = f"{pairs.number:,} of {_count(self.rows[second], f'{second} row')}"
+            rows = f"{pairs.number:,} of {counted(self.rows[second], f'{second} row')}"
             where = f"also in the {first} rows (rows {pairs} of their files)"
             found.append(f"{rows} {where}; scores on them are optimistic.")
         for (first, second), number in self.shared_groups.items():
@@ -143,6 +145,7 @@ def find(
         },
         group_column=group_column,
         skipped={name: skipped(table) for name, table in tables.items() if table.bad},
+        excluded=[line for table in tables.values() for line in exclusions(table)],
     )
 
 
@@ -171,10 +174,6 @@ def _shared(first: Table, second: Table) -> Pairs:
     others = places[np.searchsorted(values, second.keys.inputs[shown])]
     numbers = zip(first.rows[others][NUMBER], second.rows[shown][NUMBER], strict=True)
     return Pairs(len(shared), tuple(numbers))
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
 def listed(counts: Mapping[str, int]) -> str:

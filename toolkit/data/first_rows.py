@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from toolkit.api.supports import SupportsLearning
-from toolkit.api.task import BadRow, Row, Task
+from toolkit.api.task import BadRow, ExcludedRow, Row, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import kind_of
 from toolkit.config.paths import files_of
@@ -71,6 +71,8 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
     for row in rows:
         try:
             good.append(check_raw(row, task, columns, True, folder))
+        except ExcludedRow:
+            continue
         except BadRow as reason:
             bad.append(f"row {row.number}: {reason}")
     if not bad or data.bad_rows == "skip":

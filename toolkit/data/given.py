@@ -10,7 +10,7 @@ import numpy as np
 
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
-from toolkit.data.bad_rows import listing
+from toolkit.data.bad_rows import exclusions, listing
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, check_names, checked
 from toolkit.data.reading import RECOGNISED, Reading
@@ -37,7 +37,8 @@ def given_table(
         The checked rows.
 
     Raises:
-        DataError: if any row cannot be used (rows are numbered from 1), or a column is missing.
+        DataError: if any row cannot be used (rows are numbered from 1), the task's options exclude all of them, or a
+            column is missing.
     """
     import datasets
 
@@ -47,6 +48,8 @@ def given_table(
     if table.bad:
         reasons = listing([(NAME, row) for row in table.bad])
         raise DataError(f"{len(table.bad)} of {len(every)} rows cannot be used:\n{reasons}")
+    if table.excluded and not len(table.rows):
+        raise DataError(f"no row can be used: {'; '.join(exclusions(table))}")
     return table
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.supports import state_of
-from toolkit.api.task import BadRow, Row, Task
+from toolkit.api.task import BadRow, ExcludedRow, Row, Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
@@ -36,7 +37,7 @@ NUMBER = "_number"
 PREVIEW_CHARS = 80
 PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
-_REASON, _PREVIEW = "_reason", "_preview"
+_REASON, _PREVIEW, _EXCLUDED = "_reason", "_preview", "_excluded"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Table:
         fingerprint: sha256 of the file, or the hub dataset's id, revision and content.
         source: the file or hub split, for messages.
         keys: digests of the usable rows; those of rows without labels are all 0.
+        excluded: number of rows that the task's options exclude, by reason.
     """
 
     rows: datasets.Dataset
@@ -65,6 +67,7 @@ class Table:
     fingerprint: str
     source: str
     keys: Keys
+    excluded: Mapping[str, int] = field(default_factory=dict)
 
     def select(self, places: np.ndarray) -> Table:
         """Returns the table of the usable rows at the given places."""
@@ -200,17 +203,19 @@ def checked_features(task: Task) -> datasets.Features:
 
     text, number = datasets.Value("string"), datasets.Value("int64")
     digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
-    return datasets.Features({**task.schema(), NUMBER: number, _REASON: text, _PREVIEW: text, **digests})
+    found = {_REASON: text, _PREVIEW: text, _EXCLUDED: datasets.Value("bool")}
+    return datasets.Features({**task.schema(), NUMBER: number, **found, **digests})
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     """Returns a table of the rows of `checked_rows`: the usable rows, and reports of the others."""
     good = built.data.column(_REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
-    reports = built.select_columns([NUMBER, _REASON, _PREVIEW]).select(np.flatnonzero(~good))
-    bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in reports]
-    own = rows.remove_columns([_REASON, _PREVIEW, INPUTS, LABEL, GROUP])
-    return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows))
+    others = list(built.select_columns([NUMBER, _REASON, _PREVIEW, _EXCLUDED]).select(np.flatnonzero(~good)))
+    bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in others if not row[_EXCLUDED]]
+    excluded = Counter(row[_REASON] for row in others if row[_EXCLUDED])
+    own = rows.remove_columns([_REASON, _PREVIEW, _EXCLUDED, INPUTS, LABEL, GROUP])
+    return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows), excluded)
 
 
 def _cache_key(
@@ -236,13 +241,14 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
         try:
             checked = check_raw(row, task, columns, labelled, source.folder)
         except BadRow as bad:
-            found = {_REASON: str(bad), _PREVIEW: _preview(row.values)}
+            excluded = isinstance(bad, ExcludedRow)
+            found = {_REASON: str(bad), _PREVIEW: _preview(row.values), _EXCLUDED: excluded}
             yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
         else:
             own = {name: checked[name] for name in names}
             group = (row.values or {}).get(source.group) if source.group else None
             keys = row_keys(own, task, group) if labelled else no_keys
-            yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, **keys}
+            yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, _EXCLUDED: False, **keys}
 
 
 def columns_of(rows: Iterable[RawRow]) -> list[str]:
@@ -261,7 +267,7 @@ def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: boo
         folder: the folder that relative paths in the row start from.
 
     Raises:
-        BadRow: with the reason, if the row cannot be used.
+        BadRow: with the reason, if the row cannot be used, or the task's options exclude it.
     """
     if raw.reason or raw.values is None:
         raise BadRow(raw.reason)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from toolkit.base.errors import DataError
 from toolkit.catalog.entries import command_for
-from toolkit.config.paths import aligned_files, files_of, sheet_of
+from toolkit.config.paths import SAVE_SPREADSHEET, SPREADSHEETS, aligned_files, files_of, sheet_of
 from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
 from toolkit.data.readers import arrow, conll, delimited, excel, json_rows, plain, tmx
 from toolkit.data.readers.raw import RawRow, checked
@@ -78,10 +78,9 @@ def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawR
             "or a table (.csv, .jsonl and so on) with paths and labels."
         )
     if suffix not in READERS:
-        raise DataError(
-            f"{source}: unsupported file type {file.suffix!r}; use one of {', '.join(READERS)}, or a folder of images "
-            "or audio files."
-        )
+        others = f"use one of {', '.join(READERS)}, or a folder of images or audio files"
+        way_out = SAVE_SPREADSHEET if suffix in SPREADSHEETS else others
+        raise DataError(f"{source}: unsupported file type {file.suffix!r}; {way_out}.")
     return READERS[suffix](file, _with_sheet(source, reading))
 
 

@@ -23,7 +23,7 @@ from toolkit.base.turns import local_main_first
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, DataConfig
-from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
+from toolkit.data.bad_rows import apply_policy, exclusions, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
@@ -275,6 +275,8 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
         warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
+    for line in exclusions(tables["input"]):
+        say(line)
     rows = tables["input"].rows
     with local_main_first(accelerator):
         features = tokenise(rows, run.task, run.processor, labelled=labelled)

@@ -96,6 +96,8 @@ def overview(shown: Subject) -> Iterator[RenderableType]:
         yield _labels(rows.findings.labels)
     elif numbers := _numbers(task, rows.splits["train"]):
         yield numbers
+    if rows.findings.excluded:
+        yield "\n".join(textwrap.fill(f"{line}.", WIDTH) for line in rows.findings.excluded)
     if texts := _texts(task, rows):
         yield from _lengths(cfg, task, texts)
     warnings = rows.findings.warnings()

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from toolkit.api.random import RowRandom
 
 AUTO_PROCESSOR = "AutoTokenizer"
 MODEL_INPUTS = ("input_ids", "attention_mask", "token_type_ids")

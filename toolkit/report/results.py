@@ -13,7 +13,7 @@ from typing import Any
 from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.api.task import Record
-from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
+from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import write_json, write_text, written_whole
@@ -175,7 +175,7 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
     scores = Scores.of(result, run.task)
     best = "" if result.best_step in (None, result.steps) else f", best at step {result.best_step:,}"
     print_table(
-        f"{run.output_dir.name}: {text.counted(result.steps, 'step')}{best}",
+        f"{run.output_dir.name}: {counted(result.steps, 'step')}{best}",
         scores.lines() | text.measurements(result),
     )
     for hint in scores.hints:

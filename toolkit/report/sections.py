@@ -12,7 +12,7 @@ from typing import Any
 from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsThumbnails
 from toolkit.api.task import Record
-from toolkit.base.console import format_bytes, format_duration, format_value, shorten
+from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
@@ -23,7 +23,7 @@ from toolkit.report.curves import History, curves
 from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
 from toolkit.report.scores import Scores
-from toolkit.report.text import base_name, counted, readable
+from toolkit.report.text import base_name, readable
 from toolkit.report.worst import Worst
 
 SIZES = {

@@ -47,8 +47,3 @@ def described(description: Description) -> str:
     """Formats a prediction for the console on two lines."""
     expected = "" if description.expected is None else f", expected {shorten(description.expected, 30)}"
     return f"{shorten(description.input)}\n    -> {shorten(description.prediction, 70 - len(expected))}{expected}"
-
-
-def counted(count: int, noun: str) -> str:
-    """Returns a count with its noun, in the plural unless the count is one."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from toolkit.api.task import BadRow
+from toolkit.api.task import BadRow, ExcludedRow
+from toolkit.config.messages import show
 
 _NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]+))?")
 """A number as spreadsheets write it; text such as `007`, `1e5` or `nan` is a name."""
@@ -31,24 +32,27 @@ def label_text(value: Any) -> str:
     return digits if digits == "0" else sign + digits
 
 
-def plain_map(label_map: Mapping[str, str]) -> dict[str, str]:
+def plain_map(label_map: Mapping[str, str | None]) -> dict[str, str | None]:
     """Returns `task.label_map` with its labels in the form of `label_text`."""
     return {label_text(label): name for label, name in label_map.items()}
 
 
-def known_label(value: Any, names: Mapping[str, str], known: Sequence[str] | None) -> str:
+def known_label(value: Any, names: Mapping[str, str | None], known: Sequence[str] | None) -> str:
     """Returns the name of a label after `task.label_map`.
 
     Args:
         value: the label as in the file.
-        names: the result of `plain_map`; labels that are not in it keep theirs.
+        names: the result of `plain_map`; labels that are not in it keep theirs, and those of null exclude the row.
         known: the names that labels can have, or None if they are not known yet.
 
     Raises:
         BadRow: if the label is neither text nor a number, or has an unknown name.
+        ExcludedRow: if its name is null.
     """
-    text = label_text(value)
-    text = names.get(text, text)
+    given = label_text(value)
+    text = names.get(given, given)
+    if text is None:
+        raise ExcludedRow(f"task.label_map maps {given!r} to null")
     if known is None or text in known:
         return text
     for name in known:
@@ -57,22 +61,24 @@ def known_label(value: Any, names: Mapping[str, str], known: Sequence[str] | Non
     raise BadRow(f"label {text!r} is not one of {', '.join(known)}")
 
 
-def map_problems(labels: Sequence[str] | None, label_map: Mapping[str, str]) -> list[str]:
+def map_problems(labels: Sequence[str] | None, label_map: Mapping[str, str | None]) -> list[str]:
     """Returns what is wrong with `task.label_map`, as full messages; `labels` is `task.labels`."""
-    names: dict[str, str] = {}
+    names: dict[str, str | None] = {}
     found = []
     for label, name in label_map.items():
         other = names.setdefault(label_text(label), name)
         if other != name:
-            found.append(f"task.label_map: {label!r} is listed twice, as {other!r} and {name!r}; remove one of them")
-    if unknown := [name for name in dict.fromkeys(label_map.values()) if labels is not None and name not in labels]:
+            found.append(
+                f"task.label_map: {label!r} is listed twice, as {show(other)} and {show(name)}; remove one of them"
+            )
+    if unknown := [name for name in _names(label_map) if labels is not None and name not in labels]:
         found.append(f"task.label_map: {', '.join(map(repr, unknown))} not in task.labels; add it there or remove it")
     return found
 
 
-def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[str]:
+def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str | None]) -> list[str]:
     """Returns notes about labels that `task.label_map` does not list, and about names that no training row has."""
-    names = dict.fromkeys(label_map.values())
+    names = _names(label_map)
     unlisted = [f"{label!r} ({count:,})" for label, count in counts.items() if names and count and label not in names]
     unused = [repr(name) for name in names if not counts.get(name)]
     notes = []
@@ -81,3 +87,8 @@ def map_notes(counts: Mapping[str, int], label_map: Mapping[str, str]) -> list[s
     if unused:
         notes.append(f"task.label_map: no training row has {', '.join(unused)}.")
     return notes
+
+
+def _names(label_map: Mapping[str, str | None]) -> list[str]:
+    """Returns the different names in `task.label_map`."""
+    return list(dict.fromkeys(name for name in label_map.values() if name is not None))

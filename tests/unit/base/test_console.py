@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from toolkit.base.console import LOGGER, log_to_console, print_table, progress, report_error, say, warn
+from toolkit.base.console import LOGGER, counted, log_to_console, print_table, progress, report_error, say, warn
 
 
 @pytest.fixture
@@ -42,6 +42,18 @@ def test_a_command_line_prints_lines_and_a_handler_gets_records(records, capsys)
     assert records[2].startswith("INFO a table\n")
     assert "steps" in records[2]
     assert records[3:] == ["ERROR an error"]
+
+
+def test_a_title_is_not_wrapped_to_the_width_of_its_table(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    log_to_console()
+    title = "demo on validation.csv: 120 rows, 3 skipped as unusable (2.4%)"
+    print_table(title, {"loss": 0.5})
+    assert capsys.readouterr().out.splitlines()[:2] == [title, " loss  0.5 "]
+
+
+def test_one_is_not_a_plural():
+    assert [counted(number, "row") for number in (0, 1, 1234)] == ["0 rows", "1 row", "1,234 rows"]
 
 
 def test_lines_and_bars_can_be_turned_down(records, capsys):

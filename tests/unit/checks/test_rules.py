@@ -180,7 +180,8 @@ CONFLICTS = {
     "checkpoint.resume=": "checkpoint.resume: received '', expected text that is not blank",
     "checkpoint.resume=Auto": "(did you mean 'auto'?)",
     "data.train_file=": "data.train_file: received '', expected text that is not blank",
-    "data.test_file=rows.ods": "data.test_file: received 'rows.ods', whose format is not supported; save it as .xlsx",
+    "data.test_file=rows.ods": "data.test_file: received 'rows.ods', whose format is not supported; in the program "
+    "that made it, save it as .xlsx or 'CSV UTF-8'",
     "model.name_or_path=./no-model": "model.name_or_path: received './no-model', there is no such folder",
 }
 

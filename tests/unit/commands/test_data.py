@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from commands import run_command
 from newcomer_files import FILES, customers, pairs, prices, questions, ratings, sentences, table
+from runs import ROOT
 
 CONFIG = """
 output_dir: outputs/mine
@@ -65,6 +69,8 @@ def test_the_settings_of_a_run_are_used(tmp_path, monkeypatch, capsys) -> None:
     assert "4 exact duplicates of earlier rows" in told
     told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.max_length=80").split())
     assert "0.0% of the texts are truncated at task.max_length=80" in told
+    told = " ".join(shown(capsys, "reviews", "--config", "mine.yaml", "task.label_map.Bad=null").split())
+    assert "mine.csv: 21 rows are skipped, because task.label_map maps 'Bad' to null." in told
 
 
 def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:
@@ -76,3 +82,11 @@ def test_options_of_the_other_action_are_refused(tmp_path, capsys) -> None:
     ):
         assert run_command("data", *arguments) == 2
         assert said in capsys.readouterr().err
+
+
+def test_rows_are_shown_without_torch_and_transformers(tmp_path) -> None:
+    code = "import sys; from toolkit.commands.cli import main\n"
+    code += "try: main(['data', 'show', sys.argv[1]])\n"
+    code += "finally: print(sorted({'torch', 'transformers'} & set(sys.modules)))"  # their import takes longest
+    command = [sys.executable, "-c", code, str(customers(tmp_path))]
+    assert subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout.endswith("\n[]\n")

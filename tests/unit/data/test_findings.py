@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,22 @@ def test_a_label_map_merges_labels_and_names_what_it_does_not_list(check):
         "task.label_map does not list '3' (15); unlisted labels keep their names.",
         "task.label_map: no training row has 'never'.",
     ]
+
+
+def test_rows_with_a_label_that_is_mapped_to_null_are_skipped_and_counted(check):
+    labels = ["1", "2", "3.0", "4", "odd"]
+    lines = [f"text {row},{labels[row % 5]}," for row in range(100)]
+    rows = check("task.label_map={1: bad, 2: bad, 3: null, 4: good}", "task.label_map.odd=null", train=lines)
+    assert rows.findings.labels["train"] == {"bad": 30, "good": 15}
+    assert rows.findings.notes()[1:] == [
+        "train.csv: 20 rows are skipped, because task.label_map maps '3' to null.",
+        "train.csv: 20 rows are skipped, because task.label_map maps 'odd' to null.",
+    ]
+    assert rows.findings.warnings() == []
+    assert not any(rows.bad_rows.values())
+    everything = dict.fromkeys(["1", "2", "3", "4", "odd"])
+    with pytest.raises(DataError, match=r"none of its 100 rows can be used:\n  train.csv: 20 rows are skipped"):
+        check(f"task.label_map={json.dumps(everything)}", train=lines)
 
 
 def test_duplicates_and_contradictions_are_counted_with_their_rows(check):

@@ -110,6 +110,9 @@ def test_missing_file_folder_and_unknown_suffix(tmp_path, monkeypatch):
         match=r"unsupported file type '.docx'; use one of .conll, .csv, .tsv, .json, .jsonl, .parquet, .tmx",
     ):
         read_rows("a.docx")
+    Path("a.ods").touch()
+    with pytest.raises(DataError, match=r"type '.ods'; in the program that made it, save it as .xlsx or 'CSV UTF-8'."):
+        read_rows("a.ods")
 
 
 def test_suffix_in_capitals(tmp_path):

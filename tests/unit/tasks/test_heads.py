@@ -14,7 +14,7 @@ from runs import ROOT
 from sklearn import metrics as sklearn_metrics
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.task import IGNORE_INDEX, BadRow, ExcludedRow
 from toolkit.base.errors import DataError
 from toolkit.document import markdown
 from toolkit.recipe import load_task_type
@@ -172,10 +172,21 @@ def test_equal_numbers_are_one_label_and_a_map_renames_labels():
     assert made.counts([made.check("1,2"), made.check({"x": None})]) == {"7": 0, "high": 0, "low": 1}
 
 
+def test_a_label_that_is_mapped_to_null_excludes_its_rows():
+    for kind in ("single_label_classification", "multi_label_classification"):
+        with pytest.raises(ExcludedRow, match=r"task.label_map maps '3' to null"):
+            head(kind, label_map={"3.0": None}).check("3")
+    several = head("multi_label_classification", label_map={"3.0": None})
+    assert [part["name"] for part in several.check({"a": True, "3": False})] == ["a"]
+    with pytest.raises(ExcludedRow):
+        several.check({"a": True, "3": True})
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
         ({"label_map": {"1": "low", "1.0": "high"}}, "'1.0' is listed twice, as 'low' and 'high'"),
+        ({"label_map": {"1": "low", "1.0": None}}, "'1.0' is listed twice, as 'low' and null"),
         ({"label_map": {"1": "low"}, "labels": ["a", "b"]}, "'low' not in task.labels"),
         ({"label_map": {"1": "low"}, "problem_type": "regression"}, "task.label_map: has no effect with"),
     ],

@@ -62,10 +62,11 @@ def language_of(texts: Iterable[str]) -> str | None:
     text = " ".join(texts)[:_READ_CHARACTERS].lower()
     letters = sum(map(str.isalpha, text))
     words = Counter(re.findall(r"[^\W\d_]+", text))
+    scripts = {language.script for language in LANGUAGES.values()}
+    in_script = {script: len(re.findall(f"[{script}]", text)) for script in scripts}
     scores = {}
     for code, language in LANGUAGES.items():
-        in_script = len(re.findall(f"[{language.script}]", text))
-        if not letters or in_script < 0.3 * letters:
+        if not letters or in_script[language.script] < 0.3 * letters:
             continue
         common = sum(words[word] for word in language.words.split()) / max(words.total(), 1)
         scores[code] = common if language.words else _LEAST_SHARE

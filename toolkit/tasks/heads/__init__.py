@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from toolkit.api.task import Record
 from toolkit.metrics.quality import Quality
@@ -20,6 +19,7 @@ from toolkit.tasks.heads.regression import Regression
 from toolkit.tasks.heads.single_label import SingleLabel
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section

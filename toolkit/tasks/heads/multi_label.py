@@ -9,18 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
-from toolkit.tasks.heads.losses import sigmoid_losses
-from toolkit.tasks.label_names import known_label, map_notes, plain_map
+from toolkit.tasks.label_names import known_label, label_text, map_notes, plain_map
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
@@ -69,6 +67,8 @@ class MultiLabel:
         for name, given in value.items():
             if not isinstance(given, (bool, int, type(None))) or given not in _VALUES:
                 raise BadRow(f"label {name!r} is {given!r}; expected true, false or null")
+            if self.names.get(label_text(name), name) is None and not given:
+                continue  # the row does not have the label that would exclude it
             own = known_label(name, self.names, known)
             # Of several labels with one name, true counts before unknown, and unknown before false.
             values[own] = max(values.get(own, 0.0), _VALUES[given], key=_ORDER.index)
@@ -102,6 +102,10 @@ class MultiLabel:
         return (~labels.isnan()).sum()
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        import torch
+
+        from toolkit.tasks.heads.losses import sigmoid_losses
+
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
         return torch.where(labels.isnan(), 0.0, losses).sum()

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from toolkit.api.task import BadRow, Record
 from toolkit.base.errors import DataError
@@ -18,6 +16,7 @@ from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_qualit
 from toolkit.metrics.score import Score, per_class_scores
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
@@ -87,6 +86,8 @@ class Regression:
         return (~labels.isnan()).sum()
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        import torch
+
         losses = (logits - labels.nan_to_num().to(logits.dtype)) ** 2
         return torch.where(labels.isnan(), 0.0, losses).sum()
 

@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from toolkit.api.task import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
-from toolkit.tasks.heads.losses import softmax_losses
 from toolkit.tasks.label_names import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
     from toolkit.document.blocks import Section
@@ -81,9 +80,13 @@ class SingleLabel:
         return IGNORE_INDEX if label is None else self.state["labels"].index(label)
 
     def count_items(self, labels: Tensor) -> Tensor:
+        import torch
+
         return self._weights(labels, torch.float64).sum()
 
     def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+        from toolkit.tasks.heads.losses import softmax_losses
+
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = softmax_losses(logits, labels.clamp(min=0), smoothing, gamma)
         return (losses * self._weights(labels, losses.dtype)).sum()
