@@ -111,7 +111,7 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
     ]
     task_type = load_task_type(kind.recipe)
     first, rows = _rows(task_type, sample, guesses, overrides)
-    if labels := _label_map(sample, rows):
+    if labels := _label_map(sample, first, rows):
         guesses.append(labels)
         first, rows = _rows(task_type, sample, guesses, overrides)
     guesses = [*map(partial(_counted, rows=rows), guesses), *_from_rows(kind, sample, first, rows)]
@@ -140,12 +140,12 @@ def _rows(
         ) from error
 
 
-def _label_map(sample: Sample, rows: CheckedRows) -> Guess | None:
+def _label_map(sample: Sample, cfg: Config, rows: CheckedRows) -> Guess | None:
     """Returns how to merge labels that differ only in case and blanks; None if there are none, or a map is given."""
+    if not hasattr(cfg.task, "label_map") or any(key.startswith(LABEL_MAP) for key in sample.given):
+        return None
     labels = merged(rows.findings.labels.get("train", {}))
-    given = any(key.startswith(LABEL_MAP) for key in sample.given)
-    reason = "these labels differ only in case or blanks"
-    return Guess(LABEL_MAP, labels, reason) if labels and not given else None
+    return Guess(LABEL_MAP, labels, "these labels differ only in case or blanks") if labels else None
 
 
 def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) -> tuple[Kind, Columns]:
