@@ -96,7 +96,7 @@ def rendered() -> str:
     ]
     notes = "\n".join(f"{number}. {why}" for number, why in enumerate(reasons, start=1))
     before, rest = page.split(BEGIN)
-    text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows)}\n\n{notes}"
+    text = f"{table(['strategy', *(TASKS[name] for name in found['tasks'])], rows, marked_up=True)}\n\n{notes}"
     return before + BEGIN + text + END + rest.split(END)[1]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.checks.rules import RULES
-from toolkit.document.markdown import table
+from toolkit.document.markdown import line, table
 from toolkit.optim.presets import PRESETS
 
 PAGE = Path(__file__).with_name("switches.md")
@@ -25,16 +25,16 @@ def optimizers() -> str:
         ]
         for name, preset in PRESETS.items()
     ]
-    return table(["`train.optim`", "what it does", "bytes of state per weight", "source"], rows)
+    return table(["`train.optim`", "what it does", "bytes of state per weight", "source"], rows, marked_up=True)
 
 
 def combinations() -> str:
     """Returns the table of conflicting settings, one row for each rule."""
     rows = [
-        [", ".join(f"`{key}`" for key in rule.keys), rule.why, rule.instead]
+        [", ".join(f"`{key}`" for key in rule.keys), line(rule.why), line(rule.instead)]
         for rule in sorted(RULES, key=lambda rule: rule.keys)
     ]
-    return table(["settings", "reason", "what to do instead"], rows)
+    return table(["settings", "reason", "what to do instead"], rows, marked_up=True)
 
 
 TABLES = {"optimizers": optimizers, "combinations": combinations}

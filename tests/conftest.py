@@ -17,6 +17,7 @@ os.environ.update(
     HF_HUB_OFFLINE="1",
     HF_DATASETS_OFFLINE="1",
     HF_HOME=CACHE.name,
+    XDG_STATE_HOME=str(Path(CACHE.name) / "state"),  # which recipes were trained with
     MPLCONFIGDIR=str(Path(CACHE.name) / "matplotlib"),
     MPLBACKEND="agg",
     TOKENIZERS_PARALLELISM="false",

@@ -27,7 +27,6 @@ from toolkit.config.sections import Config
 from toolkit.data.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.main_alone import main_alone
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.strategies import build_strategy
@@ -95,9 +94,8 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
     result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
-    # Writing results can take longer than train.ddp_timeout, which limits collectives.
     if not ends_process:
-        main_alone(run.accelerator, write_results, run, result)
+        on_main(run.accelerator, write_results, run, result)
     else:
         leave_group()
         if run.accelerator.is_main_process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -39,6 +40,14 @@ def test_an_error_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
     assert seconds < 15 + 1  # and the time to read this
     assert "[rank 1] Traceback" in output
     assert "ValueError: a fault on one rank" in output
+
+
+@pytest.mark.slow
+def test_what_one_process_does_for_all_may_take_longer_than_collectives(tmp_path):
+    """Preparing rows, saving and reporting take 4 s each here, on the first process."""
+    given = command(tmp_path / "run", "train.ddp_timeout=3", "train.max_steps=2", "checkpoint.save_steps=2")[2:]
+    launch([Path(failing_rank.__file__), "slow_work", "0", *given], 2)
+    assert "result" in json.loads((tmp_path / "run/run.json").read_text())
 
 
 @pytest.mark.slow

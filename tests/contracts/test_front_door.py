@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import failing_rank
@@ -28,7 +31,14 @@ import sys
 from toolkit.base.console import log_to_console
 from toolkit.base.launcher import run_ranks
 """
-ENDED = re.compile(r"Stopped by (Ctrl-C|SIGTERM) at step (\d+) of \d+\. Resume with:")
+# The session of a terminal, whose first process is a Python program.
+BEGIN_SESSION = """
+import fcntl, os, sys, termios
+os.setsid()
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+ENDED = re.compile(r"Stopped by (Ctrl-C|SIGTERM|SIGUSR1) at step (\d+) of \d+\. Resume with:")
 
 
 def start(log: Path, *words: str) -> subprocess.Popen:
@@ -60,7 +70,11 @@ def last_lines(log: Path, first: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138))),
+    ],
 )
 def test_a_stopped_run_saves_and_says_the_command_that_resumes_it(number, code, tmp_path):
     log = tmp_path / "log"
@@ -70,7 +84,7 @@ def test_a_stopped_run_saves_and_says_the_command_that_resumes_it(number, code, 
     assert run.wait(120) == code, log.read_text()
     title, *command = last_lines(log, "Stopped by ")
     name, step = ENDED.fullmatch(title).groups()
-    assert name == {130: "Ctrl-C", 143: "SIGTERM"}[code]
+    assert name == {130: "Ctrl-C", 138: "SIGUSR1", 143: "SIGTERM"}[code]
     assert verify(tmp_path / f"run/checkpoints/step-{step}") == []
     assert max(map(len, command)) <= 80
     words = shlex.split("\n".join(command).replace("\\\n", ""))
@@ -79,6 +93,28 @@ def test_a_stopped_run_saves_and_says_the_command_that_resumes_it(number, code, 
         again = start(log, "-m", *words, "train.max_steps=60")
         assert again.wait(300) == 0, log.read_text()
         assert f"resuming from run/checkpoints/step-{step}" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_does_not_lose_the_steps(tmp_path):
+    """Closing a terminal sends SIGHUP, and makes each further write an error."""
+    terminal, its_end = pty.openpty()
+    begin = [sys.executable, "-c", BEGIN_SESSION, *TRAIN]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(begin, cwd=tmp_path, stdin=its_end, stdout=its_end, stderr=its_end, env=environ)
+    os.close(its_end)
+    threading.Thread(target=read_all, args=[terminal], daemon=True).start()  # a full terminal would block the run
+    wait_until(run, (tmp_path / "run/metrics.jsonl").exists)
+    os.close(terminal)
+    assert run.wait(120) == 128 + signal.SIGHUP
+    (saved,) = (tmp_path / "run/checkpoints").iterdir()
+    assert verify(saved) == []
+
+
+def read_all(terminal: int) -> None:
+    with suppress(OSError):
+        while os.read(terminal, 1000):
+            pass
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 from pathlib import Path
@@ -95,6 +96,26 @@ def test_best_model_and_finished_runs_survive_a_resume(tmp_path, stop_before, mo
     final = weights(tmp_path / "parts")
     assert final.keys() == last.keys()
     assert all(torch.equal(tensor, last[name]) for name, tensor in final.items())
+
+
+def test_the_results_of_a_finished_run_stay_until_there_are_others(tmp_path, stop_before):
+    def results(run: Path) -> dict:
+        facts = json.loads((run / "run.json").read_text())
+        return {name: facts[name] for name in ("result", "memory")}
+
+    run, settings = tmp_path / "run", (*DROPOUT, "train.lr_scheduler_type=constant", "train.warmup_steps=0")
+    train("reviews", run, *settings, "train.max_steps=4")
+    first, config = results(run), (run / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match="already at step 4"):
+        train("reviews", run, *settings, "train.max_steps=2", "checkpoint.resume=auto")
+    assert (results(run), (run / "config.yaml").read_bytes()) == (first, config)
+    stop_before(6)
+    with pytest.raises(StoppedError):
+        train("reviews", run, *settings, "train.max_steps=8", "checkpoint.resume=auto")
+    assert results(run) == first
+    stop_before(None)
+    train("reviews", run, *settings, "train.max_steps=8", "checkpoint.resume=auto")
+    assert results(run)["result"]["steps"] == 8
 
 
 def damage(file: Path) -> None:

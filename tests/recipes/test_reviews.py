@@ -175,6 +175,12 @@ def test_bad_rows_stop_a_run_or_are_left_out_and_counted(tmp_path):
     assert "2 bad rows" in (tmp_path / "skip" / "report.md").read_text()
 
 
+def test_rows_that_cannot_be_used_are_named_before_what_follows_from_them(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\na text,good\nanother,\na third,\n")
+    with pytest.raises(DataError, match=r"row 3: column 'label' is empty"):
+        train("reviews", tmp_path / "run", f"data.train_file={tmp_path / 'rows.csv'}", "data.validation_file=null")
+
+
 def test_a_non_finite_update_stops_before_it_and_names_step_and_rows(tmp_path):
     wild = ("train.optim=sgd", "train.learning_rate=1e30", "train.max_grad_norm=0", "train.warmup_steps=0",
             "train.train_sampling_strategy=sequential", "train.per_device_train_batch_size=2")  # fmt: skip

@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 
+from toolkit import run
 from toolkit.checkpoint import writing
+from toolkit.data import prepare
+from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -80,13 +83,29 @@ def slow() -> None:
     Session.window_gradient = window_gradient
 
 
+def slow_work() -> None:
+    """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
+    for module, name in ((prepare, "tokenise"), (Checkpointer, "_finish"), (run, "write_results")):
+        setattr(module, name, _delayed(getattr(module, name)))
+
+
+def _delayed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def delayed(*arguments: Any, **settings: Any) -> Any:
+        time.sleep(4)
+        return function(*arguments, **settings)
+
+    return delayed
+
+
 def elsewhere() -> None:
     """Moves the process to a folder of its own, as on a machine that does not share the folder of the others."""
     Path("elsewhere").mkdir()
     os.chdir("elsewhere")
 
 
-FAULTS: dict[str, Callable[[], None]] = {each.__name__: each for each in (error, kill, kill_in_save, slow, elsewhere)}
+FAULTS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (error, kill, kill_in_save, slow, slow_work, elsewhere)
+}
 
 if __name__ == "__main__":
     fault, rank, *arguments = sys.argv[1:]

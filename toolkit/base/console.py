@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,6 +25,7 @@ LOGGER.addHandler(logging.NullHandler())  # without any handler, Python would pr
 
 _PLAIN_WIDTH = 80
 _BLANK_LINE = "blank_line_before"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class ConsoleHandler(logging.Handler):
@@ -43,10 +45,18 @@ class ConsoleHandler(logging.Handler):
         if isinstance(record.msg, _Rendered):
             rich_console().print(record.msg.renderable)
         elif record.levelno >= logging.ERROR:
-            print(f"{before}{record.getMessage()}", file=sys.stderr, flush=True)
+            print(f"{before}{printable(record.getMessage())}", file=sys.stderr, flush=True)
         else:
             level = "warning: " if record.levelno >= logging.WARNING else ""
-            print(f"{before}{level}{record.getMessage()}", flush=True)
+            print(f"{before}{level}{printable(record.getMessage())}", flush=True)
+
+
+def printable(text: str) -> str:
+    """Returns text whose control characters are escaped, except tabs and line breaks.
+
+    Texts of rows, labels and file names could otherwise change the terminal: its title, its colors, what was printed.
+    """
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class _Rendered:
@@ -204,8 +214,10 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(name), Text(format_value(value)))
-    LOGGER.info(_Rendered(Group(Text(title), table)))  # a table's own title is wrapped to the width of the table
+        table.add_row(Text(printable(name)), Text(printable(format_value(value))))
+    LOGGER.info(
+        _Rendered(Group(Text(printable(title)), table))
+    )  # a table's own title is wrapped to the width of the table
 
 
 def shorten(text: str, width: int = 70) -> str:

@@ -95,6 +95,11 @@ def pretrained_error(key: str, name: str, error: Exception) -> InputError:
         error: what the library raised.
     """
     reason = str(error).strip().split("\n")[0]
+    if (Path(name) / "config.json").is_file():
+        return InputError(
+            f"{key}: cannot load the model in the folder {name!r} (tried {Path(name).absolute()}).\n"
+            f"  Reason: {type(error).__name__}: {reason}"
+        )
     return InputError(
         f"{key}: cannot load {name!r}.\n"
         f"  It is not a usable local folder (tried {Path(name).absolute()}) and could not be downloaded from the Hub.\n"

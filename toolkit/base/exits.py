@@ -103,6 +103,8 @@ def leave_group() -> None:
 
 def unexpected(error: Exception) -> str:
     """Returns the message for an error that is not a `ToolkitError`."""
+    from toolkit.base.disk import disk_problem
+
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
         return (
@@ -113,10 +115,10 @@ def unexpected(error: Exception) -> str:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return ENDED_ELSEWHERE
-    return "".join(traceback.format_exception(error))
+    return disk_problem(error) or "".join(traceback.format_exception(error))
 
 
-ENDED_ELSEWHERE = "another process of this run has ended; its own message says why."
+ENDED_ELSEWHERE = "another process of this run has ended; its own message, or the launcher's, says why."
 
 
 LOST_PEER = (

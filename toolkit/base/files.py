@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -58,6 +59,32 @@ def temporary_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def written_folder(path: Path) -> Iterator[Path]:
+    """Yields an empty folder, which replaces the folder `path` when the block ends without an error.
+
+    Until then, and after an error, `path` is the previous folder.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = temporary_name(path)
+    former = temporary_name(path.with_name(f"{path.name}.former"))
+    try:
+        temporary.mkdir()
+        yield temporary
+        for entry in (*temporary.rglob("*"), temporary):
+            sync(entry)
+        if path.exists():
+            path.rename(former)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        for folder in (temporary, former):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def temporary_name(path: Path) -> Path:
     """Returns the temporary path to which this process writes the file `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{_SUFFIX}")
@@ -66,6 +93,15 @@ def temporary_name(path: Path) -> Path:
 def is_temporary(path: Path) -> bool:
     """Whether a path is one of `temporary_name`."""
     return path.name.startswith(".") and path.name.endswith(f".{_SUFFIX}")
+
+
+def kind_of(path: Path) -> str:
+    """Returns `folder`, `file`, or an empty string if the path does not exist, or cannot: a name that is too long."""
+    try:
+        # In this order: another process may make the folder in between.
+        return "" if not path.exists() else "folder" if path.is_dir() else "file"
+    except OSError:  # also a folder that may not be entered
+        return ""
 
 
 def sync(path: Path) -> None:
@@ -78,9 +114,9 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes incomplete files of killed processes from `folder`; no other process may be writing there."""
-    for file in filter(is_temporary, folder.iterdir()):
-        file.unlink(missing_ok=True)
+    """Removes incomplete files and folders of killed processes from `folder`, to which no other process may write."""
+    for entry in filter(is_temporary, folder.iterdir()):
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

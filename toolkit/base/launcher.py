@@ -21,7 +21,15 @@ from typing import IO
 
 from toolkit.base.console import report_error
 from toolkit.base.errors import InputError
-from toolkit.base.processes import ECHO_SECONDS, EXIT_LOST_PEER, OWN_LAUNCHER, STOP_SIGNALS, is_launched
+from toolkit.base.processes import (
+    ECHO_SECONDS,
+    EXIT_LOST_PEER,
+    OWN_LAUNCHER,
+    STOP_SIGNALS,
+    heeded_signals,
+    is_launched,
+    leave_closed_terminal,
+)
 
 GRACE_SECONDS = 8.0
 """How long the other ranks may take to end after one has failed; then they are killed, within 15 s of the failure."""
@@ -76,7 +84,7 @@ def run_ranks(command: Sequence[str], processes: int) -> int:
     with ExitStack() as files:
         outputs = [None, *(files.enter_context(TemporaryFile()) for _ in range(1, processes))]
         ranks = _Ranks([_start(command, rank, outputs[rank], shared) for rank, shared in _environments(processes)])
-        handlers = {number: signal.signal(number, ranks.stop) for number in STOP_SIGNALS}
+        handlers = {number: signal.signal(number, ranks.stop) for number in heeded_signals()}
         try:
             failed = ranks.wait()
         finally:
@@ -129,6 +137,7 @@ class _Ranks:
     def stop(self, number: int, frame: FrameType | None) -> None:
         """Passes a stop signal on; the second kills."""
         now = time.monotonic()
+        leave_closed_terminal()
         if self._stopped and now - self._since < ECHO_SECONDS:
             return
         for process in self.processes:

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from toolkit.base.console import say
+from toolkit.base.files import kind_of
 
 SECONDS = 5.0
 """How long a connection may take to be opened."""
@@ -23,7 +24,7 @@ def prepare_download(name: str) -> None:
     Args:
         name: Hub id, or a local folder, for which nothing is done.
     """
-    if not Path(name).expanduser().is_dir():
+    if kind_of(Path(name).expanduser()) != "folder":
         _go_offline_without_network()
 
 

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import stat
 import sys
 import time
 from collections.abc import Mapping
 from typing import NoReturn
 
 PR_SET_PDEATHSIG = 1
-STOP_SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
+STOP_SIGNALS = {
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGINT: "Ctrl-C",
+    # A terminal that was closed, and what Slurm's --signal usually sends; Windows has none of them.
+    **{getattr(signal, name): name for name in ("SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)},
+}
 """The signals that make a run save and end, and their names in messages."""
 OWN_LAUNCHER = "TOOLKIT_LAUNCHER"
 """Set for the ranks that `toolkit train --processes` starts."""
@@ -20,6 +26,22 @@ EXIT_LOST_PEER = 75
 ECHO_SECONDS = 1.0
 """A stop signal may arrive more than once, from a scheduler and from a launcher, or for each thread of a dead launcher;
 what arrives within this time of the first is not a second one."""
+
+
+def heeded_signals() -> list[signal.Signals]:
+    """Returns the stop signals that this process heeds: all but a SIGHUP that `nohup` made it ignore."""
+    return [
+        number
+        for number, name in STOP_SIGNALS.items()
+        if name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
+def leave_closed_terminal() -> None:
+    """Sends the output of this process to nowhere if its terminal was closed: writing would raise an error."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from toolkit.base.files import kind_of
+
 FOLDERS = ("recipes", "accelerate_configs")
 """The shipped folders. A relative path to a file in one of them works from any directory."""
 
@@ -44,6 +46,6 @@ def shortest(path: Path) -> Path:
 
 def present(path: str | Path) -> Path:
     """Returns the path if it exists, else the shipped file of this path, else the path."""
-    if Path(path).exists():
+    if kind_of(Path(path)):
         return Path(path)
     return find_shipped(path) or Path(path)

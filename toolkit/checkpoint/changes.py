@@ -14,6 +14,7 @@ from typing import Any
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError
 
+VERSIONS = "versions."
 FREE = (
     "output_dir",
     "engine",
@@ -36,7 +37,7 @@ FREE = (
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
     "data.max_eval_samples",
-    "versions.*",
+    f"{VERSIONS}*",
 )
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
@@ -97,6 +98,15 @@ def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str 
         f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "
         "the same, results differ by rounding, and by the random numbers of dropout"
     )
+
+
+def changed_versions(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
+    """Returns a note if libraries have other versions than those that the checkpoint was saved with."""
+    keys = [key for key in current if key.startswith(VERSIONS) and saved.get(key, current[key]) != current[key]]
+    if not keys:
+        return None
+    changes = [f"{key.removeprefix(VERSIONS)} {saved[key]} -> {current[key]}" for key in keys]
+    return f"resumed with other versions: {', '.join(changes)}; results can differ by rounding or more"
 
 
 def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

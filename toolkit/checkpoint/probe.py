@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import temporary_name
+from toolkit.base.files import kind_of, temporary_name
 from toolkit.distributed.collectives import on_every, on_main
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def probe(output_dir: Path) -> None:
         file.write_bytes(b"probe")
         file.unlink()
     except OSError as error:
-        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if path.exists())
-        reason = error.strerror if existing.is_dir() else f"{existing} is a file"
+        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if kind_of(path))
+        reason = error.strerror if kind_of(existing) == "folder" else f"{existing} is a file"
         raise CheckpointError(
             f"output_dir: cannot write into {output_dir.absolute()}: {reason}; fix this, or set another output_dir"
         ) from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from toolkit.base.console import shorten
 from toolkit.base.errors import problems_of
+from toolkit.base.files import kind_of
 from toolkit.checkpoint.lock import in_use
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.config.sections import Config
@@ -15,8 +17,14 @@ def folder_problems(cfg: Config) -> list[str]:
     """Returns why a run cannot start in `output_dir`, as full messages; leaves no files behind."""
     folder = Path(cfg.output_dir)
     absolute = folder.absolute()
-    existing = next(path for path in (absolute, *absolute.parents) if path.exists())
-    if not existing.is_dir():
+    try:
+        absolute.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:  # for instance a name that is too long
+        return [f"output_dir: {shorten(cfg.output_dir)} cannot be opened: {error.strerror}; use another one"]
+    existing = next(path for path in (absolute, *absolute.parents) if kind_of(path))
+    if kind_of(existing) == "file":
         return [] if existing == absolute else [f"output_dir: received {cfg.output_dir!r}, but {existing} is a file"]
     problems = []
     try:

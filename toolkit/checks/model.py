@@ -14,6 +14,7 @@ from toolkit import modalities
 from toolkit.api.supports import SupportsConfiguring, SupportsLearning, state_of
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError, InputError, problems_of
+from toolkit.base.files import kind_of
 from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
@@ -53,7 +54,7 @@ def weight_problems(cfg: Config, task: Task) -> list[str]:
     name = cfg.model.name_or_path
     if name is None or config_problems(cfg, task):
         return []
-    if Path(name).is_dir():
+    if kind_of(Path(name)) == "folder":
         place, there = "the folder", [(Path(name) / file).is_file() for file in WEIGHTS]
     elif constants.HF_HUB_OFFLINE:
         place = "the cache, and HF_HUB_OFFLINE=1 disables access to the Hub"

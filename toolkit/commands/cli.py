@@ -38,6 +38,7 @@ COMMANDS = {
     "export": ("toolkit.commands.export", "pack a finished run for others: model, card, report and a script"),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
     "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
+    "verify": ("toolkit.commands.verify", "verify every file of a run"),
     "data": ("toolkit.commands.data", "show what a run will be trained on, or download a public dataset"),
 }
 """Sub-commands with their modules, which define `add_arguments` and `work`, and their summaries. A module may also

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.trust import refuse_unknown
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def work(arguments: argparse.Namespace) -> None:
     """Trains again with the same settings, processes and threads.
 
     Raises:
-        InputError: if the run is not finished, or its recipe is missing.
+        InputError: if the run is not finished, or its recipe is missing or not known to be the user's.
         RunError: if training fails, or its results are not bit-identical.
     """
     from toolkit.commands.diff import show
@@ -42,6 +43,8 @@ def work(arguments: argparse.Namespace) -> None:
     recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
     if not recipe.is_file():
         raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
+    if arguments.recipe is None:
+        refuse_unknown(recipe, arguments.run, "with --recipe")
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         print(f"warning: {difference}", flush=True)

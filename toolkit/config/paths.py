@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from toolkit.base.files import kind_of
 from toolkit.base.shipped import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
@@ -30,7 +31,7 @@ def find_shipped_data(settings: Settings, file: Path) -> None:
     """
     for key in [("data", name) for name in DATA_FILES] if is_shipped(file) else []:
         value = settings.get(key)
-        if isinstance(value, str) and not Path(value).exists() and (found := find_shipped(value)):
+        if isinstance(value, str) and not kind_of(Path(value)) and (found := find_shipped(value)):
             settings.set(key, str(found), settings.source(key))
 
 
@@ -50,7 +51,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
             yield from _data_file(f"data.{name}", getattr(config.data, name))
         yield from _model(config.model.name_or_path or "", config.model.revision)
         yield from _resume(config.checkpoint.resume)
-        if config.output_dir.strip() and _kind(Path(config.output_dir).expanduser()) == "file":
+        if config.output_dir.strip() and kind_of(Path(config.output_dir).expanduser()) == "file":
             yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
 
 
@@ -66,7 +67,7 @@ def aligned_files(name: str) -> dict[str, str]:
     `train.{en,de}` is `{"en": "train.en", "de": "train.de"}`, unless a file of exactly that name exists.
     """
     braces = re.fullmatch(r"([^{}]*)\{([^{}]+)\}([^{}]*)", name)
-    if braces is None or _kind(Path(name)):
+    if braces is None or kind_of(Path(name)):
         return {}
     return {column: f"{braces[1]}{column}{braces[3]}" for column in braces[2].split(",")}
 
@@ -77,7 +78,7 @@ def sheet_of(name: str) -> tuple[str, str | None]:
     The sheet is None for every other name, and if a file of exactly that name exists.
     """
     file, separator, sheet = name.rpartition("#")
-    if not separator or not file.lower().endswith(".xlsx") or _kind(Path(name)):
+    if not separator or not file.lower().endswith(".xlsx") or kind_of(Path(name)):
         return name, None
     return file, sheet or None
 
@@ -92,7 +93,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         return
     if aligned := aligned_files(value):
         for name in aligned.values():
-            if _kind(Path(name).expanduser()) != "file":
+            if kind_of(Path(name).expanduser()) != "file":
                 tried = f"there is no file {show(name)} (tried {Path(name).absolute()})"
                 yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
@@ -101,7 +102,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         path = Path(file).expanduser()
     except RuntimeError:  # there is no such user
         path = Path(file)
-    kind = _kind(path)
+    kind = kind_of(path)
     if not kind:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
         command = command_for(path)
@@ -117,7 +118,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
 
 
 def _model(name: str, revision: str | None) -> Iterator[str]:
-    is_folder = _kind(Path(name)) == "folder" and name.strip() != ""
+    is_folder = kind_of(Path(name)) == "folder" and name.strip() != ""
     is_path = name.startswith(("/", "./", "../", "~")) or name.count("/") > 1  # a hub id is `name` or `owner/name`
     if is_path and not is_folder:
         yield f"model.name_or_path: received {show(name)}, there is no such folder (tried {Path(name).absolute()})"
@@ -126,15 +127,6 @@ def _model(name: str, revision: str | None) -> Iterator[str]:
 
 
 def _resume(value: str) -> Iterator[str]:
-    if value.strip() and value not in ("none", "auto") and _kind(Path(value)) != "folder":
+    if value.strip() and value not in ("none", "auto") and kind_of(Path(value)) != "folder":
         tried = f"a checkpoint's folder (tried {Path(value).absolute()}){did_you_mean(value, ['none', 'auto'])}"
         yield f"checkpoint.resume: received {show(value)}, expected 'none', 'auto' or {tried}"
-
-
-def _kind(path: Path) -> str:
-    """Returns `folder`, `file`, or an empty string if the path does not exist."""
-    try:
-        # In this order: another process may make the folder in between.
-        return "" if not path.exists() else "folder" if path.is_dir() else "file"
-    except OSError:  # a name that is too long, a folder that may not be entered
-        return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
@@ -30,6 +31,8 @@ _SYSTEM_FILES = ("desktop.ini", "ehthumbs.db", "thumbs.db")
 _SYSTEM_FOLDERS = ("@eadir", "__macosx")
 """Files and folders of Windows, macOS and network drives, in lower case; the others are hidden."""
 _NOTES = (".md", ".txt")
+SHOWN_CHARS = 80
+"""Characters of a long file name in messages."""
 
 
 def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
@@ -133,9 +136,11 @@ def content_digest(key: str, rows: Iterable[RawRow], columns: Iterable[str], fol
             if path is None:
                 continue
             try:
+                if not path.is_file():  # missing, or something that may never end: a pipe or a device
+                    raise FileNotFoundError
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
-            except (OSError, ValueError):  # missing, or not a valid name: a bad row until that changes
+            except (OSError, ValueError):  # the latter for a name that no file can have: a bad row until that changes
                 digest.update(b"missing")
     return digest.hexdigest()
 
@@ -149,7 +154,7 @@ def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
         number: number of the row, for the name of a file that has none.
 
     Raises:
-        BadRow: if the value is neither, or the file does not exist.
+        BadRow: if the value is neither, or there is no such file that can be opened.
     """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return {"path": None, "bytes": value["bytes"], "name": value.get("path") or f"row {number}"}
@@ -158,14 +163,20 @@ def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
         raise BadRow(f"{value!r} is not the path of a file")
     name = value["path"] if isinstance(value, Mapping) else value
     try:
-        found = path.is_file()
-    except ValueError:  # a name that no file can have
-        found = False
-    if not found:
-        raise BadRow(f"there is no file {name} (tried {path})")
-    if not path.stat().st_size:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name that no file can have
+        raise BadRow(f"there is no file {name} (tried {path})") from None
+    except OSError as error:  # for instance a text instead of a path, which is too long for one
+        raise BadRow(f"{_shown(name)} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise BadRow(f"{name} is not a file, but {'a folder' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'}")
+    if not found.st_size:
         raise BadRow(f"{name}: the file is empty (0 bytes)")
     return {"path": str(path), "bytes": None, "name": name}
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= SHOWN_CHARS else f"{name[:SHOWN_CHARS]}…"
 
 
 def open_file(file: Mapping[str, Any]) -> BinaryIO:

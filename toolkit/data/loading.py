@@ -14,6 +14,7 @@ from toolkit.api.supports import SupportsLearning, class_column
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.turns import local_main_first
 from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
 from toolkit.data.bad_rows import apply_policy, write_bad_rows
 from toolkit.data.columns import group_column
@@ -63,7 +64,7 @@ def load_rows(
     Raises:
         DataError: for files or rows that cannot be used.
     """
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         tables = _tables(cfg.data, task, sample)
     rows = _checked(cfg, task, tables, sampled=sample is not None, examined=accelerator.is_main_process)
     if output_dir is not None and accelerator.is_main_process and any(rows.bad_rows.values()):
@@ -146,7 +147,11 @@ def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table
     tables = {"train": sources.pop("train")()}
     # Labels are learned before the other splits are checked, so that a label unknown to training is a bad row there.
     if len(tables["train"].rows):
-        _learn(task, tables["train"].rows)
+        try:
+            _learn(task, tables["train"].rows)
+        except DataError:  # more likely because of unusable rows, which are named first
+            apply_policy(tables, data.bad_rows, data.max_bad_rows)
+            raise
     return tables | {split: load() for split, load in sources.items()}
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.supports import (
@@ -17,8 +18,10 @@ from toolkit.api.supports import (
 from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
+from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
+from toolkit.data.cached import from_cache
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.loading import CheckedRows
 from toolkit.data.rows import NUMBER
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PROGRESS_FROM_ROWS = 50_000
+FEATURES = "features.arrow"
 NUMBER_IN_FILE = "number"
 """Column of feature rows: the number of the source row in its file."""
 
@@ -42,7 +46,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         cfg: resolved configuration.
         accelerator: the run's Accelerator; the first process of each node tokenises, the others use its cache.
     """
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         features = {
             name: tokenise(part, task, processor, labelled=True, num_proc=cfg.data.preprocessing_num_workers)
             for name, part in rows.splits.items()
@@ -114,11 +118,19 @@ def tokenise(
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
            state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
     fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    with progress_bars(len(rows) >= PROGRESS_FROM_ROWS):
-        features = rows.map(
-            batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
-            new_fingerprint=fingerprint, desc="preprocess",
-        )  # fmt: skip
+
+    def make(folder: Path | None) -> datasets.Dataset:
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+        with progress_bars(len(rows) >= PROGRESS_FROM_ROWS):
+            return rows.map(
+                batch, batched=True, with_indices=True, remove_columns=rows.column_names, num_proc=num_proc,
+                new_fingerprint=fingerprint, cache_file_name=None if folder is None else str(folder / FEATURES),
+                desc="preprocess",
+            )  # fmt: skip
+
+    # Rows that were given in memory are not cached.
+    features = from_cache(fingerprint, make) if rows.cache_files else make(None)
     if isinstance(task, SupportsPacking):
         features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp")
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
@@ -137,8 +149,11 @@ def _regrouped(
         if not count:
             raise DataError(f"none of the {len(numbers)} rows is long enough for training or evaluation.")
 
-    try:
-        with progress_bars(len(features) >= PROGRESS_FROM_ROWS):
-            return datasets.Dataset.from_generator(rows, fingerprint=fingerprint)
-    except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
-        raise (error.__cause__ or error) from None
+    def make(folder: Path) -> datasets.Dataset:
+        try:
+            with progress_bars(len(features) >= PROGRESS_FROM_ROWS):
+                return datasets.Dataset.from_generator(rows, cache_dir=str(folder), fingerprint=fingerprint)
+        except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
+            raise (error.__cause__ or error) from None
+
+    return from_cache(fingerprint, make)

@@ -18,6 +18,7 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
 from toolkit.data.bars import progress_bars
+from toolkit.data.cached import from_cache
 from toolkit.data.columns import columns_in, is_needed, require_columns, require_group, used_columns
 from toolkit.data.files import content_digest, reference
 from toolkit.data.fingerprints import code_fingerprint
@@ -171,22 +172,22 @@ def _build(
     import datasets
 
     features = checked_features(task)
-    try:
-        with progress_bars(source.large):
-            built = datasets.Dataset.from_generator(
-                lambda: checked_rows(source, task, columns, labelled),
-                features=features,
-                cache_dir=str(cache_dir) if cache_dir else None,
-                fingerprint=_cache_key(source, task, columns, labelled, features),
-            )
-    except datasets.exceptions.DatasetGenerationError as error:
-        # The library wraps whatever the generator raises.
-        raise (error.__cause__ or error) from None
-    except PermissionError as error:
-        raise DataError(
-            f"cannot write the cache of prepared rows: {error.filename} ({error.strerror}); set HF_HOME or "
-            "HF_DATASETS_CACHE to a folder that can be written"
-        ) from error
+    key = _cache_key(source, task, columns, labelled, features)
+
+    def make(folder: Path) -> datasets.Dataset:
+        try:
+            with progress_bars(source.large):
+                return datasets.Dataset.from_generator(
+                    lambda: checked_rows(source, task, columns, labelled),
+                    features=features,
+                    cache_dir=str(folder),
+                    fingerprint=key,
+                )
+        except datasets.exceptions.DatasetGenerationError as error:
+            # The library wraps whatever the generator raises.
+            raise (error.__cause__ or error) from None
+
+    built = from_cache(key, make, cache_dir)
     table = split_bad(built, source)
     for note in markup_notes(table.rows, columns, NUMBER):
         warn(f"{source.name}, {note}")

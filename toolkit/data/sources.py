@@ -173,6 +173,8 @@ def _existing(path: str | Path) -> Path:
             f"{path} does not exist (tried {file.absolute()}). Relative paths start at the current directory."
             + (f" `{command}` downloads this public dataset." if command else "")
         )
+    if not file.is_file() and not file.is_dir():
+        raise DataError(f"{path} is neither a file nor a folder, but a pipe or a device (tried {file.absolute()}).")
     try:
         list(file.iterdir()) if file.is_dir() else file.open("rb").close()
     except OSError as error:

@@ -58,7 +58,7 @@ def convert_to_model(
             model = _built(cfg, task, processor, base)
             load_model_into(checkpoint, model)
             _use_averages(checkpoint, model, cfg)
-            write_model(model, processor, cfg.model, Path(temporary) / "model", base)
+            write_model(model, processor, cfg.model, Path(temporary) / "model", base, output)
             (Path(temporary) / "model").rename(output)
     except OSError as error:
         raise RunError(f"cannot write {output.absolute()}: {error}") from error

@@ -13,6 +13,7 @@ from typing import Any
 from toolkit.api.task import EvalData, Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
+from toolkit.base.turns import local_main_first
 from toolkit.config.column import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
@@ -58,7 +59,7 @@ def file_inputs(run: TrainedRun, files: Sequence[str]) -> list[Input]:
     Raises:
         DataError: if one cannot be read, or lacks a column.
     """
-    with run.accelerator.local_main_process_first():
+    with local_main_first(run.accelerator):
         return [_file_input(run, file) for file in files]
 
 
@@ -153,5 +154,5 @@ def joined(run: TrainedRun, inputs: Sequence[Input]) -> EvalData:
         bad = [(each.name, row) for each in inputs for row in each.table.bad]
         raise DataError(f"none of the {len(bad)} rows can be used:\n{listing(bad)}")
     rows = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
-    with run.accelerator.local_main_process_first():
+    with local_main_first(run.accelerator):
         return EvalData(rows, tokenise(rows, run.task, run.processor, labelled=False), run.processor)

@@ -18,6 +18,8 @@ from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.trust import refuse_unknown
+from toolkit.base.turns import local_main_first
 from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, DataConfig
@@ -34,6 +36,7 @@ from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
 from toolkit.recipe import load_settings, load_task_type, recipe_names
+from toolkit.report.intact import refuse_damaged_model
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -209,7 +212,7 @@ def _refuse_other_settings(overrides: Sequence[str]) -> None:
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
-    """Loads the recipe of a run. A recipe inside the run's folder is loaded only if the user named it.
+    """Loads the recipe of a run. One that `toolkit.base.trust` does not know is loaded only if the user named it.
 
     Raises:
         InputError: if the recipe does not exist, or must be named by the user.
@@ -222,8 +225,7 @@ def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
             say(f"the run's recipe {recipe} is not on this machine; the toolkit's {recipe.stem} is used")
             return load_task_type(recipe.stem)
         raise InputError(f"{folder}: the run's recipe {recipe} does not exist; name it {how}")
-    if recipe.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{folder}: its recipe {recipe} is inside the run's folder; if you trust it, name it {how}")
+    refuse_unknown(recipe, folder, how)
     return load_task_type(recipe)
 
 
@@ -232,9 +234,10 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
 
     Raises:
         ConfigError: if this machine lacks a library that the adapters need.
-        InputError: if the processor or the model cannot be loaded.
+        InputError: if the processor or the model cannot be loaded, or is not as it was written.
     """
     saved = RunFolder(folder).model
+    on_main(accelerator, refuse_damaged_model, folder)
     model = replace(cfg.model, name_or_path=str(saved), from_config=None, revision=None, config_overrides={})
     processor = modalities.load(task.modality).load_processor(str(saved), model, task.options)
     config = load_model_config(model)
@@ -266,13 +269,13 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
         DataError: if the file or its rows cannot be used.
     """
     accelerator = run.accelerator
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
     bad = apply_policy(tables, run.cfg.data.bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
         warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")
     rows = tables["input"].rows
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         features = tokenise(rows, run.task, run.processor, labelled=labelled)
     return EvalData(rows, features, run.processor, bad["input"])

@@ -9,6 +9,7 @@ import torch
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
+from toolkit.base.turns import wait_for_main
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -37,6 +38,7 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
     if accelerator.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
+        wait_for_main(accelerator)  # its work may take longer than a collective
         broadcast_object_list(outcome)
     result, error = outcome
     if error is not None:

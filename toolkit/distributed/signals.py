@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS
+from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, heeded_signals, leave_closed_terminal
 
 STOP_DEADLINE_SECONDS = 10.0
 """torchrun and accelerate send SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 
 
 class StopSignal:
-    """Turns SIGTERM and Ctrl-C into a flag that the run checks between steps; a second one ends the process at once.
+    """Turns stop signals into a flag that the run checks between steps; a second one ends the process at once.
 
     When a rank dies, torchrun and `accelerate launch` send SIGTERM to the others, which may wait for the dead one
     inside a collective, where no Python handler runs. A thread therefore receives the signal through the wake-up file
@@ -41,7 +41,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         if not self._installs:
             return self
-        self._previous = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+        self._previous = {number: signal.signal(number, self._handle) for number in heeded_signals()}
         if self._watched:
             self._reader, self._writer = os.pipe()
             os.set_blocking(self._writer, False)
@@ -79,6 +79,7 @@ class StopSignal:
         self._disarmed.set()
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
+        leave_closed_terminal()
         now = time.monotonic()
         if self.received and now - self._first > ECHO_SECONDS:
             os._exit(128 + self.received)

@@ -8,6 +8,9 @@ from typing import Any
 
 from toolkit.document.blocks import Block, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text, shown
 
+_MARKUP = re.compile(r"[\\`*\[\]~]|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that begin or end markup; an underscore inside a word does not."""
+
 
 def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Returns a report as Markdown; the arguments are those of `toolkit.document.page.render`."""
@@ -17,20 +20,23 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def cell(value: Any) -> str:
-    """Returns a value escaped for a Markdown table."""
-    return line(value).replace("|", "\\|")
-
-
 def line(value: Any) -> str:
-    """Returns a value as one line without HTML."""
-    return " ".join(str(value).split()).replace("<", "&lt;")
+    """Returns a value as one line that is shown as it is: Markdown and HTML in it are escaped."""
+    return _MARKUP.sub(r"\\\g<0>", " ".join(str(value).split())).replace("&", "&amp;").replace("<", "&lt;")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a Markdown table; cells are those of `toolkit.document.blocks.Table`."""
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], marked_up: bool = False) -> str:
+    """Returns a Markdown table.
+
+    Args:
+        header: the header.
+        rows: cells as those of `toolkit.document.blocks.Table`.
+        marked_up: whether the cells are Markdown already; otherwise they are shown as they are.
+    """
     lines = [header, *([shown(value) for value in row] for row in rows)]
-    first, *rest = (f"| {' | '.join(cell(value) for value in each)} |" for each in lines)
+    shown_cell = str if marked_up else line
+    escaped = ([shown_cell(value).replace("|", "\\|") for value in each] for each in lines)
+    first, *rest = (f"| {' | '.join(each)} |" for each in escaped)
     return "\n".join([first, "|---" * len(header) + "|", *rest])
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from toolkit import modalities
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Prepared, Processor, Task
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError
-from toolkit.checkpoint.changes import changed_layout, layout, refuse_changes
+from toolkit.checkpoint.changes import changed_layout, changed_versions, layout, refuse_changes
 from toolkit.checkpoint.claim import Claimed
 from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
@@ -82,6 +82,8 @@ def read_inputs(
         refuse_changes(saved, identity)
         if note := changed_layout(saved, identity):
             say(note)
+        if note := changed_versions(saved, identity):
+            warn(note)
     processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))

@@ -11,6 +11,7 @@ from toolkit import modalities
 from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
 from toolkit.api.task import Processor, Task
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
+from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.distributed.collectives import on_main
@@ -51,7 +52,7 @@ def build_processor(
             modality.new_processor(texts, config, task.options).save_pretrained(source)
 
         on_main(accelerator, make)
-    with accelerator.local_main_process_first():
+    with local_main_first(accelerator):
         return modality.load_processor(source, cfg.model, task.options)
 
 

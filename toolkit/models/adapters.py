@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -82,7 +81,7 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
         return _answering(PeftModel.from_pretrained(model, folder))
 
 
-def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> None:
+def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None, final: Path) -> None:
     """Writes a peft folder that names its base model.
 
     Args:
@@ -90,13 +89,13 @@ def save_adapters(adapted: Any, folder: Path, base: Path, name: str | None) -> N
         folder: folder to write to.
         base: folder of a base model that was trained from scratch; it is moved into the peft folder.
         name: Hub id or folder of a pretrained base model, None for a new one.
+        final: where the folder will be.
     """
     if name is None:
-        shutil.rmtree(folder / BASE, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         base.rename(folder / BASE)
-        name = str(folder / BASE)
-    if Path(name).is_dir():  # whatever folder it is loaded from
+        name = str(final.absolute() / BASE)
+    elif Path(name).is_dir():  # whatever folder it is loaded from
         name = str(Path(name).absolute())
     adapted.peft_config["default"].base_model_name_or_path = name
     adapted.save_pretrained(folder, save_embedding_layers=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit.api.mesh import Mesh
+from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.delivery import layout
@@ -37,7 +38,7 @@ def build_for(
     """
     arguments = cfg.model, config, auto_model, cfg.seed
     if not mesh.is_split:
-        with accelerator.local_main_process_first():
+        with local_main_first(accelerator):
             return build_model(*arguments)
     build = build_model if accelerator.is_main_process else _build_without_weights
     model: PreTrainedModel | None = on_every(accelerator, build, *arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.api.run import Run
 from toolkit.api.task import Processor
+from toolkit.base.files import written_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import save_adapters
@@ -18,10 +19,11 @@ _MAX_FILE = "5GB"
 def save_model(run: Run) -> None:
     """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it."""
     files = RunFolder(run.output_dir)
-    write_model(run.model, run.processor, run.cfg.model, files.model, files.base)
+    with written_folder(files.model) as folder:
+        write_model(run.model, run.processor, run.cfg.model, folder, files.base, files.model)
 
 
-def write_model(model: Any, processor: Processor, settings: ModelConfig, folder: Path, base: Path) -> None:
+def write_model(model: Any, processor: Processor, settings: ModelConfig, folder: Path, base: Path, final: Path) -> None:
     """Writes a folder that transformers (or peft) can load.
 
     Args:
@@ -30,11 +32,12 @@ def write_model(model: Any, processor: Processor, settings: ModelConfig, folder:
         settings: the section `model`.
         folder: folder to write to.
         base: folder of a new base model, which becomes part of the folder.
+        final: where the folder will be.
     """
     if settings.peft.method == "none":
         model.save_pretrained(folder, max_shard_size=_MAX_FILE)
     else:
-        save_adapters(model, folder, base, settings.name_or_path)
+        save_adapters(model, folder, base, settings.name_or_path, final)
     processor.save_pretrained(folder)
     mode = (folder / "config.json" if settings.peft.method == "none" else folder / "adapter_config.json").stat().st_mode
     for weights in folder.rglob("*.safetensors"):  # safetensors creates files that only the owner can read

@@ -13,7 +13,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
-from toolkit.document.markdown import table
+from toolkit.document.markdown import line, table
 from toolkit.models.adapters import BASE
 from toolkit.report.scores import Scores
 from toolkit.report.text import base_name
@@ -67,7 +67,7 @@ def model_card(card: Card) -> str:
     licence = _licence(base)
     blocks = [
         _front(card, licence),
-        f"# {card.name}",
+        f"# {line(card.name)}",
         f"{origin[0].upper()}{origin[1:]} with finetune-toolkit, seed {card.cfg.seed}.",
         f"```python\n{_usage(card)}\n```",
         f"## Intended use\n\n{_use(card.task)}",
@@ -134,7 +134,7 @@ def _sources(data: DataConfig, rows: Mapping[str, int]) -> Iterator[tuple[str, s
     for name, number in rows.items():
         file = getattr(data, f"{name}_file")
         source = data.dataset_name or (Path(file).name if file else "split from the training rows")
-        yield name, f"`{source}`" if data.dataset_name or file else source, f"{number:,}"
+        yield name, source, f"{number:,}"
 
 
 def _labels(card: Card) -> list[str]:
@@ -164,7 +164,7 @@ def score_text(run: Run, result: FitResult) -> str:
     """Returns the scores of all evaluation sets with intervals and baselines, and hints about them, as Markdown."""
     scores = Scores.of(result, run.task)
     header, rows = scores.table()
-    return "\n\n".join([table(header, rows), *scores.hints]) if rows else "Not evaluated."
+    return "\n\n".join([table(header, rows), *map(line, scores.hints)]) if rows else "Not evaluated."
 
 
 def scores_of(card: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.trust import trust
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
@@ -26,6 +28,8 @@ def write_start(
 ) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
+    if recipe.is_file():  # a task that was typed into an interpreter has none
+        trust(recipe)
     write_text(files.config, dump_config(cfg))
     best = best_metric(cfg, task)
     facts = {
@@ -49,7 +53,16 @@ def write_start(
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
-    write_json(files.facts, facts)
+    write_json(files.facts, facts | _former_result(files.facts))
+
+
+def _former_result(file: Path) -> dict[str, Any]:
+    """Returns the result of the session before a resume, which stays until there is another one."""
+    try:
+        former = json.loads(file.read_text(encoding="utf-8"))
+        return {name: former[name] for name in ("result", "memory", "files") if name in former}
+    except (OSError, ValueError, TypeError):  # a new run, or a damaged file
+        return {}
 
 
 def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, print_lines, print_table, say, shorten
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
@@ -27,6 +28,7 @@ from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
+from toolkit.report.intact import digests
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
@@ -71,18 +73,18 @@ def write_results(run: Run, result: FitResult) -> None:
     Raises:
         RunError: if a result could not be written or pushed.
     """
-    files, shown, failures = RunFolder(run.output_dir), Shown(), Failures()
+    files, shown, failures = RunFolder(run.output_dir), Shown(), Failures(run.output_dir)
     checkpoints = f"The checkpoints in {files.checkpoints} are intact: rerun with checkpoint.resume=auto."
     with failures.collected("write the model"):
         write_model(run, result)
     failures.raise_any(checkpoints)
     with failures.collected("write the predictions"):
         write_all_predictions(run, result, shown)
-    with failures.collected("write the results"):
-        write_figures(run, result)
     with failures.collected("write the report"):
         shown.samples = _samples(run)
         write_report(run, result, shown)
+    with failures.collected("write the results"):  # last: with them, the run is finished
+        write_figures(run, result)
     show(run, result, shown)
     with failures.collected("push the model"):
         push(run.cfg, files.model)
@@ -92,9 +94,14 @@ def write_results(run: Run, result: FitResult) -> None:
 
 
 class Failures:
-    """Collects the errors of independent steps and raises them together."""
+    """Collects the errors of independent steps and raises them together.
 
-    def __init__(self) -> None:
+    Args:
+        folder: the folder that is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._messages: list[str] = []
         self._last: Exception | None = None
 
@@ -110,7 +117,8 @@ class Failures:
             LOGGER.debug("cannot %s", step, exc_info=True)
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
-            self._messages.append(f"cannot {step}: {type(error).__name__}: {error} ({where})")
+            why = disk_problem(error, self._folder) or f"{type(error).__name__}: {error} ({where})"
+            self._messages.append(f"cannot {step}: {why}")
             self._last = error
 
     def raise_any(self, advice: str) -> None:
@@ -135,7 +143,8 @@ def write_model(run: Run, result: FitResult) -> None:
 def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
     file = RunFolder(run.output_dir).facts
-    write_json(file, _facts(run) | {"result": result.figures, "memory": asdict(result.memory)})
+    own = {"result": result.figures, "memory": asdict(result.memory), "files": digests(run.output_dir)}
+    write_json(file, _facts(run) | own)
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:

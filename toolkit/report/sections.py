@@ -224,7 +224,7 @@ def _changes(changed: Sequence[Change]) -> Table:
 
 
 def _lock(run: Run, facts: Mapping[str, Any]) -> list[Block]:
-    kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "versions")}
+    kept = {name: value for name, value in facts.items() if name not in ("result", "memory", "files", "versions")}
     settings = RunFolder(run.output_dir).config.read_text(encoding="utf-8")
     return [
         Text("To repeat this run and check that the results are bit-identical, and the command that started it:"),

@@ -20,7 +20,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
 from toolkit.checkpoint import manifest
-from toolkit.checkpoint.changes import changed_layout, changed_settings, layout, refuse_changes
+from toolkit.checkpoint.changes import changed_layout, changed_settings, changed_versions, layout, refuse_changes
 from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.probe import probe
 from toolkit.checkpoint.resume import decide_resume
@@ -330,6 +330,15 @@ def split(batch: int, accumulation: int | None, mesh: Mesh, **others: Any) -> di
     """Returns the identity of a run with windows of this split, in the words of this version."""
     sizes = {"train.per_device_train_batch_size": batch, "train.gradient_accumulation_steps": accumulation}
     return {**SAVED, **sizes, **layout(mesh), "parallel.fsdp": mesh.fsdp, "checkpoint.format": "sharded", **others}
+
+
+def test_a_resume_with_other_versions_is_said() -> None:
+    before = {"seed": 1, "versions.torch": "2.8.0", "versions.transformers": "5.10.0"}
+    now = {"seed": 1, "versions.torch": "2.13.0", "versions.transformers": "5.10.0", "versions.peft": "0.17.0"}
+    assert changed_versions(before, now) == (
+        "resumed with other versions: torch 2.8.0 -> 2.13.0; results can differ by rounding or more"
+    )
+    assert changed_versions(before, before) is None
 
 
 @pytest.mark.parametrize(

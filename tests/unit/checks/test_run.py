@@ -42,3 +42,11 @@ def test_what_a_task_cannot_do_is_said_with_the_rest(tmp_path):
         train("translation", tmp_path / "run", *settings)
     keys = [problem.split(":")[0] for problem in wrong.value.problems]
     assert keys == ["train.train_sampling_strategy", "train.snapshot_ensemble"]
+
+
+def test_names_that_no_file_can_have_are_wrong_settings():
+    name = "x" * 5000
+    settings = (f"output_dir={name}", f"data.train_file={name}.csv", f"model.name_or_path={name}")
+    found = validate(load_task_type("reviews"), ROOT / "recipes/configs/reviews/smoke.yaml", settings).problems
+    keys = [re.search(r"(output_dir|data\.train_file|model\.name_or_path): ", problem)[1] for problem in found]
+    assert sorted(set(keys)) == ["data.train_file", "model.name_or_path", "output_dir"]

@@ -170,6 +170,24 @@ def test_content_in_the_table_itself_needs_no_file(tmp_path):
         reference("nul\0byte", tmp_path, 1)
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_regular_file_is_never_opened(tmp_path):
+    """A pipe without a writer, or a device without an end, would never return."""
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "folder.png").mkdir()
+    write(tmp_path / "rows.csv", f"image,label\npipe.png,a\n/dev/zero,a\nfolder.png,a\n{'x' * 5000},a\n".encode())
+    table = load_table(str(tmp_path / "rows.csv"), Pictures(), {}, True, tmp_path / "cache")
+    assert [row.reason for row in table.bad] == [
+        "pipe.png is not a file, but a pipe or a device",
+        "/dev/zero is not a file, but a pipe or a device",
+        "folder.png is not a file, but a folder",
+        f"{'x' * 80}… cannot be opened: File name too long",
+    ]
+    (tmp_path / "pipe.csv").symlink_to(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match="neither a file nor a folder, but a pipe or a device"):
+        load_table(str(tmp_path / "pipe.csv"), Pictures(), {}, True, tmp_path / "cache")
+
+
 # Without labels
 
 

@@ -213,3 +213,11 @@ def test_txt_keeps_the_line_numbers_of_lines_that_are_not_blank(write):
     path = write("a.txt", b"one \r\n\n  \ntwo\nth\xe9\nlast")
     assert good(path) == {1: {"text": "one "}, 4: {"text": "two"}, 6: {"text": "last"}}
     assert reasons(path) == {5: "column 'text' is not UTF-8 text (byte 0xe9 at character 3)"}
+
+
+def test_a_field_that_is_too_long_is_named_as_such(tmp_path, monkeypatch):
+    monkeypatch.setattr("toolkit.data.readers.delimited.MAX_FIELD_CHARS", 100)
+    file = tmp_path / "rows.csv"
+    file.write_text(f"text,label\n{'x' * 101},a\ngood,b\n")
+    rows = list(read_rows(str(file)))
+    assert [(row.number, row.reason) for row in rows] == [(2, "a field has more than 100 characters"), (3, None)]

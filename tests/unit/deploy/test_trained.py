@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import random
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -22,6 +23,8 @@ from ruamel.yaml import YAML
 from runs import ROOT, TINY, assert_same_weights, train
 
 import toolkit
+from toolkit.base.errors import InputError
+from toolkit.base.trust import trust
 from toolkit.recipe import load_task_type
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
@@ -162,3 +165,22 @@ def test_a_thread_can_train(result, tmp_path):
     thread.start()
     thread.join()
     assert_same_weights(got[0].output_dir, result.output_dir)
+
+
+def test_code_is_not_run_because_a_runs_folder_names_it(result, tmp_path, monkeypatch):
+    recipe, proof = tmp_path / "reviews.py", tmp_path / "proof"
+    recipe.write_text(f"{RECIPE.read_text()}\n__import__('pathlib').Path({str(proof)!r}).touch()\n")
+    run = tmp_path / "run"
+    shutil.copytree(result.output_dir, run)
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(facts | {"recipe": str(recipe)}))
+    for command in (("predict", run, "--input-text", "good"), ("reproduce", run)):
+        assert run_command(*command) == 2
+    with pytest.raises(InputError, match=r"nobody has trained with its recipe .*name it with --recipe"):
+        toolkit.load(run)
+    assert not proof.exists()
+    assert toolkit.load(run, recipe=recipe).task is not None
+    proof.unlink()
+    trust(recipe)  # as a training does
+    toolkit.load(run)
+    assert proof.exists()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from browser import needs_browser, open_page
 from launching import ROOT
+from markdown_it import MarkdownIt
 
 from toolkit.document import markdown, page
 from toolkit.document.axis import axis, number_text
@@ -63,6 +64,17 @@ def test_text_of_rows_stays_text() -> None:
     assert "<script" not in outside
     assert "<img" not in outside
     assert f"````text\n{NASTY}\n````" in text
+
+
+def test_markup_in_rows_stays_text() -> None:
+    text = "![x](http://a.example/p.png) [y](http://a.example) *a* _b_ __c__ ~~d~~ `e` \\ a_b *f*g &amp; <b>h</b> | i"
+    sections = [Section(text, [Text(text), Table([text], [[text]], caption=text), Highlights([(text, text)])])]
+    tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(markdown.render(text, text, sections))
+    inner = [child for token in tokens for child in token.children or []]
+    kinds = {child.type for child in inner}
+    assert kinds - {"text_special"} == {"text", "strong_open", "strong_close"}  # a highlight's value is bold
+    whole = ["".join(child.content for child in token.children) for token in tokens if token.type == "inline"]
+    assert [found.replace(text, "T") for found in whole] == ["T", "T", "T", "T", "T:", "T", "T", "T T"]
 
 
 def test_a_page_asks_for_nothing() -> None:

@@ -126,3 +126,10 @@ WIDTH = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 )  # fmt: skip
 def test_models_whose_rows_stand_alone_are_not_warned_of(kind, auto_class, sizes):
     assert batch_dependence(auto_class.from_config(AutoConfig.for_model(kind, **sizes))) == []
+
+
+def test_a_damaged_folder_is_not_said_to_be_missing(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"cannot load the model in the folder .*\n  Reason: ") as refused:
+        load_model_config(ModelConfig(name_or_path=str(tmp_path)))
+    assert "Hub" not in str(refused.value)

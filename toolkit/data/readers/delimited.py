@@ -169,6 +169,8 @@ def _records(text: Iterable[str], delimiter: str, quoting: str | None) -> Iterat
             span = f"lines {start} to {lines.number}: " if lines.number > start else ""
             if "expected after" in str(error):
                 yield start, f'{span}text after the closing quote of a quoted field (a quote inside is written "")'
+            elif "field limit" in str(error):
+                yield start, f"{span}a field has more than {csv.field_size_limit():,} characters"
             else:  # never closed, so the lines after the first are separate records
                 yield start, f"{span}a quoted field is not closed"
                 lines.give_again()

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from safetensors import SafetensorError
+
+from toolkit.base.disk import disk_problem
+from toolkit.base.exits import unexpected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),  # of a file that is open
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        Exception("No space left on device (os error 28)"),  # of tokenizers
+    ],
+)
+def test_a_full_disk_is_a_message_with_what_is_free(error):
+    assert unexpected(error).startswith("a disk is full (")
+    assert " are free in " in unexpected(error)
+
+
+def test_an_error_of_a_file_names_it(tmp_path):
+    file = tmp_path / "none"
+    with pytest.raises(OSError, match="none") as raised:
+        file.read_text()
+    assert unexpected(raised.value) == f"{file}: No such file or directory"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+    assert unexpected(full).startswith(f"{file}: No space left on device; ")
+    assert unexpected(full).endswith(f" are free in {tmp_path}")
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), ConnectionRefusedError(errno.ECONNREFUSED, "refused")])
+def test_other_errors_are_not_changed(error):
+    assert disk_problem(error) is None
+    assert unexpected(error).startswith(type(error).__name__)

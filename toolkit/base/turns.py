@@ -1,0 +1,74 @@
+"""Waiting for another process without a collective, whose time `train.ddp_timeout` limits.
+
+Preparing rows, saving and reporting can take longer than that. The waiting processes look for a key in the store of the
+process group instead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from toolkit.base.errors import RunError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.001, 0.1
+LIMIT_SECONDS = 24 * 60 * 60
+"""How long processes wait; if the awaited one dies, the launcher ends them sooner."""
+
+_turns = itertools.count()
+
+
+def wait_for_main(accelerator: Accelerator) -> None:
+    """Returns when the main process has called this, too; the main process does not wait for the others.
+
+    Args:
+        accelerator: the run's Accelerator; every process calls this the same number of times.
+
+    Raises:
+        RunError: if the main process does not come within a day.
+    """
+    if accelerator.num_processes > 1:
+        _meet(accelerator.is_main_process, 0)
+
+
+@contextmanager
+def local_main_first(accelerator: Accelerator) -> Iterator[None]:
+    """Lets the first process of each node run the block before the other processes of the node begin it.
+
+    Args:
+        accelerator: the run's Accelerator; every process enters the block the same number of times.
+
+    Raises:
+        RunError: if the first process does not end the block within a day.
+    """
+    if accelerator.num_processes == 1:
+        yield
+        return
+    first = accelerator.process_index - accelerator.local_process_index
+    if not accelerator.is_local_main_process:
+        _meet(False, first)
+    yield
+    if accelerator.is_local_main_process:
+        _meet(True, first)
+
+
+def _meet(has_come: bool, awaited: int) -> None:
+    """Notes that this process has come, or waits for the process that is awaited."""
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, key = _get_default_store(), f"toolkit/turn/{next(_turns)}/{awaited}"
+    if has_come:
+        store.set(key, "")
+        return
+    deadline, pause = time.monotonic() + LIMIT_SECONDS, FIRST_POLL_SECONDS
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise RunError(f"process {awaited} did not finish its work within {LIMIT_SECONDS // 3600} hours")
+        time.sleep(pause)
+        pause = min(2 * pause, LAST_POLL_SECONDS)

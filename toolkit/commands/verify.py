@@ -1,0 +1,68 @@
+"""Verify every file of a run: `toolkit verify RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolkit.commands import _options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run."""
+    _options.add(parser, "run")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Verifies results, checkpoints and the files that a resume reads.
+
+    Raises:
+        InputError: if the folder is not that of a run.
+        RunError: if a file is damaged; names all of them.
+    """
+    from toolkit.base.console import say
+    from toolkit.base.errors import InputError, RunError
+    from toolkit.base.run_folder import RunFolder
+
+    folder = Path(arguments.run).expanduser()
+    if not RunFolder(folder).facts.is_file():
+        raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")
+    problems = list(_problems(folder))
+    if problems:
+        raise RunError("\n".join([f"{folder} is damaged:", *(f"  - {problem}" for problem in problems)]))
+    say(f"{folder}: every file is as it was written")
+
+
+def _problems(folder: Path) -> Iterator[str]:
+    """Yields one phrase for each damaged file."""
+    from toolkit.base.errors import InputError
+    from toolkit.base.run_folder import RunFolder
+    from toolkit.checkpoint.manifest import verify
+    from toolkit.checkpoint.store import steps
+    from toolkit.report.intact import damaged
+    from toolkit.report.runs import read_record
+
+    files = RunFolder(folder)
+    try:
+        record = read_record(folder)
+    except InputError as error:
+        yield str(error)
+    else:
+        yield from damaged(folder, record.facts)
+        if record.finished and "files" not in record.facts:
+            yield "run.json has no checksums: the run is of an older version, and its model was not verified"
+    if files.metrics.exists():
+        yield from _wrong_lines(files.metrics)
+    if files.checkpoints.is_dir():
+        for _, checkpoint in steps(files.checkpoints):
+            yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in verify(checkpoint))
+
+
+def _wrong_lines(metrics: Path) -> Iterator[str]:
+    for number, line in enumerate(metrics.read_bytes().splitlines(), start=1):
+        try:
+            json.loads(line)["step"]
+        except (ValueError, KeyError, TypeError):
+            yield f"{metrics.name}: line {number} cannot be read"
