@@ -1,4 +1,4 @@
-"""Optimises an image classifier step by step, and writes docs/worked_example.md: `make worked-example`.
+"""Fine-tunes a text classifier step by step, and writes docs/worked_example.md: `make worked-example`.
 
 Every figure of the page comes from one `toolkit compare`. With `--render`, the page is written from the figures of the
 last comparison (docs/worked_example.json).
@@ -7,59 +7,74 @@ last comparison (docs/worked_example.json).
 from __future__ import annotations
 
 import json
+import math
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from toolkit.catalog.entries import CATALOG
 from toolkit.config.dump import to_yaml
 from toolkit.document import markdown
 from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures
-from toolkit.lab.compare.summary import overlap
-from toolkit.lab.compare.table import interval, shown
+from toolkit.lab.compare.notes import notes
+from toolkit.lab.compare.repeats import MEASURED
+from toolkit.lab.compare.scores import difference
+from toolkit.lab.compare.summary import summarise
+from toolkit.lab.compare.table import SAME, interval, marked, shown
+from toolkit.lab.compare.variants import combine, read_switch
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"
 OUTPUT = Path("outputs/worked-example")
-CONFIG = "recipes/configs/reviews/fashion.yaml"
-PLAIN = (
-    "train.num_train_epochs=20",
-    "train.warmup_steps=0",
-    "train.optim_args={momentum: 0.9}",
-)
+DATASET, ROWS = "customer_reviews", 576
+THREADS = 1
+CONFIG = f"recipes/configs/reviews/{DATASET}.yaml"
+PLAIN = (f"data.max_train_samples={ROWS}", "seed=1")
 STEPS = (
     (
-        "Schedule",
-        "train.lr_scheduler_type=constant,cosine+train.warmup_steps=0.1",
-        "Warm-up followed by cosine decay: the last steps use a small learning rate.",
+        "Learning rate",
+        "train.learning_rate=5e-5+train.warmup_steps=0,3e-4+train.warmup_steps=0.1",
+        "Few rows give few updates, so each has to be larger than with the usual 5e-5; a warm-up keeps the first ones "
+        "small.",
     ),
     (
-        "Augmentation",
-        "task.image.random_crop=1.0+task.image.horizontal_flip=0.0,0.7+task.image.horizontal_flip=0.5",
-        "600 images are easily memorised; random crops and flips add variety in each epoch.",
+        "Length groups",
+        "train.train_sampling_strategy=random,group_by_length",
+        "Texts of similar length share a batch, so less padding is computed.",
     ),
     (
         "Precision",
         "train.mixed_precision=no,bf16",
-        "bfloat16 halves the memory of activations, and is faster on hardware that supports it.",
+        "Matrix products in bfloat16 are faster on hardware that supports them.",
     ),
     (
-        "Optimizer",
-        "train.optim=sgd+train.learning_rate=0.05,adamw_torch_fused+train.learning_rate=3e-3+train.optim_args={}",
-        "AdamW keeps two moments per parameter instead of one, and needs its own learning rate.",
+        "Frozen embeddings",
+        'model.freeze=[],["*embeddings.*"]',
+        "Half of this model's parameters are word vectors, most of which a few rows hardly change. Frozen, they need "
+        "neither gradients nor optimizer state.",
     ),
     (
-        "Batch",
-        "train.per_device_train_batch_size=32,64+train.gradient_accumulation_steps=1",
-        "Twice the rows per step: half as many steps, more memory.",
+        "Micro-batches",
+        "train.per_device_train_batch_size=16,4",
+        "The 16 rows of a step are split into four parts: activations of 4 rows at a time, and the same update apart "
+        "from dropout.",
     ),
 )
 """The title of each change, the switch that makes it, and the reason."""
 KEPT = ("recipe", "config", "overrides", "metric", "hardware", "versions", "seeds", "num_processes", "variants")
 """The parts of comparison.json that the page uses."""
+METRIC = "eval_accuracy"
+NAMES = {"train_peak": "peak memory", "step_seconds": "step", METRIC: "accuracy"}
+"""Titles of the figures, in the order of the columns."""
+
+Change = Mapping[str, Any]
+"""A change of a figure: `value`, `low` and `high` of a ratio (memory, time) or difference (metric), and `pairs`."""
 
 
 def command() -> list[str]:
@@ -69,73 +84,188 @@ def command() -> list[str]:
             "--seeds", "3", "--output-dir", str(OUTPUT), *PLAIN]  # fmt: skip
 
 
+def collected(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the page needs of a comparison, with the figures of each run and the change of each step.
+
+    `seeds` of a variant are its figures by seed; `step` compares them with those of the variant before it, and `total`
+    of the result compares the last variant with the first.
+    """
+    kept: dict[str, Any] = {name: found[name] for name in KEPT}
+    kept["hardware"] = {name: found["hardware"][name] for name in ("machine", "cpus", "threads", "gpus")}
+    runs = [_runs(slug, each) for slug, each in zip(_slugs(), found["variants"], strict=True)]
+    for number, (variant, measured) in enumerate(zip(kept["variants"], runs, strict=True)):
+        variant["seeds"] = {seed: run["figures"] for seed, run in measured.items()}
+        if number:
+            variant["step"] = _changes(measured, runs[number - 1])
+    return {**kept, "total": _changes(runs[-1], runs[0])}
+
+
+def _slugs() -> list[str]:
+    """Returns the names of the folders of the variants' runs."""
+    return [variant.slug for variant in combine([read_switch(switch, {}) for _, switch, _ in STEPS], "cumulative")]
+
+
+def _runs(slug: str, variant: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Returns the main figures of a variant's runs by seed, and the bootstrap draws of the metric."""
+    found = {}
+    for seed, score in variant["metrics"][METRIC]["values"].items():
+        # A folder may also hold runs of earlier versions of the code.
+        files = (OUTPUT / "runs" / slug).glob(f"seed-{seed}-*/{MEASURED}")
+        newest = max(files, key=lambda file: file.stat().st_mtime)
+        run = json.loads(newest.read_text(encoding="utf-8"))
+        assert run["figures"][METRIC] == score, newest
+        figures = summarise([run])["figures"]
+        found[int(seed)] = {
+            "figures": {name: figures[name].value for name in NAMES if name != METRIC} | {METRIC: score},
+            "metrics": {METRIC: run["metrics"][METRIC]},
+        }
+    return found
+
+
+def _changes(after: Mapping[int, Any], before: Mapping[int, Any]) -> dict[str, Any]:
+    """Compares runs seed by seed: ratios of memory and time, the difference of the metric, all with 95 % intervals."""
+    found = {METRIC: _paired(after, before, METRIC)}
+    for name in (name for name in NAMES if name != METRIC):
+        change = _paired(_logarithms(after, name), _logarithms(before, name), name)
+        found[name] = {key: value if key == "pairs" else math.exp(value) for key, value in change.items()}
+    return found
+
+
+def _paired(after: Mapping[int, Any], before: Mapping[int, Any], name: str) -> dict[str, Any]:
+    found = difference(after, before, name)
+    assert found is not None  # every seed ran
+    return asdict(found)
+
+
+def _logarithms(runs: Mapping[int, Any], name: str) -> dict[int, Any]:
+    """Returns the logarithms of a figure in the form of measurements, without draws: a difference is then a ratio."""
+    return {
+        seed: {"figures": {name: math.log(run["figures"][name])}, "metrics": {name: {"draws": []}}}
+        for seed, run in runs.items()
+    }
+
+
 def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
-    """Returns the page for the figures of a comparison, and its charts by file name."""
+    """Returns the page for the collected figures, and its charts by file name."""
     variants = found["variants"]
-    metric = found["metric"]["name"]
-    names = {"train_peak": "peak memory", "step_seconds": "step", metric: metric.removeprefix("eval_")}
-    rows = []
-    for number, variant in enumerate(variants, start=1):
-        cells = [
-            f"{shown(name, (figure := variant['figures'][name])['value'])} ({interval(name, figure)})" for name in names
-        ]
-        title = "Baseline" if number == 1 else f"+ {STEPS[number - 2][0].lower()}"
-        rows.append([number, title, *cells])
+    numbers = range(1, len(variants) + 1)
+    names = ["Baseline", *(f"+ {title.lower()}" for title, _, _ in STEPS)]
+    rows = [
+        [number, name, *(_with_interval(key, variant["figures"][key]) for key in NAMES)]
+        for number, name, variant in zip(numbers, names, variants, strict=True)
+    ]
+    lines = [f"export OMP_NUM_THREADS={THREADS}", f"toolkit data get {DATASET}", f"toolkit {shlex.join(command())}"]
     parts = [
         "# A worked example",
-        "A small ResNet is trained from scratch to classify images of ten kinds of clothes, with 600 training images "
-        f"(`{found['config']}`). The baseline is plain training: SGD with momentum at a constant learning rate, no "
-        "augmentation, float32. Each change is made on top of the previous ones. All figures come from one "
-        "`toolkit compare` ([how to read them](compare.md)) with "
-        f"{len(found['seeds'])} seeds on {found['hardware']['cpus']} CPU cores; intervals are in brackets. "
-        "`make worked-example` repeats all measurements and writes this page.",
-        markdown.fenced(f"toolkit {shlex.join(command())}", "bash"),
-        markdown.table(["", "training", *names.values()], rows),
+        _lead(found),
+        *notes(found),
+        markdown.fenced("\n".join(lines), "bash"),
+        markdown.table(["", "training", *NAMES.values()], rows),
+        _conclusion(found),
         *(f"![{title}](images/worked_example_{name}.svg)" for name, title in pictures.TITLES.items()),
         "## Step by step",
+        "Each step is compared with the one before it, seed by seed: memory and time by their ratio, accuracy by its "
+        f"difference, with 95 % intervals. `{SAME}` marks a change that could be chance.",
     ]
-    for number, (title, _, why) in enumerate(STEPS, start=1):
-        parts += [f"### {title}", why, _effect(variants[number - 1], variants[number], names)]
-    parts += [
-        "## Conclusions",
-        "Most differences in accuracy are within the noise, since there are only 150 validation images. Repeat the "
-        "comparison with more seeds or more rows before you keep a switch for its accuracy. Effects on memory and "
-        "time need fewer runs.",
+    for (title, _, why), before, after in zip(STEPS, variants, variants[1:], strict=False):
+        parts += [f"### {title}", why, _effect(before, after)]
+    seeds = [
+        [number, seed, *(shown(key, figures[key]) for key in NAMES)]
+        for number, variant in zip(numbers, variants, strict=True)
+        for seed, figures in variant["seeds"].items()
     ]
-    numbers = range(1, len(variants) + 1)
+    parts += ["## Each run", markdown.table(["training", "seed", *NAMES.values()], seeds)]
     drawn = pictures.draw(variants, numbers, found["metric"])
     return "\n\n".join(parts) + "\n", {f"worked_example_{k}.svg": sheet([drawing]) for k, drawing in drawn.items()}
 
 
-def _effect(before: Mapping[str, Any], after: Mapping[str, Any], names: Mapping[str, str]) -> str:
+def _with_interval(name: str, figure: Mapping[str, Any]) -> str:
+    return f"{shown(name, figure['value'])} ({interval(name, figure)})"
+
+
+def _lead(found: Mapping[str, Any]) -> str:
+    """Returns what is trained, on what, and how it was measured."""
+    return (
+        f"A small pretrained encoder learns to classify {CATALOG[DATASET].summary.split(':')[0]}, from {ROWS} "
+        f"examples in one epoch (`{found['config']}`). The baseline is plain fine-tuning in float32 with the learning "
+        "rate that `transformers` uses by default. Each change is made on top of the previous ones. All figures come "
+        "from one "
+        f"`toolkit compare` ([how to read them](compare.md)) with {len(found['seeds'])} seeds and "
+        f"{found['hardware']['threads']} CPU thread; intervals are in brackets. `make worked-example` repeats all "
+        "measurements and writes this page."
+    )
+
+
+def _conclusion(found: Mapping[str, Any]) -> str:
+    """Returns what all changes do together, and which of them help and cost something."""
+    pairs = zip(STEPS, found["variants"][1:], strict=True)
+    changes = {title.lower(): variant["step"] for (title, _, _), variant in pairs}
+    helping, costly = (
+        [
+            f"{title} ({', '.join(f'{NAMES[name]} {_written(name, change)}' for name, change in each.items())})"
+            for title, step in changes.items()
+            if (each := {name: step[name] for name in NAMES if _effect_of(name, step[name]) == sign})
+        ]
+        for sign in (1, -1)
+    )
+    total = ", ".join(f"{NAMES[name]} {_written(name, found['total'][name])}" for name in NAMES)
+    chance = [title for title, step in changes.items() if all(_effect_of(name, step[name]) < 1 for name in NAMES)]
+    unclear = f" {' and '.join(chance).capitalize()} may not help: repeat with more seeds to know." if chance else ""
+    costs = f" What some of them cost: {'; '.join(costly)}." if costly else " None of them makes another figure worse."
+    return (
+        f"All changes together: {total}. Of {len(changes)} changes, {len(helping)} improve a figure by more than "
+        f"chance explains: {'; '.join(helping)}.{unclear}{costs}"
+    )
+
+
+def _same(name: str, change: Change) -> bool:
+    """Whether a change could be chance: its interval contains no change."""
+    return bool(change["low"] <= (0 if name == METRIC else 1) <= change["high"])
+
+
+def _effect_of(name: str, change: Change) -> int:
+    """Returns 1 for an improvement, -1 for the opposite, and 0 for a change that could be chance."""
+    if _same(name, change):
+        return 0
+    return 1 if (change["value"] > 0 if name == METRIC else change["value"] < 1) else -1
+
+
+def _written(name: str, change: Change) -> str:
+    """Returns a ratio or difference, marked if it could be chance."""
+    return marked(f"{change['value']:+.3f}" if name == METRIC else f"x{change['value']:.2f}", _same(name, change))
+
+
+def _effect(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Returns what one change did: the settings changed and the effect on each figure."""
     lines = []
-    for name, title in names.items():
-        old, new = before["figures"][name], after["figures"][name]
-        chance = overlap((old["low"], old["high"]), (new["low"], new["high"]))
-        lines.append(
-            f"- {title}: {shown(name, old['value'])} -> {shown(name, new['value'])}"
-            + (", within the noise" if chance else f", x{new['value'] / old['value']:.2f}")
-        )
-    changes, earlier = ({key: pair[1] for key, pair in each["differs"].items()} for each in (after, before))
-    baseline = {key: pair[0] for key, pair in after["differs"].items()}
-    changed = [
+    for name, title in NAMES.items():
+        old, new = (shown(name, variant["figures"][name]["value"]) for variant in (before, after))
+        change = after["step"][name]
+        ends = (f"{change[end]:+.3f}" if name == METRIC else f"x{change[end]:.2f}" for end in ("low", "high"))
+        lines.append(f"- {title}: {old} -> {new}, {_written(name, change)} ({' to '.join(ends)})")
+    return "\n".join([f"Changed: {', '.join(_changed(before, after))}.", "", *lines])
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[str]:
+    """Returns the settings in which a variant differs from the one before it."""
+    earlier = {key: pair[1] for key, pair in before["differs"].items()}
+    return [
         f"`{key}: {to_yaml(value)}`"
-        for key, value in changes.items()
-        if value is not None and earlier.get(key, baseline[key]) != value
+        for key, (first, value) in after["differs"].items()
+        if value is not None and earlier.get(key, first) != value
     ]
-    return "\n".join([f"Changed: {', '.join(changed)}.", "", *lines])
 
 
 def main() -> None:
     """Measures, unless `--render` is given, and writes figures, charts and the page."""
     if "--render" not in sys.argv[1:]:
-        subprocess.run([sys.executable, "-m", "toolkit", *command()], check=True)
+        # With one thread, other programs disturb step times the least, and machines can be compared.
+        environ = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
+        subprocess.run([sys.executable, "-m", "toolkit", *command()], check=True, env=environ)
         found = json.loads((OUTPUT / "comparison.json").read_text(encoding="utf-8"))
         if failed := [variant["name"] for variant in found["variants"] if "figures" not in variant]:
             sys.exit(f"not measured: {', '.join(failed)}")
-        found["hardware"] = {name: found["hardware"][name] for name in ("machine", "cpus", "gpus")}
-        FIGURES.write_text(json.dumps({name: found[name] for name in KEPT}, indent=1) + "\n", encoding="utf-8")
+        FIGURES.write_text(json.dumps(collected(found), indent=1) + "\n", encoding="utf-8")
     page, drawn = rendered(json.loads(FIGURES.read_text(encoding="utf-8")))
     PAGE.write_text(page, encoding="utf-8")
     for name, picture in drawn.items():

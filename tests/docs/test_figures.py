@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
+from statistics import fmean, geometric_mean
 from typing import Any
 
+import pytest
 from launching import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -46,12 +49,23 @@ def test_the_memory_of_activation_checkpointing() -> None:
 
 def test_the_effect_of_mixed_precision() -> None:
     variants = read(ROOT / "docs" / "worked_example.json")["variants"]
-    after = next(i for i, variant in enumerate(variants) if "mixed_precision=bf16" in variant["name"])
-    pairs = [
-        [variants[i]["figures"][name]["value"] for i in (after - 1, after)] for name in ("step_seconds", "train_peak")
-    ]
+    (after,) = (variant for variant in variants if variant["name"] == "+ mixed_precision=bf16")
     text = row("docs/switches.md", "train.mixed_precision` | precision")
-    assert factors(text) == [round(new / old, 2) for old, new in pairs]
+    assert factors(text) == [round(after["step"]["step_seconds"]["value"], 2)]
+
+
+def test_the_steps_of_the_worked_example_are_those_of_its_runs() -> None:
+    variants = read(ROOT / "docs" / "worked_example.json")["variants"]
+    for before, after in itertools.pairwise(variants):
+        assert before["seeds"].keys() == after["seeds"].keys()
+        pairs = [(before["seeds"][seed], after["seeds"][seed]) for seed in after["seeds"]]
+        changes = [new["eval_accuracy"] - old["eval_accuracy"] for old, new in pairs]
+        assert after["step"]["eval_accuracy"]["value"] == pytest.approx(fmean(changes))
+        for name in ("train_peak", "step_seconds"):
+            ratios = [new[name] / old[name] for old, new in pairs]
+            change = after["step"][name]
+            assert change["value"] == pytest.approx(geometric_mean(ratios))
+            assert change["low"] <= change["value"] <= change["high"]
 
 
 def test_the_accuracy_of_plans() -> None:

@@ -38,7 +38,8 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.errors import InputError
     from toolkit.base.files import written_whole
-    from toolkit.lab.init.draft import draft
+    from toolkit.config.dump import to_yaml
+    from toolkit.lab.init.draft import AS_GIVEN, LABEL_MAP, draft
     from toolkit.lab.init.files import name_of
 
     quiet_libraries()
@@ -54,6 +55,8 @@ def work(arguments: argparse.Namespace) -> None:
     with written_whole(output) as file:
         file.write(made.yaml(command))
     say(f"{arguments.source}: {made.summary}")
+    for guess in (guess for guess in made.guesses if guess.key == LABEL_MAP and guess.reason != AS_GIVEN):
+        say(f"  - task.label_map={to_yaml(guess.value)}: {guess.reason}")
     for warning in made.rows.findings.warnings():
         say(f"  - {warning}")
     say(f"wrote {output}; a comment gives the reason of each setting. Next:\n\n  {command}")

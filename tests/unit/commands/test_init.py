@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from commands import run_command
-from newcomer_files import FILES, ROWS, customers, photos, prose, ratings, sentences, table
+from newcomer_files import FILES, GERMAN, ROWS, customers, photos, prose, ratings, sentences, table
 from ruamel.yaml import YAML
 from runs import ROOT
 
@@ -132,6 +132,42 @@ def test_equal_numbers_and_similar_labels_are_told(tmp_path, capsys) -> None:
     assert "'five'" in told
     assert "'5'" in told
     assert "3 classes: 1 (48), 5 (48), five (24); one name per row" in (tmp_path / "y.yaml").read_text(encoding="utf-8")
+
+
+def verdicts(folder: Path, blank: int) -> Path:
+    """Writes labels in several spellings beside a column of which one row in `blank` is empty."""
+    spelled = ("gut", "schlecht", "Gut ", "gut", " GUT", "schlecht")
+    rows = (
+        [text, spelled[number % 6], "" if number % blank == 0 else ("Köln", "Paris")[number % 2]]
+        for number, text in enumerate(sentences(GERMAN))
+    )
+    return table(folder / "verdicts.csv", ["Text", "Urteil", "Filiale"], rows)
+
+
+def test_labels_that_differ_only_in_case_or_blanks_are_merged(tmp_path, capsys) -> None:
+    source, output = verdicts(tmp_path, blank=3), tmp_path / "y.yaml"
+    assert run_command("init", source, "--output", output) == 0
+    merged = "task.label_map={GUT: gut, Gut: gut}"
+    assert f"{merged}: these labels differ only in case or blanks" in capsys.readouterr().out
+    settings = YAML(typ="safe", pure=True).load(output)
+    assert settings["task"]["label_map"] == {"GUT": "gut", "Gut": "gut"}
+    assert settings["data"]["columns"]["label"] == "Urteil"  # although a branch repeats more often
+    assert "2 classes: gut (80), schlecht (40)" in output.read_text(encoding="utf-8")
+    assert run_command("data", "show", source) == 0
+    assert f"labels after {merged}" in capsys.readouterr().out
+    given = "task.label_map={Gut: gut, GUT: good}"
+    assert run_command("init", source, "--output", tmp_path / "z.yaml", given) == 0
+    assert "differ only in case or blanks" not in capsys.readouterr().out
+    assert YAML(typ="safe", pure=True).load(tmp_path / "z.yaml")["task"]["label_map"] == {"Gut": "gut", "GUT": "good"}
+
+
+def test_if_too_many_rows_have_no_label_the_guessed_columns_are_named(tmp_path, capsys) -> None:
+    source = verdicts(tmp_path, blank=3)
+    said = refusal(capsys, tmp_path, source, "data.columns.label=Filiale")
+    assert "These columns were guessed; if one is wrong, name the right one: data.columns.text=Text\n" in said
+    said = refusal(capsys, tmp_path, source, "data.columns.label=Filiale", "data.columns.text=Text")
+    assert "data.max_bad_rows=0.1 allows 10%" in said
+    assert "guessed" not in said
 
 
 def test_files_that_belong_together_are_found(tmp_path, monkeypatch, capsys) -> None:

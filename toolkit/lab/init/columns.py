@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
+from toolkit.config.sections import DataConfig
 from toolkit.data.profile import OBJECT, OBJECTS, TEXT, TEXTS, ColumnProfile, Profile
 from toolkit.lab.init.languages import language_named, language_of
 
@@ -34,7 +35,7 @@ class Role:
     name: str
     usual: str
     fits: Callable[[ColumnProfile], bool]
-    rank: Callable[[ColumnProfile], float] | None = None
+    rank: Callable[[ColumnProfile], tuple[float, ...]] | None = None
 
     def named(self, column: ColumnProfile) -> int:
         """Returns how much a column's name means this role: 2 completely, 1 in part, 0 not."""
@@ -45,7 +46,7 @@ class Role:
     def choose(self, columns: Mapping[str, ColumnProfile]) -> str | None:
         """Returns the name of the column that fits best, or None."""
         fitting = [column for column in columns.values() if self.fits(column) and (self.rank or self.named(column))]
-        rank = self.rank or (lambda column: 0.0)
+        rank = self.rank or (lambda column: ())
         best = max(fitting, key=lambda column: (self.named(column), rank(column)), default=None)
         return best.name if best else None
 
@@ -82,14 +83,18 @@ def has_kind(kind: str) -> Callable[[ColumnProfile], bool]:
     return lambda column: column.kind == kind
 
 
-def repeats(column: ColumnProfile) -> float:
-    """Returns how often a value of a column occurs, on average."""
-    return len(column.values) / max(len(column.counts), 1)
+def repeats(column: ColumnProfile) -> tuple[float, float]:
+    """Returns whether few rows have no value (1 or 0), and how often a value occurs, on average.
+
+    Rows without a label cannot be used, and a run stops if they are many.
+    """
+    rows = len(column.values) + column.empty
+    return float(column.empty <= DataConfig.max_bad_rows * rows), len(column.values) / max(len(column.counts), 1)
 
 
-def length(column: ColumnProfile) -> float:
+def length(column: ColumnProfile) -> tuple[float]:
     """Returns the mean number of characters of a column's values."""
-    return column.mean_characters
+    return (column.mean_characters,)
 
 
 def find_pair(profile: Profile, given: Columns) -> Columns | None:

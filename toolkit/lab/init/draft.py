@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from toolkit.api.task import Task
-from toolkit.base.errors import InputError
+from toolkit.base.errors import DataError, InputError
 from toolkit.config import Loaded
 from toolkit.config.fields import STRICT
 from toolkit.config.keys import flatten
@@ -24,7 +25,7 @@ from toolkit.lab.init.columns import Columns, is_text
 from toolkit.lab.init.files import name_of, split_files
 from toolkit.lab.init.guess import Guess, to_text
 from toolkit.lab.init.kinds import KINDS, Kind, Sample, languages_of
-from toolkit.lab.init.labels import SINGLE, can_be_label
+from toolkit.lab.init.labels import SINGLE, can_be_label, merged
 from toolkit.lab.init.models import choose
 from toolkit.lab.init.reading import entity_guesses, file_guesses
 from toolkit.lab.init.training import evaluation, groups, training, validation
@@ -32,6 +33,9 @@ from toolkit.recipe import load_settings, load_task_type
 
 TEXT_ROLES = ("text", "source", "target", "context")
 _COLUMN = "data.columns."
+LABEL_MAP = "task.label_map"
+AS_GIVEN = "as given"
+"""The reason of settings that the user named."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,42 @@ def draft(source: str, recipe: str | None = None, overrides: Sequence[str] = ())
         *_split_guesses(kind, sample, files),
     ]
     task_type = load_task_type(kind.recipe)
-    first = load_settings(task_type, _nested(guesses), overrides, {}).config
-    rows = check_rows(replace(first, data=replace(first.data, bad_rows="skip")), task_type(first))
+    first, rows = _rows(task_type, sample, guesses, overrides)
+    if labels := _label_map(sample, first, rows):
+        guesses.append(labels)
+        first, rows = _rows(task_type, sample, guesses, overrides)
     guesses = [*map(partial(_counted, rows=rows), guesses), *_from_rows(kind, sample, first, rows)]
     loaded = load_settings(task_type, _nested(guesses), overrides, {})
     return Draft(kind, sample, _as_given(guesses, loaded), loaded.config, task_type(loaded.config), rows)
+
+
+def _rows(
+    task_type: type[Task], sample: Sample, guesses: Sequence[Guess], overrides: Sequence[str]
+) -> tuple[Config, CheckedRows]:
+    """Returns the settings that do not follow from the rows, and the rows, checked and split.
+
+    Raises:
+        DataError: if too many rows cannot be used; names the columns that were guessed.
+    """
+    cfg = load_settings(task_type, _nested(guesses), overrides, {}).config
+    try:
+        return cfg, check_rows(replace(cfg, data=replace(cfg.data, bad_rows="skip")), task_type(cfg))
+    except DataError as error:
+        guessed = {role: name for role, name in sample.columns.items() if _COLUMN + role not in sample.given}
+        if not guessed:
+            raise
+        listed = ", ".join(f"{_COLUMN}{role}={shlex.quote(name)}" for role, name in guessed.items())
+        raise DataError(
+            f"{error}\nThese columns were guessed; if one is wrong, name the right one: {listed}"
+        ) from error
+
+
+def _label_map(sample: Sample, cfg: Config, rows: CheckedRows) -> Guess | None:
+    """Returns how to merge labels that differ only in case and blanks; None if there are none, or a map is given."""
+    if not hasattr(cfg.task, "label_map") or any(key.startswith(LABEL_MAP) for key in sample.given):
+        return None
+    labels = merged(rows.findings.labels.get("train", {}))
+    return Guess(LABEL_MAP, labels, "these labels differ only in case or blanks") if labels else None
 
 
 def recognise(profile: Profile, recipe: str | None, given: Mapping[str, str]) -> tuple[Kind, Columns]:
@@ -205,7 +240,7 @@ def _counted(guess: Guess, rows: CheckedRows) -> Guess:
 def _as_given(guesses: Sequence[Guess], loaded: Loaded) -> list[Guess]:
     """Returns the guesses with the values that were given instead, and everything else that was given."""
     values = flatten(loaded.config)
-    given = {key: Guess(key, values[key], "as given") for key, origin in loaded.origins.items() if origin == "override"}
+    given = {key: Guess(key, values[key], AS_GIVEN) for key, origin in loaded.origins.items() if origin == "override"}
     kept = [given.pop(guess.key, guess) for guess in guesses if guess.key in given or _is_set(guess, values)]
     return kept + list(given.values())
 

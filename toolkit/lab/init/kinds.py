@@ -152,7 +152,7 @@ def _as_text(value: Any) -> str:
 _LABEL = Role(
     "label",
     "labels class classes category categories target sentiment rating ratings stars score intent topic tags tag genre "
-    "kategorie klasse bewertung note sterne y",
+    "kategorie klasse bewertung note sterne stimmung y",
     can_be_label,
     repeats,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from toolkit.data.profile import (
@@ -58,6 +59,19 @@ def can_be_label(column: ColumnProfile) -> bool:
         return column.kind == NUMBER or not column.is_unique
     repeats = len(column.counts) <= min(_MOST_CLASSES, len(column.values) / 2)
     return repeats and column.mean_characters <= _MOST_CHARACTERS
+
+
+def merged(counts: Mapping[str, int]) -> dict[str, str]:
+    """Maps labels that differ from a more frequent one only in case and blanks to that one.
+
+    Args:
+        counts: number of rows with each label.
+    """
+    alike: dict[str, list[str]] = {}
+    for label in counts:
+        alike.setdefault(" ".join(label.casefold().split()), []).append(label)
+    most = {label: max(group, key=lambda name: counts[name]) for group in alike.values() for label in group}
+    return {label: name for label, name in most.items() if label != name}
 
 
 def label_kind(column: ColumnProfile) -> LabelKind:
