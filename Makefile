@@ -26,14 +26,14 @@ setup: $(INSTALLED) ## create .venv with the tested versions (nothing to do when
 # The constraints matter most for torch: left open, pip would choose another build than the machine's.
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 # Once DeepSpeed is installed, accelerate imports it in every run. Everything else comes from .venv.
 $(DEEPSPEED): $(INSTALLED)
 	$(PYTHON) -m venv .venv-deepspeed
 	$(BIN)/python $(SITE) > "$$(.venv-deepspeed/bin/python $(SITE))/shared.pth"
-	.venv-deepspeed/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[deepspeed]'
+	.venv-deepspeed/bin/python -m pip install -qq --constraint constraints.txt --editable '.[deepspeed]'
 	@touch $@
 
 demo: setup ## train on the sample reviews in this repository, offline, on the CPU

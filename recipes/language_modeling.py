@@ -139,7 +139,7 @@ class LanguageModeling:
 
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         lost = len(rows) - len(features) if self.answers else 0
-        why = "have no answer within task.block_size tokens and are left out"
+        why = "have no answer within task.block_size tokens and are skipped"
         return [f"{lost} of {len(rows)} examples {why}."] if lost else []
 
     def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:

@@ -131,7 +131,7 @@ def test_what_was_cut_and_what_was_lost_is_in_the_report(tmp_path):
     train(CHAT, tmp_path / "run", *FEW, "task.block_size=16", "task.max_new_tokens=8")
     report = (tmp_path / "run" / "report.md").read_text()
     assert "inputs are longer than task.block_size and were truncated." in report
-    assert "3 of 12 examples have no answer within task.block_size tokens and are left out." in report
+    assert "3 of 12 examples have no answer within task.block_size tokens and are skipped." in report
     with pytest.raises(DataError, match=r"task\.block_size: the answers of all examples begin after"):
         train(CHAT, tmp_path / "none", *FEW, "task.block_size=2", "task.max_new_tokens=2")
 

@@ -90,12 +90,12 @@ class RunFolder:
 
     @property
     def bad_rows(self) -> Path:
-        """Rows left out of the run."""
+        """Rows that the run skipped."""
         return self.path / "bad_rows.jsonl"
 
     @property
     def bad_rows_evaluate(self) -> Path:
-        """Rows left out by `toolkit evaluate`."""
+        """Rows that `toolkit evaluate` skipped."""
         return self.path / "bad_rows_evaluate.jsonl"
 
     @property
