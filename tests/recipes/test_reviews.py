@@ -320,7 +320,7 @@ def test_several_inputs_other_columns_and_single_columns(finished, tmp_path, cap
     (tmp_path / "c.csv").write_text("body,label\nNice boots.,positive\n")
     arguments = ("--data", tmp_path / "c.csv", "data.columns.text=body", "--output", tmp_path / "scores.json")
     assert run_command("evaluate", finished, *arguments) == 0
-    assert "run on c.csv: 1 rows" in capsys.readouterr().out
+    assert "run on c.csv: 1 row\n" in capsys.readouterr().out
 
 
 def test_single_texts_are_answered_on_the_terminal(finished, capsys):
@@ -363,7 +363,7 @@ def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
     card = files["model/README.md"].read_text()
     for part in (
         "license: unknown",
-        "| train | `train.csv` | 24 |",
+        "| train | train.csv | 24 |",
         "| negative |",
         "## Intended use",
         "eval_accuracy",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from toolkit.base.files import kind_of
+
 
 class ToolkitError(Exception):
     """Base class of the errors that users see; `exit_code` is the exit code of the process."""
@@ -95,7 +97,7 @@ def pretrained_error(key: str, name: str, error: Exception) -> InputError:
         error: what the library raised.
     """
     reason = str(error).strip().split("\n")[0]
-    if (Path(name) / "config.json").is_file():
+    if kind_of(Path(name) / "config.json") == "file":
         return InputError(
             f"{key}: cannot load the model in the folder {name!r} (tried {Path(name).absolute()}).\n"
             f"  Reason: {type(error).__name__}: {reason}"
