@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import RunError
@@ -27,6 +27,8 @@ _turns = itertools.count()
 def wait_for_main(accelerator: Accelerator) -> None:
     """Returns when the main process has called this, too; the main process does not wait for the others.
 
+    A collective must follow: it waits if the store is lost, which is so when a launcher that hosts it was killed.
+
     Args:
         accelerator: the run's Accelerator; every process calls this the same number of times.
 
@@ -34,7 +36,10 @@ def wait_for_main(accelerator: Accelerator) -> None:
         RunError: if the main process does not come within a day.
     """
     if accelerator.num_processes > 1:
-        _meet(accelerator.is_main_process, 0)
+        from torch.distributed import DistError
+
+        with suppress(DistError):
+            _meet(accelerator.is_main_process, 0)
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def test_two_processes_predict_as_one_does(tmp_path):
     arguments = ("predict", tmp_path / "run", "--input", tmp_path / "new.jsonl", "--output")
     assert run_command(*arguments, one) == 0
     done = launch(["-m", "toolkit", *arguments, two], 2)
-    assert done.stdout.count(f"41 rows with their predictions are in {two}") == 1
+    assert done.stdout.count(f"the predictions of 41 rows are in {two}") == 1
     expected, found = ([json.loads(line) for line in file.read_text().splitlines()] for file in (one, two))
     assert [row["ID"] for row in found if row["error"]] == list(range(0, 41, 7))
     assert_close(found, expected, float32_tolerance())
