@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -90,6 +91,8 @@ def test_a_stopped_run_saves_and_says_the_command_that_resumes_it(number, code, 
     assert max(map(len, command)) <= 80
     words = shlex.split("\n".join(command).replace("\\\n", ""))
     assert words == ["toolkit", *TRAIN[2:], "checkpoint.resume=auto"]
+    command = json.loads((tmp_path / "run/run.json").read_text())["command"]
+    assert (Path(command[1]).parent.name, command[2:]) == ("toolkit", [*TRAIN[2:]])
     if code == 143:
         again = start(log, "-m", *words, "train.max_steps=60")
         assert again.wait(300) == 0, log.read_text()
