@@ -12,6 +12,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from finishing import finish
 from runs import SGD, train
 from split_runs import ACCUMULATION, ADAMW, ROWS, RUN, RUNS
 
@@ -60,3 +61,4 @@ def main(output: Path, *names: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    finish()

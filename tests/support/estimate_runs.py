@@ -10,6 +10,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from finishing import finish
 from runs import SMALL, TINY, train
 from split_runs import GPT2, VIT
 
@@ -61,3 +62,4 @@ def main(output: Path, *names: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    finish()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from finishing import finish
 from runs import train
 
 LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
@@ -66,3 +67,4 @@ def main(action: str, output: Path, *tasks: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    finish()

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import layouts
 import local_sgd_runs
 import reference_schedules
+from finishing import finish
 from random_runs import FEWER, RANDOM
 from runs import SGD, train
 
@@ -110,3 +111,4 @@ def small_memory_on_the_second_process(output: Path) -> None:
 if __name__ == "__main__":
     folder, number = Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1"))
     train_tasks(folder, number, FURTHER) if sys.argv[2:] == ["further"] else main(folder, number)
+    finish()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from finishing import finish
 from runs import SGD, train
 
 RUN = (
@@ -111,3 +112,4 @@ def resume(output: Path, name: str, world: int) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")), "all" in sys.argv)
+    finish()

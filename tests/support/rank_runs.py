@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from accelerate.utils import gather_object
+from finishing import finish
 from runs import train
 from torch import Tensor, nn
 
@@ -124,3 +125,4 @@ def main(output: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    finish()

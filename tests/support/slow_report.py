@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from finishing import finish
 
 import toolkit
 import toolkit.run
@@ -83,3 +84,4 @@ def alone(run: Any, *arguments: Any) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    finish()

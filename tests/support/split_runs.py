@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from finishing import finish
 from runs import SGD, SMALL, train
 
 from toolkit.models.trainable import make_trainable
@@ -140,3 +141,4 @@ def main(output: Path, *names: str) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), *sys.argv[2:])
+    finish()

@@ -17,6 +17,7 @@ import torch
 import transformers
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from finishing import finish
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -284,3 +285,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]), sys.argv[2:])
+    finish()

@@ -9,6 +9,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from finishing import finish
 from runs import train
 from stopping import DROPOUT, StoppedError, stopper
 
@@ -27,3 +28,4 @@ def main(output: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    finish()
