@@ -221,9 +221,8 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, value in rows.items():
         table.add_row(Text(printable(name)), Text(printable(format_value(value))))
-    LOGGER.info(
-        _Rendered(Group(Text(printable(title)), table))
-    )  # a table's own title is wrapped to the width of the table
+    # A table's own title would be wrapped to the width of the table.
+    LOGGER.info(_Rendered(Group(Text(printable(title)), table)))
 
 
 def counted(count: int, noun: str) -> str:

@@ -68,7 +68,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _train(recipe: Path, record: Record, folder: Path) -> None:
     """Runs the recipe in the run's working directory, to which its paths are relative."""
-    from toolkit.commands.train import RANK
+    from toolkit.commands.train import TOOLKIT
     from toolkit.lab.jobs import run_processes
 
     working_directory = Path(record.facts.get("working_directory") or Path.cwd())
@@ -79,7 +79,7 @@ def _train(recipe: Path, record: Record, folder: Path) -> None:
     # The settings that the run's launcher made are in its configuration.
     run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *ALONE]
     code = run_processes(
-        ["-c", RANK, "train", *run, "--processes", str(record.facts["num_processes"])],
+        ["-c", TOOLKIT, "toolkit", "train", *run, "--processes", str(record.facts["num_processes"])],
         environ={"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])},
         folder=working_directory,
     )

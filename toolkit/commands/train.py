@@ -16,8 +16,8 @@ from typing import Any
 
 from toolkit.commands import _options, _recipe_config
 
-RANK = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
-"""The program of a rank, whose command line is that of the process that starts it, for `run.json`."""
+TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
+"""The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
 SETTINGS = {
     "data": ("--data FILE", "data.train_file", ("data.train_file", "data.dataset_name")),
     "model": ("--model MODEL", "model.name_or_path", ("model.name_or_path", "model.from_config")),
@@ -72,7 +72,7 @@ def work(arguments: argparse.Namespace) -> None:
     overrides = settings(arguments)
     if launched is None and (arguments.processes or 1) > 1:
         words = [sys.argv[0], *arguments.command[1:]]
-        code = run_ranks([sys.executable, "-c", RANK, *words], arguments.processes)
+        code = run_ranks([sys.executable, "-c", TOOLKIT, *words], arguments.processes)
         sys.exit(code if code >= 0 else 1)
 
     from toolkit.main import run_recipe
