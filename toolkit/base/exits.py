@@ -31,8 +31,9 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     is printed by the rank that raises it.
     """
     from toolkit.base.console import log_to_console, report_error
-    from toolkit.base.processes import EXIT_LOST_PEER, OWN_LAUNCHER, end_process, is_first_rank
+    from toolkit.base.processes import EXIT_LOST_PEER, OWN_LAUNCHER, end_process, is_first_rank, outlive_terminal
 
+    outlive_terminal()
     log_to_console()
     try:
         work()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import os
 import signal
 import stat
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from typing import NoReturn
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn, TextIO
 
 PR_SET_PDEATHSIG = 1
 STOP_SIGNALS = {
@@ -44,6 +46,43 @@ def leave_closed_terminal() -> None:
     for descriptor in (1, 2):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+class _OutlivingStream:
+    """A stream to a terminal that may be closed: the signal for that may come later than the first failing write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with _leaving_closed_terminal():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _leaving_closed_terminal():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def _leaving_closed_terminal() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        leave_closed_terminal()
+
+
+def outlive_terminal() -> None:
+    """Makes printing to a terminal that was closed print to nowhere instead of raising an error."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream.isatty():
+            setattr(sys, name, _OutlivingStream(stream))
 
 
 def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
