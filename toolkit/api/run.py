@@ -91,6 +91,11 @@ class Run:
     observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
 
+    @property
+    def unpadded(self) -> bool:
+        """Whether the model is trained on rows without padding."""
+        return bool(self.resolved.get("train.unpadded", False))
+
 
 @dataclass(frozen=True)
 class FitResult:

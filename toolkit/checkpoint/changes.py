@@ -42,8 +42,9 @@ FREE = (
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
+BUDGET = "train.max_tokens_per_batch"
 DIMENSIONS = tuple(Mesh().sizes)
-SPLIT = (BATCH, ACCUMULATION, *(f"mesh.{name}" for name in DIMENSIONS))
+SPLIT = (BATCH, ACCUMULATION, BUDGET, *(f"mesh.{name}" for name in DIMENSIONS))
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
 
@@ -92,7 +93,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
 def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
     """Returns a note if rows or the model are split over the processes in another way than before."""
     before = dict(saved) | layout(layout_of(saved))
-    if all((before[key] or 1) == (current[key] or 1) for key in SPLIT):
+    if all((before.get(key) or 1) == (current.get(key) or 1) for key in SPLIT):
         return None
     return (
         f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "
@@ -148,7 +149,8 @@ def described(identity: Mapping[str, Any]) -> str:
     mesh = layout_of(identity)
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
     processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes ({sizes})"
-    return f"{processes} with {identity[BATCH]} x {identity[ACCUMULATION] or 1} rows per data rank"
+    budget = "" if identity.get(BUDGET) is None else f", cut by {BUDGET} {identity[BUDGET]}"
+    return f"{processes} with {identity[BATCH]} x {identity[ACCUMULATION] or 1} rows per data rank{budget}"
 
 
 def _advice(saved: Mapping[str, Any], key: str) -> str:

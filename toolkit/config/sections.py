@@ -142,6 +142,10 @@ class EvalConfig:
 
     per_device_eval_batch_size: Positive = 8
     """Rows per process in each evaluation forward pass; metrics do not depend on it."""
+    max_tokens_per_batch: Positive | None = None
+    """Maximum number of tokens in each evaluation forward pass, padding included, beside the maximum number of rows
+    (`per_device_eval_batch_size`, so raise that too); audio is counted in samples. A longer row is evaluated alone.
+    Metrics do not depend on it. Null means no limit."""
     eval_steps: Every = None
     """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
     evaluates only at the end."""

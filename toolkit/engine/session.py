@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,6 @@ from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
-from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
 from toolkit.distributed.random import seed_all
@@ -30,6 +29,7 @@ from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
+from toolkit.engine.parts import splitter
 from toolkit.optim.state import state_bytes
 from toolkit.tracking.tracker import Tracker
 
@@ -69,7 +69,8 @@ class Session:
         self.state = TrainState()
         bare_model: nn.Module = run.accelerator.unwrap_model(model)
         self.strategy = run.strategy
-        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, self._split, stop.beat))
+        split = splitter(run, self.state, milestones)
+        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, stop.beat))
         self.context = TrainingContext(
             run, model, bare_model, optimizer, schedule, milestones, self.state, beat=stop.beat
         )
@@ -272,11 +273,6 @@ class Session:
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
         self.strategy.settle()
-
-    def _split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        run = self.run
-        epoch = self.state.step // self.context.milestones.steps_per_epoch
-        return split_batch(run.data.train, run.task, run.processor, run.cfg.seed, epoch, batch, size)
 
     def _received(self) -> list[float]:
         """Returns for each stop signal whether this rank received it."""

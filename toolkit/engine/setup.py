@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.base.console import warn
 from toolkit.base.run_folder import RunFolder
-from toolkit.data.batches import ended_workers, training_loader
+from toolkit.data.batches import Windows, ended_workers, training_loader
+from toolkit.data.budget import over_budget
 from toolkit.data.order import WindowSampler
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
@@ -27,6 +29,7 @@ class Setup:
 
     Args:
         loader: this rank's micro-batches.
+        windows: the same, grouped into windows.
         sampler: determines where the loader starts.
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
@@ -34,6 +37,7 @@ class Setup:
     """
 
     loader: DataLoader
+    windows: Windows
     sampler: WindowSampler
     milestones: Milestones
     tracker: Tracker
@@ -47,7 +51,8 @@ def opened(run: Run) -> Iterator[Setup]:
     Raises:
         CheckpointError: if the run does not fit on the disk.
     """
-    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh)
+    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh, run.unpadded)
+    _note_long_rows(run)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     on_main(run.accelerator, refuse_full_disk, run, milestones)
     start_step = run.resume.step if run.resume else 0
@@ -57,4 +62,13 @@ def opened(run: Run) -> Iterator[Setup]:
         StopSignal(run.accelerator.num_processes) as stop,
         Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
     ):
-        yield Setup(loader, sampler, milestones, tracker, stop)
+        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop)
+
+
+def _note_long_rows(run: Run) -> None:
+    """Says which rows are longer than a token budget."""
+    budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
+    budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
+    for section, tokens, features in budgets:
+        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
+            warn(note)
