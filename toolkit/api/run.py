@@ -72,6 +72,7 @@ class Run:
         strategy: how the processes share the training.
         best: the metric that selects the best model, with its prefix.
         observer: an observer, or None.
+        resolved: what settings of `auto` became, by dotted key.
     """
 
     cfg: Config
@@ -88,6 +89,7 @@ class Run:
     strategy: Strategy
     best: Score
     observer: Observer | None = None
+    resolved: Mapping[str, bool | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
