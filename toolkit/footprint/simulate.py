@@ -24,6 +24,7 @@ from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
 from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
+from toolkit.models.fast_dropout import is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.load import LAYERDROP, build_model
 from toolkit.optim.optimizers import build_optimizer
@@ -140,7 +141,10 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
-        spare_activations(model, replace(cfg.train, activation_offload=False))
+        fast_dropout = is_chosen(cfg.train, subject.device) and not subject.fused_attention
+        if fast_dropout:
+            use_fast_dropout(model)
+        spare_activations(model, replace(cfg.train, activation_offload=False), fast_dropout)
     ledger.name(model.parameters(), "parameters")
     ledger.name((b for b in model.buffers()), "buffers")
     for parameter in _trained(model):

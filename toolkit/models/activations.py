@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
 from toolkit.distributed.modules import layers_of
+from toolkit.models.fast_dropout import recomputing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,23 +20,28 @@ if TYPE_CHECKING:
 KEY = "train.activation_checkpointing"
 
 
-def spare_activations(model: PreTrainedModel, train: TrainConfig) -> None:
+def spare_activations(model: PreTrainedModel, train: TrainConfig, fast_dropout: bool = False) -> None:
     """Sets up activation checkpointing and offloading as configured in `train`.
+
+    Args:
+        model: the model.
+        train: the settings.
+        fast_dropout: whether the model uses `toolkit.models.fast_dropout`, as its recomputation then must, too.
 
     Raises:
         ConfigError: if the model does not support the setting.
     """
     if train.activation_checkpointing != "none":
-        _checkpoint(model, train.activation_checkpointing)
+        _checkpoint(model, train.activation_checkpointing, fast_dropout)
     if train.activation_offload:
         offload_activations(model)
 
 
-def _checkpoint(model: PreTrainedModel, setting: str) -> None:
+def _checkpoint(model: PreTrainedModel, setting: str, fast_dropout: bool) -> None:
     name = type(model).__name__
     if not model.supports_gradient_checkpointing:
         raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot recompute activations; set it to none"])
-    arguments = {"use_reentrant": False}
+    arguments: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": recomputing} if fast_dropout else {})
     try:
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from toolkit.base.shards import is_split
+from toolkit.config.sections import TrainConfig
 
 STEPS = 1 << 16
 """Rates are multiples of 1 / STEPS."""
@@ -130,21 +131,27 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, steps: int
     ) -> Tensor:
-        scores = torch.matmul(query * scale, key.mT)
-        if mask is not None:
-            scores = scores.masked_fill_(~mask, -torch.inf) if mask.dtype == torch.bool else scores.add_(mask)
+        scores, lowest = torch.matmul(query * scale, key.mT), torch.finfo(query.dtype).min
+        seeing = None
+        # Weights of queries that see no key would be NaN: they become finite, and their results 0.
+        if mask is not None and mask.dtype == torch.bool:
+            seeing = mask.any(-1, keepdim=True)
+            scores.masked_fill_(~mask, lowest)
+        elif mask is not None:
+            seeing = mask.amax(-1, keepdim=True) > -torch.inf
+            scores.add_(mask).clamp_(min=lowest)
         weights = torch.softmax(scores, -1)
-        if mask is not None and weights[..., 0].isnan().any():  # queries without keys; other NaN must stay
-            weights.masked_fill_(scores.isneginf().all(-1, keepdim=True), 0.0)
         drawn, ctx.scale, ctx.factor = kept(weights, steps), scale, _factor(steps)
         ctx.added = None if mask is None or mask.dtype == torch.bool else mask.shape
-        ctx.save_for_backward(query, key, value, weights, drawn)
-        return torch.matmul(weights * drawn, value * ctx.factor)
+        ctx.save_for_backward(query, key, value, weights, drawn, seeing)
+        attended = torch.matmul(weights * drawn, value * ctx.factor)
+        return attended if seeing is None else attended.mul_(seeing)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, weights, drawn = ctx.saved_tensors
+        query, key, value, weights, drawn, seeing = ctx.saved_tensors
+        gradient = gradient if seeing is None else gradient * seeing
         with torch.autocast(gradient.device.type, enabled=False):
             of_value = torch.matmul((weights * drawn).mT, gradient * ctx.factor)
             of_weights = torch.matmul(gradient, (value * ctx.factor).mT).mul_(drawn)
@@ -195,6 +202,13 @@ class FastDropout(TorchFunctionMode):
     ) -> Any:
         """Calls a function or what replaces it."""
         return REPLACED.get(function, function)(*args, **(kwargs or {}))
+
+
+def is_chosen(train: TrainConfig, device: torch.device) -> bool:
+    """Returns what `train.fast_dropout` becomes on a device: GPUs draw random numbers fast enough."""
+    if train.fast_dropout == "auto":
+        return device.type == "cpu" and not train.torch_compile
+    return train.fast_dropout
 
 
 def use_fast_dropout(model: nn.Module) -> None:
