@@ -13,7 +13,7 @@ from toolkit.distributed.collectives import on_main
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.compilation import compile_training
-from toolkit.models.fast_dropout import use_fast_dropout
+from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
@@ -58,9 +58,9 @@ def make_trainable(
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
     for reason in batch_dependence(model):
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
-    fast_dropout = bool(resolved["train.fast_dropout"])
+    fast_dropout = resolved["train.fast_dropout"]
     if fast_dropout:
         use_fast_dropout(model)
-    spare_activations(model, cfg.train, fast_dropout)
+    spare_activations(model, cfg.train, recomputing if fast_dropout else None)
     compile_training(model, cfg.train)
     return model

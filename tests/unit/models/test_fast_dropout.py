@@ -17,7 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toolkit.base.errors import CheckpointError
 from toolkit.config.sections import TrainConfig
 from toolkit.models.activations import spare_activations
-from toolkit.models.fast_dropout import FastDropout, attention, dropout, is_chosen, kept, use_fast_dropout
+from toolkit.models.fast_dropout import (
+    FastDropout,
+    attention,
+    dropout,
+    is_chosen,
+    kept,
+    recomputing,
+    use_fast_dropout,
+)
 
 MANY = 1 << 22
 SIGMAS = 4.5
@@ -257,7 +265,7 @@ def test_recomputed_activations_have_the_same_masks(kind, dtype):
     recomputed = copy.deepcopy(model)
     for each in (model, recomputed):
         use_fast_dropout(each)
-    spare_activations(recomputed, TrainConfig(activation_checkpointing="full"), fast_dropout=True)
+    spare_activations(recomputed, TrainConfig(activation_checkpointing="full"), recomputing)
     with torch.autocast("cpu", dtype, enabled=dtype is not None):
         for one, other in zip(trained(model, inputs), trained(recomputed, inputs), strict=True):
             assert torch.equal(one, other)
