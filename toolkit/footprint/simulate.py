@@ -24,6 +24,7 @@ from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
 from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
+from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.load import LAYERDROP, build_model
 from toolkit.optim.optimizers import build_optimizer
@@ -140,7 +141,11 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
-        spare_activations(model, replace(cfg.train, activation_offload=False))
+        fast_dropout = is_chosen(cfg.train, subject.device) and not subject.fused_attention
+        if fast_dropout:
+            use_fast_dropout(model)
+        resident = replace(cfg.train, activation_offload=False)
+        spare_activations(model, resident, lambda: (nullcontext(), _recomputing(ledger, fast_dropout)))
     ledger.name(model.parameters(), "parameters")
     ledger.name((b for b in model.buffers()), "buffers")
     for parameter in _trained(model):
@@ -148,6 +153,12 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     model.train()
     ledger.reset_peak()
     return model
+
+
+@contextmanager
+def _recomputing(ledger: Ledger, fast_dropout: bool) -> Iterator[None]:
+    with ledger.recomputing(), FastDropout() if fast_dropout else nullcontext():
+        yield
 
 
 def _batch(subject: Subject, ledger: Ledger) -> Batch:
@@ -204,7 +215,6 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
             loss = subject.task.loss_sum(outputs, batch)
     del outputs
     kept = {kind: ledger.alive[kind] for kind in KEPT}
-    ledger.backward = True
     (loss * 1.0).backward()
     del loss
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.config.sections import Config
+from toolkit.models.fast_dropout import is_chosen
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,9 @@ class Circumstances:
     mesh: Mesh
 
 
-CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {}
+CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
+    "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
+}
 """How each setting is decided, by its dotted key; a setting that is not `auto` is returned as it is."""
 
 

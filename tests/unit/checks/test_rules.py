@@ -135,6 +135,7 @@ CONFLICTS = {
     "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor",
     "train.dataloader_persistent_workers=true": "batches are loaded in the training process",
     "train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0, or remove",
+    "train.torch_compile=true train.fast_dropout=true": "set train.fast_dropout to auto",
     "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row cannot be split",
     "parallel.reshard_after_forward=false": "only sharded parameters have this setting; set parallel.fsdp, or remove",
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
