@@ -204,9 +204,7 @@ class _corner:
         return self.rows.put(heads.transpose(1, 2).contiguous())
 
 
-def _varlen(
-    query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None
-) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None) -> Tensor:
     """Computes all sequences with torch's kernel for sequences of any lengths."""
     from torch.nn.attention.varlen import varlen_attn
 

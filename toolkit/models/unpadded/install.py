@@ -10,7 +10,7 @@ from torch import nn
 
 from toolkit.models.unpadded.attend import attend
 from toolkit.models.unpadded.islands import TOKENS, hook_island, island_of, packing_of
-from toolkit.models.unpadded.layers import hook, parameters_of, self_packing, stacks, without_cache
+from toolkit.models.unpadded.layers import hook, parameters_of, plain, refuse_states, self_packing, stacks
 from toolkit.models.unpadded.packing import packed_mask
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def install(model: PreTrainedModel) -> None:
         for island in islands:
             assert island is not None
             hook_island(island)
+    model.register_forward_pre_hook(refuse_states, with_kwargs=True)
     for owner in _owners(model):
-        owner.register_forward_pre_hook(partial(without_cache, parameters_of(owner)), with_kwargs=True)
+        owner.register_forward_pre_hook(partial(plain, parameters_of(owner)), with_kwargs=True)
         _use_attention(owner.config)
 
 

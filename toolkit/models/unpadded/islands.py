@@ -25,7 +25,7 @@ NOTE = "_unpadded"
 def packing_of(tokens: Callable[[Tensor], Tensor], given: Given) -> Packing | None:
     """Returns the packing of the mask among a module's arguments, which all layers of a pass share."""
     mask = given.get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.is_meta:
+    if not isinstance(mask, Tensor):
         return None
     if not hasattr(mask, NOTE):
         rows = Rows.of(tokens(mask))

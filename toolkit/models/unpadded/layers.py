@@ -20,6 +20,7 @@ WHOLE = ("AlbertTransformer",)
 """Classes of stacks whose layers share their weights: the stack is handled like a single layer."""
 OTHER_LAYERS = ("MPNetLayer",)
 """Classes of layers that transformers does not mark as such."""
+STATES = ("output_hidden_states", "output_attentions")
 
 Given = dict[str, Any]
 
@@ -133,21 +134,29 @@ def self_packing(given: Given) -> Packing | None:
     return next((value for name, value in given.items() if isinstance(value, Packing) and name != CROSS_MASK), None)
 
 
-def without_cache(
+def plain(
     names: list[str], model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Hook before the model of a stack: it makes no cache of its own, and returns no inner states.
+    """Hook before the model of a stack: it makes no cache of its own, and collects no inner states.
+
+    Heads of speech models let it collect them in any case, and drop them.
+    """
+    given = named(names, arguments, keywords)
+    changes: Given = {name: False for name in STATES if given.get(name)}
+    if "use_cache" in names and given.get("past_key_values") is None:
+        changes["use_cache"] = False
+    return replaced(names, arguments, keywords, changes) if changes else None
+
+
+def refuse_states(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Hook before the whole model.
 
     Raises:
         ValueError: if the states or attention weights of its layers are asked for; they have no padding.
     """
-    given = named(names, arguments, keywords)
-    for name in ("output_hidden_states", "output_attentions"):
-        if given.get(name):
+    for name in STATES:
+        if keywords.get(name):
             raise ValueError(f"{name}: the layers of a model without padding (train.unpadded) cannot return theirs")
-    if "use_cache" not in names or given.get("past_key_values") is not None:
-        return None
-    return replaced(names, arguments, keywords, {"use_cache": False})
 
 
 def _taken(packing: Packing, value: Any) -> Any:

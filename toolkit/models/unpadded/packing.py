@@ -95,7 +95,6 @@ def packed_mask(
         plain
         and attention_mask is not None
         and attention_mask.shape == (batch_size, kv_length)
-        and not attention_mask.is_meta
         and _is_zero(q_offset)
         and _is_zero(kv_offset)
     ):
