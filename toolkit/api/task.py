@@ -60,6 +60,9 @@ class Batch(TypedDict):
     """`[B, ...]` labels of the loss; `IGNORE_INDEX` entries (NaN in floating-point labels) are ignored."""
     extra: NotRequired[dict[str, Any]]
     """Anything else that the task's loss or predictions need."""
+    tables: NotRequired[dict[str, Tensor]]
+    """`[C, N]` by the name of an input `[B, C, ...]` of whole numbers below N, which are positions in the row of their
+    channel. `toolkit.api.device.to_device` looks them up; only the batches of a task's `compact` have tables."""
     row_ids: NotRequired[Tensor]
     """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
     toolkit."""

@@ -50,8 +50,7 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     """Returns the first rows of a file as a batch of model inputs."""
     from dataclasses import replace
 
-    from accelerate.utils import send_to_device
-
+    from toolkit.api.device import to_device
     from toolkit.api.mesh import Mesh
     from toolkit.data.bad_rows import apply_policy
     from toolkit.data.batches import evaluation_loader
@@ -66,7 +65,8 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)
     cfg = replace(run.cfg, eval=replace(run.cfg.eval, per_device_eval_batch_size=ROWS))
     loader = evaluation_loader(features, run.task, run.processor, cfg, Mesh())
-    return send_to_device(next(iter(loader)), run.accelerator.device)
+    batch: dict[str, Any] = to_device(next(iter(loader)), run.accelerator.device)
+    return batch
 
 
 def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from toolkit.api.device import to_device
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
@@ -74,8 +75,6 @@ def predict(
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
         the number of items on every process.
     """
-    from accelerate.utils import send_to_device
-
     accelerator, task = predictor.accelerator, predictor.task
     loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
     parts: list[Part] = []
@@ -85,7 +84,7 @@ def predict(
     with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
         for cpu_batch in loader:
             num_items += float(count_items(task, cpu_batch))
-            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
+            batch = to_device(cpu_batch, accelerator.device)
             outputs = model(**batch["inputs"])
             if outputs is not None:  # else the last stage of a pipeline has them
                 loss_sum += float(task.loss_sum(outputs, batch))
