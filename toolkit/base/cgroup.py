@@ -30,7 +30,10 @@ def free_memory() -> int:
 
     free = int(psutil.virtual_memory().available)
     for folder in _folders("memory"):
-        for limit_name, use_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit_name, use_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             limit, use = (next(_numbers(folder / name), None) for name in (limit_name, use_name))
             if limit is not None and use is not None:
                 free = min(free, limit - use + _cached(folder))
