@@ -33,8 +33,8 @@ def looked_up(batch: Batch) -> Batch:
 
 def look_up(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Returns the numbers `[B, C, ...]` at positions `[B, C, ...]` of a table `[C, N]`."""
-    channels = (
-        channel.index_select(0, place.flatten().int())
-        for channel, place in zip(table, positions.unbind(1), strict=True)
+    first, *_ = planes = positions.unbind(1)
+    rows = zip(table, planes, strict=True)
+    return torch.stack(
+        [numbers.index_select(0, plane.flatten().int()).view_as(first) for numbers, plane in rows], dim=1
     )
-    return torch.stack([numbers.view_as(positions[:, 0]) for numbers in channels], dim=1)

@@ -10,10 +10,12 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 GROUPS = Path("/proc/self/cgroup")
+MEMORY_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and use of a group's memory, in version 2 and 1 of control groups."""
 
 
 def cores() -> int:
-    """Returns the number of cores that this process may use, at least 1: its affinity, and its groups' share of time."""
+    """Returns the number of cores that this process may use, at least 1 (affinity, and its groups' share of time)."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in _folders("cpu"):
         quota, period = [*_numbers(folder / "cpu.max"), None, None][:2]  # version 2
@@ -25,16 +27,13 @@ def cores() -> int:
 
 
 def free_memory() -> int:
-    """Returns the bytes that this process can still allocate without swapping; memory of cached files counts as free."""
+    """Returns the bytes that this process can still allocate without swapping; cached files count as free."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
     for folder in _folders("memory"):
-        for limit_name, use_name in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, use = (next(_numbers(folder / name), None) for name in (limit_name, use_name))
+        for names in MEMORY_FILES:
+            limit, use = (next(_numbers(folder / name), None) for name in names)
             if limit is not None and use is not None:
                 free = min(free, limit - use + _cached(folder))
     return max(0, free)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SHARE = 4
-"""`data.media_cache: auto` is one part in this many of the free memory, or of the free space of the temporary folder."""
+"""`data.media_cache: auto` is one part in this many of the free memory or disk space, whichever is less."""
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 TYPES = ("uint8", "float32")
 AXES = 4
@@ -69,7 +69,7 @@ class KeptArrays:
             if begin == 0 or kind >= len(TYPES) or axes > AXES:
                 return None
             array = np.empty(shape[:axes], TYPES[kind])
-            view = memoryview(array).cast("B")
+            view = array.data.cast("B")
             if os.preadv(self._file, [view], begin) == array.nbytes and zlib.crc32(view) == checksum:
                 return array
         return None
@@ -79,7 +79,7 @@ class KeptArrays:
         if self._file is None or self._is_full or str(array.dtype) not in TYPES or array.ndim > AXES:
             return
         array = np.ascontiguousarray(array)
-        view = memoryview(array).cast("B")
+        view = array.data.cast("B")
         try:
             begin = self._reserve(array.nbytes)
             self._is_full = begin is None
@@ -177,14 +177,14 @@ def _shared_file(accelerator: Accelerator) -> int | None:
             file = os.open(paths[node], os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     accelerator.wait_for_everyone()
     if path:
-        os.unlink(path)
+        Path(path).unlink()
     return file
 
 
 def _new_file(named: bool = False) -> tuple[int, str]:
     file, path = tempfile.mkstemp(prefix="toolkit-media-")
     if not named:
-        os.unlink(path)
+        Path(path).unlink()
     return file, path
 
 
