@@ -32,8 +32,10 @@ TYPES = ("uint8", "float32")
 AXES = 4
 _NEXT = struct.Struct("<Q")
 """The first bytes of the file: where the next array begins; 0 before the first."""
-_ENTRY = struct.Struct(f"<QBB2xI{AXES}I")
-"""For each row: where its array begins (0: nowhere), its type, its number of axes, its checksum and its shape."""
+_ENTRY = struct.Struct(f"<QIII{AXES}I")
+"""For each row: where its array begins, its checksum, its type, its number of axes and its shape."""
+_CHECKSUM = struct.Struct("<I")
+"""Follows each entry: the entry's own checksum."""
 
 
 class KeptArrays:
@@ -62,12 +64,11 @@ class KeptArrays:
         if self._file is None:
             return None
         with suppress(OSError):
-            entry = os.pread(self._file, _ENTRY.size, self._place(number))
-            if len(entry) < _ENTRY.size:
+            entry = os.pread(self._file, _ENTRY.size + _CHECKSUM.size, self._place(number))
+            fields = entry[: _ENTRY.size]
+            if entry[_ENTRY.size :] != _CHECKSUM.pack(zlib.crc32(fields)):
                 return None
-            begin, kind, axes, checksum, *shape = _ENTRY.unpack(entry)
-            if begin == 0 or kind >= len(TYPES) or axes > AXES:
-                return None
+            begin, checksum, kind, axes, *shape = _ENTRY.unpack(fields)
             array = np.empty(shape[:axes], TYPES[kind])
             view = array.data.cast("B")
             if os.preadv(self._file, [view], begin) == array.nbytes and zlib.crc32(view) == checksum:
@@ -86,8 +87,8 @@ class KeptArrays:
             if begin is None or os.pwrite(self._file, view, begin) != array.nbytes:
                 return
             shape = (*array.shape, *[0] * (AXES - array.ndim))
-            entry = _ENTRY.pack(begin, TYPES.index(str(array.dtype)), array.ndim, zlib.crc32(view), *shape)
-            os.pwrite(self._file, entry, self._place(number))
+            entry = _ENTRY.pack(begin, zlib.crc32(view), TYPES.index(str(array.dtype)), array.ndim, *shape)
+            os.pwrite(self._file, entry + _CHECKSUM.pack(zlib.crc32(entry)), self._place(number))
         except OSError:  # the disk is full, or has no locks
             self._is_full = True
 
@@ -104,7 +105,7 @@ class KeptArrays:
         return begin
 
     def _place(self, number: int) -> int:
-        return _NEXT.size + number * _ENTRY.size
+        return _NEXT.size + number * (_ENTRY.size + _CHECKSUM.size)
 
 
 @dataclass(frozen=True)

@@ -124,10 +124,11 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
                     raise
                 before, seconds = seconds, _seconds(processes)
                 polls = polls + 1 if seconds - before < IDLE * iterator._timeout else 0
-                if polls == POLLS:
-                    persistent = False
-                    raise _stalled(processes) from None
-                continue
+                if polls < POLLS:
+                    continue
+                stalled = _stalled(processes)
+                _end(iterator, useless=True)
+                raise stalled from None
             polls = 0
             if isinstance(batch, DataError):
                 raise batch
@@ -139,12 +140,7 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
 
 def _stalled(processes: Sequence[Any]) -> RunError:
     """Returns the error for workers of which none computes."""
-    import psutil
-
-    states = []
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            states.append(f"{process.pid} is {psutil.Process(process.pid).status()}")
+    states = [f"{process.pid} is {_state(process)}" for process in processes]
     return RunError(
         f"no batch has come from the data loader workers for {STALL_SECONDS:g} s, and none of them computes: "
         f"{', '.join(states)}. Look for what stopped them, or for files that do not answer, and resume the run."
@@ -162,20 +158,34 @@ def _seconds(processes: Sequence[Any]) -> float:
     return total
 
 
-def _end(iterator: Any) -> None:
-    """Ends the workers of a loader's iterator; those that stopped heed nothing but a kill, and would be left behind."""
-    import psutil
+def _end(iterator: Any, useless: bool = False) -> None:
+    """Ends the workers of a loader's iterator.
 
+    Those that are stopped heed nothing but a kill, and would be left behind.
+
+    Args:
+        iterator: the iterator.
+        useless: whether no worker answers.
+    """
     for process in iterator._workers:
-        with suppress(psutil.NoSuchProcess):
-            if psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+        if useless or _state(process) == "stopped":
+            if iterator._worker_pids_set:  # otherwise torch would raise an error when they are gone
                 torch.utils.data._utils.signal_handling._remove_worker_pids(id(iterator))
                 iterator._worker_pids_set = False
-                process.kill()
+            process.kill()
     iterator._shutdown_workers()
     for process in iterator._workers:
-        if process.is_alive():
-            process.kill()
+        process.kill()
+        process.join()
+
+
+def _state(process: Any) -> str:
+    import psutil
+
+    try:
+        return psutil.Process(process.pid).status()
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 def _outlive_stop_signals(worker: int) -> None:
