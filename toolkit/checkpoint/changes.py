@@ -36,6 +36,7 @@ FREE = (
     "data.fingerprint.validation",
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
+    "data.media_cache",
     "data.max_eval_samples",
     f"{VERSIONS}*",
 )

@@ -18,3 +18,5 @@ ColumnName = Annotated[
     WithJsonSchema({"type": ["string", "integer"]}),
 ]
 """Name of a column; a number from 1 becomes text."""
+Size = Annotated[str, Field(pattern=r"^[1-9]\d{0,5}(KiB|MiB|GiB|TiB)$")]
+"""A number of bytes."""

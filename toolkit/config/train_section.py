@@ -119,8 +119,10 @@ class TrainConfig:
     """Order of the training rows: `random`; `sequential`, as in the file; `group_by_length`, random but with rows of
     similar length in each step; `balanced`, where every class is drawn equally often (small classes are oversampled;
     the epoch length does not change)."""
-    dataloader_num_workers: Annotated[int, Field(ge=0)] = 0
-    """Number of worker processes that load and collate batches; 0 uses the training process."""
+    dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Number of worker processes per process that load and collate batches; 0 uses the training process. `auto` is 0
+    for text; for images and audio, the number of spare cores, at most 8, and 1 if training itself uses the CPU. The
+    results do not depend on it."""
     dataloader_pin_memory: bool = True
     """Load batches into pinned memory if there is a GPU."""
     dataloader_persistent_workers: bool = False

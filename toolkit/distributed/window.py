@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
+from toolkit.api.device import to_device
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
 from toolkit.distributed.collectives import sum_dtype
@@ -69,7 +69,7 @@ def micro_batch(
         backward: performs the backward pass of the scaled loss; None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
-    batch = send_to_device(batch, accelerator.device, non_blocking=True)
+    batch = to_device(batch, accelerator.device)
     with kept_buffers(model) if empty else nullcontext():
         loss = task.loss_sum(model(**batch["inputs"]), batch)
         (backward or accelerator.backward)(loss * scale)

@@ -14,12 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from toolkit.api.device import to_device
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
+from toolkit.data.workers import ended_workers, num_workers
 from toolkit.distributed.collectives import data_sum, on_main
 
 if TYPE_CHECKING:
@@ -74,18 +76,20 @@ def predict(
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
         the number of items on every process.
     """
-    from accelerate.utils import send_to_device
-
     accelerator, task = predictor.accelerator, predictor.task
-    loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
+    workers = num_workers(predictor.cfg.train, task, accelerator.device)
+    loader = evaluation_loader(
+        data.features, task, predictor.processor, predictor.cfg, predictor.mesh, workers, data.kept
+    )
     parts: list[Part] = []
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
+    bar = progress(len(data.features), title, inner=beat is not None, unit="row")
+    with torch.no_grad(), ended_workers(loader), bar:
         for cpu_batch in loader:
             num_items += float(count_items(task, cpu_batch))
-            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
+            batch = to_device(cpu_batch, accelerator.device)
             outputs = model(**batch["inputs"])
             if outputs is not None:  # else the last stage of a pipeline has them
                 loss_sum += float(task.loss_sum(outputs, batch))

@@ -133,9 +133,9 @@ CONFLICTS = {
     "train.torch_compile_backend=inductor": "set train.torch_compile to true, or remove train.torch_compile_backend",
     "train.torch_compile_mode=default": "it has no effect without compilation",
     "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor",
-    "train.dataloader_persistent_workers=true": "batches are loaded in the training process",
-    "train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0, or remove",
     "train.torch_compile=true train.fast_dropout=true": "set train.fast_dropout to auto",
+    "train.dataloader_num_workers=0 train.dataloader_persistent_workers=true": "loaded in the training process",
+    "train.dataloader_num_workers=0 train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0",
     "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row cannot be split",
     "parallel.reshard_after_forward=false": "only sharded parameters have this setting; set parallel.fsdp, or remove",
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
@@ -295,6 +295,7 @@ def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: st
         "model.name_or_path=owner/name model.revision=main",
         "model.name_or_path=./local checkpoint.resume=local",
         "tracking.report_to=[wandb] tracking.run_name=a tracking.project=b",
+        "train.dataloader_persistent_workers=true train.dataloader_prefetch_factor=3",
     ],
 )
 def test_what_can_go_together(words: str) -> None:
