@@ -13,9 +13,8 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from toolkit import run
-from toolkit.checkpoint import writing
+from toolkit.checkpoint import commit, writing
 from toolkit.data import prepare
-from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -85,7 +84,7 @@ def slow() -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
-    for module, name in ((prepare, "tokenise"), (Checkpointer, "_finish"), (run, "write_results")):
+    for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 

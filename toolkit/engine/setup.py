@@ -14,6 +14,7 @@ from toolkit.data.batches import ended_workers, training_loader
 from toolkit.data.order import WindowSampler
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
 from toolkit.tracking.tracker import Tracker
 
@@ -31,6 +32,7 @@ class Setup:
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
     """
 
     loader: DataLoader
@@ -38,6 +40,7 @@ class Setup:
     milestones: Milestones
     tracker: Tracker
     stop: StopSignal
+    background: BackgroundSave
 
 
 @contextmanager
@@ -56,5 +59,6 @@ def opened(run: Run) -> Iterator[Setup]:
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
         Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
+        BackgroundSave(run.accelerator.num_processes) as background,
     ):
-        yield Setup(loader, sampler, milestones, tracker, stop)
+        yield Setup(loader, sampler, milestones, tracker, stop, background)
