@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -69,6 +70,18 @@ def kill_in_save() -> None:
     writing.write_file = write_some
 
 
+def full_disk() -> None:
+    """Fails the first tensor file of the checkpoint after `FAULT_STEP`, in the thread that writes it."""
+    write_file = writing.write_file
+
+    def fails(path, *given):
+        if f"step-{FAULT_STEP + 1}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_file(path, *given)
+
+    writing.write_file = fails
+
+
 def slow() -> None:
     """Makes a step take longer than the 10 s after which a rank under torchrun no longer waits for the others."""
     compute = Session.window_gradient
@@ -103,7 +116,7 @@ def elsewhere() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (error, kill, kill_in_save, slow, slow_work, elsewhere)
+    each.__name__: each for each in (error, kill, kill_in_save, full_disk, slow, slow_work, elsewhere)
 }
 
 if __name__ == "__main__":
