@@ -31,12 +31,13 @@ from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
+from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
 from toolkit.engine.warm_up import import_all
 from toolkit.modalities.inputs import read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.report.facts import write_start
+from toolkit.report.facts import write_resolved, write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 
 
@@ -91,7 +92,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
         ToolkitError: if the run fails.
     """
     result = fit(run)
-    run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
+    run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
     result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
     result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
     if not ends_process:
@@ -147,9 +148,12 @@ def prepared_run(
         model = in_float64(model) if float64 else model
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
         strategy = build_strategy(cfg, accelerator, mesh)
-        yield Run(
+        prepared = Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             resolved=inputs.resolved,
         )  # fmt: skip
+        prepared = replace(prepared, resolved={**inputs.resolved, ASYNC_SAVE: saves_in_background(prepared)})
+        on_main(accelerator, write_resolved, prepared)
+        yield prepared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,9 +14,8 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from toolkit import run
-from toolkit.checkpoint import writing
+from toolkit.checkpoint import commit, writing
 from toolkit.data import prepare
-from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -70,6 +70,18 @@ def kill_in_save() -> None:
     writing.write_file = write_some
 
 
+def full_disk() -> None:
+    """Fails the first tensor file of the checkpoint after `FAULT_STEP`, in the thread that writes it."""
+    write_file = writing.write_file
+
+    def fails(path, *given):
+        if f"step-{FAULT_STEP + 1}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_file(path, *given)
+
+    writing.write_file = fails
+
+
 def slow() -> None:
     """Makes a step take longer than the 10 s after which a rank under torchrun no longer waits for the others."""
     compute = Session.window_gradient
@@ -85,7 +97,7 @@ def slow() -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
-    for module, name in ((prepare, "tokenise"), (Checkpointer, "_finish"), (run, "write_results")):
+    for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 
@@ -104,7 +116,7 @@ def elsewhere() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (error, kill, kill_in_save, slow, slow_work, elsewhere)
+    each.__name__: each for each in (error, kill, kill_in_save, full_disk, slow, slow_work, elsewhere)
 }
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def fit(run: Run) -> FitResult:
         strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)
+        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background)
         session.restore()
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:

@@ -24,6 +24,7 @@ from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
@@ -49,6 +50,7 @@ class Session:
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -62,6 +64,7 @@ class Session:
         milestones: Milestones,
         tracker: Tracker,
         stop: StopSignal,
+        background: BackgroundSave,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,7 +81,7 @@ class Session:
         self.callbacks = list(self.context.callbacks.values())
         self.meter = ProgressMeter(run, self.state)
         self.evaluator = Evaluator(self.context, self._pause)
-        self.checkpointer = Checkpointer(self.context, stop, engine_state, on_save)
+        self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.window: Sequence[Batch] = ()
         self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
@@ -100,17 +103,19 @@ class Session:
 
         Raises:
             Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank skipped its last update.
+            RunError: on every rank, if any rank skipped its last update, or could not write its part of a checkpoint.
         """
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, own_items)
-        *stops, lost = all_sum(run.accelerator, *self._received(), float(self.strategy.lost is not None))
+        own = *self._received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.stop.beat()
         if lost:
             refuse(self.strategy.lost)
+        self.checkpointer.heed(failed, written)
         self._stop_if(stops)
         self.window, self._window_items = batches, items
         return self.strategy.begin_step(own_items, items)
@@ -146,6 +151,7 @@ class Session:
             if self.strategy.gradient_is_shared:
                 refuse(lost)
             self.strategy.skip_update(lost)
+        self.checkpointer.wait_for_copy()
         for callback in self.callbacks:
             callback.before_update()
         if self.run.observer is not None and self.strategy.lost is None:
@@ -187,7 +193,7 @@ class Session:
 
     def shown(self) -> dict[str, str]:
         """Returns what the progress bar shows: loss, main metric, and the age of this session's last checkpoint."""
-        saved_at = self.checkpointer.saved_at
+        saved_at = self.checkpointer.written_at
         age = {} if saved_at is None else {"saved": f"{format_duration(time.monotonic() - saved_at)} ago"}
         return {**self.tracker.shown, **age}
 
@@ -218,14 +224,15 @@ class Session:
             callback.after_evaluation(metrics)
         return metrics
 
-    def save(self) -> None:
-        """Writes a checkpoint of this step unless it exists."""
-        if self.checkpointer.is_saved:
-            return
-        self.meter.reduce()
-        self.tracker.flush()
-        self._pause()
-        self.checkpointer.save()
+    def save(self, now: bool = False) -> None:
+        """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
+        if not self.checkpointer.is_saved:
+            self.meter.reduce()
+            self.tracker.flush()
+            self._pause()
+            self.checkpointer.save(now)
+        if now:
+            self.checkpointer.join()
 
     def finish(self) -> FitResult:
         """Saves and evaluates the last step, and restores the best parameters if configured."""
@@ -237,6 +244,7 @@ class Session:
             self.save()
         self.evaluate()
         self._stop_if(all_sum(run.accelerator, *self._received()))
+        self.checkpointer.join()
         best_is_earlier = state.best_step not in (None, state.step)
         if checkpoint.load_best_model_at_end and best_is_earlier and self.checkpointer.load_best():
             self.evaluator.forget()
@@ -272,6 +280,7 @@ class Session:
     def _pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
+        self.checkpointer.wait_for_copy()
         self.strategy.settle()
 
     def _received(self) -> list[float]:
@@ -285,7 +294,7 @@ class Session:
             return
         self.stop.disarm()
         if self.state.step > 0:
-            self.save()
+            self.save(now=True)
         raise Interrupted(
             f"Stopped by {STOP_SIGNALS[number]} at step {self.state.step} of {self.context.milestones.total_steps}.",
             f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))}).",

@@ -16,6 +16,7 @@ from toolkit.data.order import WindowSampler
 from toolkit.data.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
 from toolkit.tracking.tracker import Tracker
 
@@ -31,6 +32,7 @@ class Setup:
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
     """
 
     loader: WatchedLoader
@@ -39,6 +41,7 @@ class Setup:
     milestones: Milestones
     tracker: Tracker
     stop: StopSignal
+    background: BackgroundSave
 
 
 @contextmanager
@@ -61,8 +64,9 @@ def opened(run: Run) -> Iterator[Setup]:
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
         Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
+        BackgroundSave(run.accelerator.num_processes) as background,
     ):
-        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop)
+        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background)
 
 
 def _note_long_rows(run: Run) -> None:

@@ -197,7 +197,7 @@ class _Steps(TrainerCallback):
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
             t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
-            engine_state=t.callback_states, on_save=t.on_save,
+            setup.background, engine_state=t.callback_states, on_save=t.on_save,
         )  # fmt: skip
         t.session.restore()
         t.model_wrapped.train()

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import best_metric
+from toolkit.api.run import Run, best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
@@ -63,6 +63,12 @@ def write_start(
         "greater_is_better": best.greater_is_better,
     }
     write_json(files.facts, facts | _former_result(files.facts))
+
+
+def write_resolved(run: Run) -> None:
+    """Adds to `run.json` what settings of `auto` became once the model was built."""
+    file = RunFolder(run.output_dir).facts
+    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), "resolved": dict(run.resolved)})
 
 
 def _former_result(file: Path) -> dict[str, Any]:
