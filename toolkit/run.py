@@ -26,6 +26,7 @@ from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
 from toolkit.data.batches import training_order
 from toolkit.distributed.collectives import on_main
+from toolkit.distributed.heartbeat import heartbeat
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
@@ -135,7 +136,8 @@ def prepared_run(
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
-    with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
+    watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
+    with quiet_libraries(), watched, claim(cfg, accelerator, skip) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)

@@ -123,3 +123,7 @@ class TrainConfig:
     """Allow parameters without a gradient when several processes train."""
     ddp_timeout: Positive = 1800
     """Timeout in seconds of communication between processes."""
+    heartbeat_timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds after which a run on several processes ends if one of them is dead or stopped, or does not come to a
+    collective in which others wait and does not compute. A process that computes, reads or writes has no limit, nor
+    has what the first process does for all."""
