@@ -1,4 +1,4 @@
-"""Ranks that are stopped or sleep are named, with the stacks of all, and the run ends; ranks that work are let alone."""
+"""Ranks that are stopped or sleep are named, with the stacks of all, and end the run; ranks that work do not."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def _contents(output_dir: Path) -> list[str]:
     found = {
         path for path in output_dir.glob("*") if path not in (files.lock, files.lock_owner) and not is_temporary(path)
     }
-    before_training = {files.config, files.facts, files.diff, files.processor, files.base, files.bad_rows}
+    before_training = {files.config, files.facts, files.diff, files.processor, files.base, files.bad_rows, files.stacks}
     # A run that failed before its first step left nothing worth keeping.
     return [] if found <= before_training else sorted(path.name for path in found)
 

@@ -63,7 +63,8 @@ def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -
     result: Any = None
     errors: list[ToolkitError | None] = [None]
     try:
-        result = function(*args)
+        with task_for_all():
+            result = function(*args)
     except ToolkitError as failure:
         errors = [failure]
     if accelerator.num_processes > 1:

@@ -126,7 +126,8 @@ class _Watch:
             # Time counts only while this process runs: if all are stopped and continued, nobody was missed.
             elapsed, last = min(now - last, 2 * pause), now
             if not dist.is_initialized():  # the ranks have left the group in agreement
-                return self._leave()
+                self._leave()
+                return
             waits = waits_for_others(self._main)
             own = Beat(self.rank, activity.tick(elapsed), waits, has_task_for_all(), counts=_counts())
             self._beats.send(own)
@@ -257,8 +258,8 @@ def _counts() -> dict[str, int]:
     """Returns how many collectives this rank has entered, by process group."""
     from torch.distributed.distributed_c10d import _world
 
-    counts = {}
+    counts: dict[str, int] = {}
     with suppress(RuntimeError):  # a group that is being made or destroyed
         for group in list(_world.pg_map):
-            counts[group.group_name] = group._get_sequence_number_for_group()
+            counts[group.group_name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     return counts
