@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import FitResult, Observer, Run, best_metric
+from toolkit.api.run import FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, warn
 from toolkit.base.exits import leave_group
@@ -26,6 +26,8 @@ from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
 from toolkit.data.batches import training_order
 from toolkit.distributed.collectives import on_main
+from toolkit.distributed.guard import GoBack, NonFiniteParameters, after_non_finite
+from toolkit.distributed.heartbeat import heartbeat
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
@@ -66,11 +68,13 @@ def run(
     Raises:
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
-    damaged: dict[Path, str] = {}
+    damaged, retry = dict[Path, str](), Retry()
     while True:
         try:
-            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64) as prepared:
+            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
                 return fit_and_report(prepared, ends_process)
+        except (GoBack, NonFiniteParameters) as error:
+            retry = after_non_finite(cfg.train, retry, error)
         except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
             if error.checkpoint.path in damaged:
                 raise
@@ -112,6 +116,7 @@ def prepared_run(
     observer: Observer | None = None,
     skip: Mapping[Path, str] = NOTHING,
     float64: bool = False,
+    retry: Retry = Retry(),
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model.
 
@@ -122,6 +127,7 @@ def prepared_run(
         observer: called during training, or None.
         skip: folders of damaged checkpoints, and the reasons.
         float64: whether to compute in float64.
+        retry: what is known from before the run went back to a checkpoint.
 
     Yields:
         The run; its output folder is locked until the block ends.
@@ -136,7 +142,8 @@ def prepared_run(
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
-    with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
+    watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
+    with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)
@@ -153,6 +160,7 @@ def prepared_run(
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             resolved=inputs.resolved,
+            retry=retry,
         )  # fmt: skip
         prepared = replace(prepared, resolved={**inputs.resolved, ASYNC_SAVE: saves_in_background(prepared)})
         on_main(accelerator, write_resolved, prepared)

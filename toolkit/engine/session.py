@@ -14,14 +14,14 @@ from toolkit.api.callback import TrainingContext
 from toolkit.api.milestones import Due, Milestones
 from toolkit.api.run import FitResult, Run
 from toolkit.api.state import TrainState
-from toolkit.api.strategy import LostGradient, Replica
+from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
+from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
@@ -31,6 +31,7 @@ from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
 from toolkit.engine.parts import splitter
+from toolkit.engine.updates import UpdateGuard
 from toolkit.optim.state import state_bytes
 from toolkit.tracking.tracker import Tracker
 
@@ -82,14 +83,16 @@ class Session:
         self.meter = ProgressMeter(run, self.state)
         self.evaluator = Evaluator(self.context, self._pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
+        self.updates = UpdateGuard(self.context)
         self.window: Sequence[Batch] = ()
-        self._window_items = 0.0
+        self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
     def restore(self) -> None:
         """Restores the run's checkpoint, if any, and starts the clock."""
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
+        self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         self.meter.start()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
@@ -103,22 +106,24 @@ class Session:
 
         Raises:
             Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank skipped its last update, or could not write its part of a checkpoint.
+            RunError: on every rank, if any rank lost its last update and the run may not go on, or could not write its
+                part of a checkpoint.
         """
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
-        own_items = sum(float(count_items(run.task, batch)) for batch in batches)
-        (items,) = data_sum(run.accelerator, run.mesh, own_items)
+        self._own_items = sum(float(count_items(run.task, batch)) for batch in batches)
+        (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
         own = *self._received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
         *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.stop.beat()
         if lost:
-            refuse(self.strategy.lost)
+            self.strategy.agree_on_lost()
         self.checkpointer.heed(failed, written)
         self._stop_if(stops)
+        self.updates.begin()
         self.window, self._window_items = batches, items
-        return self.strategy.begin_step(own_items, items)
+        return self.strategy.begin_step(self._own_items, items)
 
     def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
         """Computes the gradient of a window.
@@ -136,26 +141,23 @@ class Session:
         return loss_sum
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update, at once if the gradient is shared, otherwise when all ranks can stop.
+        """Decides about an update before it is applied.
 
         Args:
             grad_norm: norm of the exchanged gradient, before clipping.
             batches: this rank's micro-batches of the window.
 
         Raises:
-            RunError: if the update is not finite, with the step and the rows of its window; no parameter has changed.
+            RunError: as `UpdateGuard.check`.
         """
-        step = self.state.step + 1
-        if is_lost(self.run.accelerator, grad_norm):
-            lost = LostGradient(step, grad_norm, row_numbers(self.run.data.train, batches))
-            if self.strategy.gradient_is_shared:
-                refuse(lost)
-            self.strategy.skip_update(lost)
+        self.updates.check(grad_norm, batches)
+        if self.updates.leaves_out:
+            return
         self.checkpointer.wait_for_copy()
         for callback in self.callbacks:
             callback.before_update()
         if self.run.observer is not None and self.strategy.lost is None:
-            self.run.observer.gradient(step, self.context.bare_model)
+            self.run.observer.gradient(self.state.step + 1, self.context.bare_model)
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
         """Ends a step.
@@ -167,8 +169,11 @@ class Session:
         """
         self.state.step += 1
         self.state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
-        self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate)
+        if not self.updates.leaves_out:
+            lost_items = None if self.strategy.lost is None else self._own_items
+            self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         self.strategy.after_update()
+        self.updates.check_parameters(self.window)
         for callback in self.callbacks:
             callback.after_update()
         if self.run.observer is None:
@@ -183,7 +188,7 @@ class Session:
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""
-        if due.log:
+        if due.log and self.state.num_items:
             self.log()
         if due.evaluate:
             self.evaluate()
@@ -199,7 +204,7 @@ class Session:
 
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
-        metrics = self.strategy.log_metrics()
+        metrics = self.strategy.log_metrics() | self.updates.metrics()
         for callback in self.callbacks:
             metrics |= callback.log_metrics()
         line = self.meter.line(self.context.epoch, metrics)
@@ -260,7 +265,7 @@ class Session:
         evaluations = {name: found for name in run.data.evals if (found := self.evaluator.evaluate(name)) is not None}
         if test := evaluations.get("test"):
             self.tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-        further = self.strategy.exchanged()
+        further = self.strategy.exchanged() | self.updates.metrics()
         for callback in self.callbacks:
             further |= callback.final_metrics()
         if further:
