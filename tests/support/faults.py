@@ -105,7 +105,7 @@ def differences(reference: Path, found: Path) -> list[str]:
     if lines[0] != lines[1]:
         wrong.append(f"metrics.jsonl differs: {lines}")
     results = [json.loads((run / "run.json").read_text())["result"] for run in (reference, found)]
-    if without_times(results[0]["metrics"]) != without_times(results[1]["metrics"]):
+    if without_times(results[0]) != without_times(results[1]):
         wrong.append(f"results differ: {results}")
     return wrong
 

@@ -14,6 +14,7 @@ from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import say, warn
+from toolkit.base.disk import rust_errors_as_os_errors
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint import contents, store
@@ -176,7 +177,8 @@ class Checkpointer:
         )
         with transaction:
             contents.write_state(folder, state.to_json())
-            run.processor.save_pretrained(str(CheckpointFolder(folder).processor))
+            with rust_errors_as_os_errors():
+                run.processor.save_pretrained(str(CheckpointFolder(folder).processor))
         best = context.state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         root = RunFolder(run.output_dir).checkpoints
         store.prune(root, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
