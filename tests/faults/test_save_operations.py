@@ -77,10 +77,10 @@ def references(injecting: ForkServer, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def is_explained(ended: Ended, fault: str) -> bool:
-    """Whether a run that an error ended said which one, once."""
+    """Whether a run that an error ended said so, once for each thing that it could not write."""
     reason = os.strerror(getattr(errno, fault))
-    messages = [line for line in ended.output.splitlines() if reason in line or "disk is full" in line]
-    return len(messages) == 1
+    messages = [line for line in ended.output.splitlines() if reason in line]
+    return bool(messages) and len(messages) == len(set(messages))
 
 
 def after_fault(server: ForkServer, folder: Path, reference: Reference, fault: str, ended: Ended) -> list[str]:
