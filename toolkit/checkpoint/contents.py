@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
+from toolkit.base.disk import rust_errors_as_os_errors
 from toolkit.base.errors import CheckpointError
 from toolkit.base.files import temporary_name
 from toolkit.base.run_folder import CheckpointFolder
@@ -70,7 +71,8 @@ def processor_files(processor: Any, folder: Path) -> dict[str, bytes]:
     place = CheckpointFolder(temporary_name(folder / "processor")).processor
     try:
         place.mkdir(parents=True)
-        processor.save_pretrained(str(place))
+        with rust_errors_as_os_errors():
+            processor.save_pretrained(str(place))
         files = [path for path in place.rglob("*") if path.is_file()]
         return {path.relative_to(place.parent).as_posix(): path.read_bytes() for path in files}
     finally:
