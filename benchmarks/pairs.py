@@ -1,14 +1,15 @@
 """Interleaved comparisons: each side runs in a process of its own, A B A B ..., and ratios are taken per pair.
 
-A slow spell of the machine then meets all sides of a round, and cancels in the ratio. A side is a command, or a function
-that this file calls (`python benchmarks/pairs.py module:function '{"argument": 1}'`). Either prints one line, `RESULT`
-and a JSON object, whose `seconds` are compared. Sides time their steps with `Clock` themselves, so that neither
-start-up nor warm-up is counted. A ratio is the baseline's seconds over those of the toolkit: above 1 is faster.
+A slow spell of the machine then meets all sides of a round, and cancels in the ratio. A side is a command, or a
+function that this file calls (`python benchmarks/pairs.py module:function '{"argument": 1}'`). Either prints one line,
+`RESULT` and a JSON object, whose `seconds` are compared. Sides time their steps with `Clock` themselves, so that
+neither start-up nor warm-up is counted. A ratio is the baseline's seconds over the toolkit's: above 1 is faster.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -69,7 +70,7 @@ class Clock:
     def steps(self, warm_up: int) -> list[float]:
         """Returns the seconds between ticks, without the first `warm_up` ticks."""
         kept = self._at[warm_up:]
-        return [end - begin for begin, end in zip(kept[:-1], kept[1:], strict=True)]
+        return [end - begin for begin, end in itertools.pairwise(kept)]
 
 
 def report(result: Mapping[str, Any]) -> None:
@@ -83,9 +84,7 @@ def parser(description: str | None, pairs: int = 5) -> argparse.ArgumentParser:
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds to run (default {pairs})")
     made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
     made.add_argument("--cpu-time", action="store_true", help="compare CPU time with one thread: for a busy machine")
-    made.add_argument(
-        "--quick", action="store_true", help="tiny sizes and one pair, to see that it runs; writes nothing"
-    )
+    made.add_argument("--quick", action="store_true", help="tiny sizes, one pair; writes no file")
     made.add_argument("--results", type=Path, help="folder of the JSON files (default benchmarks/results)")
     return made
 
@@ -108,10 +107,9 @@ def run(side: Side, options: argparse.Namespace) -> dict[str, Any]:
     Raises:
         SystemExit: if it fails or prints no result, with the end of its output.
     """
-    threads = str(options.threads)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads,
-                   "TOKENIZERS_PARALLELISM": "true" if options.threads > 1 else "false", "RAYON_NUM_THREADS": threads,
-                   "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")]), **side.environment}  # fmt: skip
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), str(options.threads))
+    environment = {**os.environ, **threads, "HF_HUB_OFFLINE": "1", **side.environment}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     if options.cpu_time:
         environment[CPU_TIME] = "1"
     done = subprocess.run(
