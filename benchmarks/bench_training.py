@@ -47,8 +47,10 @@ class Case:
         self.batches = WARM_UP + options.steps
         self.orders: dict[str, list[texts.Row]] = {}
         self.models: dict[bool, Path] = {}
-        self.further: list[str] = []
-        """Settings that the task needs, for both precisions."""
+        self.flags: list[str] = []
+        """Further options of the script."""
+        self.settings: list[str] = []
+        """The same as settings of the toolkit."""
 
     def add(self, order: str, rows: list[texts.Row]) -> None:
         """Adds rows in an order and writes them to a file."""
@@ -64,18 +66,18 @@ class Case:
         command = [sys.executable, str(ROOT / "benchmarks" / "scripts" / f"{self.name}.py"), "--variant", variant,
                    "--precision", precision, "--batch_size", str(self.size), "--warm_up", str(WARM_UP), "--model",
                    str(self.models[dropout]), "--train_file", str(self.file(order)), "--output_dir",
-                   str(self.folder / "script"), *flags]  # fmt: skip
+                   str(self.folder / "script"), *self.flags, *flags]  # fmt: skip
         return Side(label(variant, precision, order), command)
 
     def ours(self, precision: str, order: str, dropout: bool = True) -> Side:
         """Returns the toolkit's side."""
         settings = [
-            f"model={{name_or_path: {self.models[dropout]}}}",
-            f"data={{train_file: {self.file(order)}}}",
+            f"model.name_or_path={self.models[dropout]}",
+            f"data.train_file={self.file(order)}",
             f"train.per_device_train_batch_size={self.size}",
             f"train.mixed_precision={precision}",
             *SAME,
-            *self.further,
+            *self.settings,
             *no_waste(self.options.max_tokens),
         ]
         return recipe_side(
@@ -97,7 +99,9 @@ def qa_case(options: argparse.Namespace, folder: Path) -> Case:
     for dropout in (True, False):
         case.models[dropout] = texts.with_qa_head(pretrained, folder / f"qa-{dropout}", dropout)
     words = texts.one_token_words(AutoTokenizer.from_pretrained(pretrained))
-    limit = 96 if options.quick else 384
+    limit, stride = (96, 32) if options.quick else (384, 128)
+    case.flags = ["--max_length", str(limit), "--doc_stride", str(stride)]
+    case.settings = ["data.dataset_name=null", f"task.max_length={limit}", f"task.doc_stride={stride}"]
     for order in texts.ORDERS:
         case.add(order, texts.qa_rows(words, case.batches, case.size, order, limit))
     return case
@@ -108,6 +112,7 @@ def translation_case(options: argparse.Namespace, folder: Path) -> Case:
     case = Case("translation", "recipes/configs/translation/multi30k.yaml", options, folder)
     for order in texts.ORDERS:
         case.add(order, texts.caption_rows(case.batches, case.size, order))
+    case.settings = ["model.from_config=null", "data.validation_file=null"]
     sizes = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64} if options.quick else {}
     for dropout in (True, False):
         place = folder / f"translation-{dropout}"
@@ -165,12 +170,11 @@ def result(runs: Any, main: str, cases: dict[str, tuple[str, str]], case: Case, 
 def qa(options: argparse.Namespace, folder: Path) -> None:
     """Measures P1 and P2."""
     case = qa_case(options, folder)
-    check = loss_check(case, ["--mask_padding", "--max_length", "96" if options.quick else "384"])
-    limit = ["--max_length", "96"] if options.quick else []
-    sides = [case.script("defaults", "no", "random", *limit)]
+    check = loss_check(case, ["--mask_padding"])
+    sides = [case.script("defaults", "no", "random")]
     for order in texts.ORDERS:
         for precision in PRECISIONS:
-            sides += [case.script("tuned", precision, order, *limit), case.ours(precision, order)]
+            sides += [case.script("tuned", precision, order), case.ours(precision, order)]
     runs = interleave(sides, options)
     defaults = label("defaults", "no", "random")
     against_defaults = {name: (defaults, label("toolkit", key, "random")) for key, name in PRECISIONS.items()}
