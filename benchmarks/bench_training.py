@@ -92,13 +92,11 @@ def label(side: str, precision: str, order: str) -> str:
 
 def qa_case(options: argparse.Namespace, folder: Path) -> Case:
     """Returns question answering with MiniLM on rows of SQuAD's lengths."""
-    from transformers import AutoTokenizer
-
     case = Case("qa", "recipes/configs/qa/squad.yaml", options, folder)
-    pretrained = texts.tiny_minilm(folder / "tiny") if options.quick else texts.minilm(options.minilm)
+    pretrained = texts.new_bert(folder / "tiny") if options.quick else texts.minilm(options.minilm)
     for dropout in (True, False):
         case.models[dropout] = texts.with_qa_head(pretrained, folder / f"qa-{dropout}", dropout)
-    words = texts.one_token_words(AutoTokenizer.from_pretrained(pretrained))
+    words = texts.one_token_words(pretrained)
     limit, stride = (96, 32) if options.quick else (384, 128)
     case.flags = ["--max_length", str(limit), "--doc_stride", str(stride)]
     case.settings = ["data.dataset_name=null", f"task.max_length={limit}", f"task.doc_stride={stride}"]

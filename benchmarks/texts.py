@@ -136,13 +136,16 @@ def minilm(given: Path | None) -> Path:
     return folder
 
 
-def one_token_words(tokenizer: Any) -> list[str]:
-    """Returns the words that are one token each."""
-    return sorted(word for word in tokenizer.get_vocab() if len(word) > 2 and word.isascii() and word.isalpha())
+def one_token_words(pretrained: Path) -> list[str]:
+    """Returns the words that are one token each in a pretrained model's tokenizer."""
+    from transformers import AutoTokenizer
+
+    vocabulary = AutoTokenizer.from_pretrained(pretrained).get_vocab()
+    return sorted(word for word in vocabulary if len(word) > 2 and word.isascii() and word.isalpha())
 
 
-def tiny_minilm(folder: Path) -> Path:
-    """Writes a tiny BERT with random weights in MiniLM's place, for quick runs."""
+def new_bert(folder: Path, **sizes: int) -> Path:
+    """Writes a BERT with random weights and its tokenizer, tiny unless sizes are given."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
@@ -159,7 +162,7 @@ def tiny_minilm(folder: Path) -> Path:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )  # fmt: skip
     fast.save_pretrained(folder)
-    BertModel(BertConfig(vocab_size=len(fast), **TINY_BERT)).save_pretrained(folder)
+    BertModel(BertConfig(vocab_size=len(fast), **TINY_BERT | sizes)).save_pretrained(folder)
     return folder
 
 
