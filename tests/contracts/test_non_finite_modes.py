@@ -50,7 +50,10 @@ def test_a_window_left_out_is_as_if_its_rows_were_not_there(tmp_path):
     train("reviews", tmp_path / "other", *same, f"data.train_file={tmp_path / 'fewer.csv'}")
     assert_same_weights(tmp_path / "one", tmp_path / "other")
     one, other = (
-        [{key: value for key, value in line.items() if key not in ("step", "epoch", "non_finite_steps")} for line in each]
+        [
+            {key: value for key, value in line.items() if key not in ("step", "epoch", "non_finite_steps")}
+            for line in each
+        ]
         for each in (lines(tmp_path / "one", "loss"), lines(tmp_path / "other", "loss"))
     )
     assert one == other
