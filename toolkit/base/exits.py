@@ -131,7 +131,8 @@ def unexpected(error: Exception) -> str:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
-            "raise train.gradient_accumulation_steps by the same factor; the results stay the same."
+            "raise train.gradient_accumulation_steps by the same factor, or lower train.max_tokens_per_batch; the "
+            "results stay the same."
         )
     if "parameters that were not used in producing loss" in text:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."

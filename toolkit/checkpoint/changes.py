@@ -65,6 +65,11 @@ def layout_of(saved: Mapping[str, Any]) -> Mesh:
     return Mesh(**{name: saved[f"mesh.{name}"] for name in DIMENSIONS})
 
 
+def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the identity of a saved run with what older versions did not know."""
+    return {BUDGET: None} | dict(saved) | layout(layout_of(saved))
+
+
 def window_rows(identity: Mapping[str, Any]) -> int:
     """Returns the rows of a complete window, over all processes."""
     return int(identity[BATCH]) * (identity[ACCUMULATION] or 1) * layout_of(identity).data_size
@@ -82,7 +87,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
         One message for each setting that differs and may not, sorted by key.
     """
     now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
-    before = dict(saved) | layout(layout_of(saved))
+    before = _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
     changes = [
@@ -96,8 +101,8 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
 
 def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
     """Returns a note if rows or the model are split over the processes in another way than before."""
-    before = dict(saved) | layout(layout_of(saved))
-    if all((before.get(key) or 1) == (current.get(key) or 1) for key in SPLIT):
+    before = _completed(saved)
+    if all((before[key] or 1) == (current.get(key) or 1) for key in SPLIT):
         return None
     return (
         f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import datasets
 
     from toolkit.api.mesh import Mesh
-    from toolkit.config.sections import Config
+    from toolkit.config.sections import Config, TrainConfig
 
 LONG_ROW = 4608
 """Length of a row whose attention costs as much as all other products of a layer, which is six times the hidden size
@@ -161,6 +161,29 @@ def training_budget(
         equal_counts=mesh.fsdp > 1 or parallel.backend == "deepspeed",
         multiple=mesh.pipeline if interleaved else 1,
     )
+
+
+def largest(train: TrainConfig, longest: int) -> int:
+    """Returns the rows of the largest micro-batch: those of the longest rows.
+
+    Args:
+        train: the settings of training.
+        longest: tokens of the longest row.
+    """
+    if train.max_tokens_per_batch is None:
+        return train.per_device_train_batch_size
+    return min(_own_rows(train), max(1, train.max_tokens_per_batch // max(1, longest)))
+
+
+def num_micro_batches(train: TrainConfig, rows: int) -> int:
+    """Returns the micro-batches of `rows` rows in a data rank's part of a window."""
+    if train.max_tokens_per_batch is None:
+        return train.gradient_accumulation_steps or 1
+    return -(-_own_rows(train) // rows)
+
+
+def _own_rows(train: TrainConfig) -> int:
+    return train.per_device_train_batch_size * (train.gradient_accumulation_steps or 1)
 
 
 def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modality: str) -> list[str]:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.data.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
@@ -52,6 +53,7 @@ class Subject:
         batch: a real micro-batch; only its shapes and the values of its masks matter.
         device: the device of the run; kernels differ between devices.
         fused_attention: whether attention is one kernel that does not store the attention weights, as on a GPU.
+        longest: tokens of the longest row, which a token budget divides by.
     """
 
     cfg: Config
@@ -60,11 +62,17 @@ class Subject:
     batch: Batch
     device: torch.device
     fused_attention: bool = False
+    longest: int = 1
 
     @property
     def rows(self) -> int:
         """Rows of the micro-batch."""
         return len(self.batch["row_ids"])
+
+    @property
+    def window(self) -> int:
+        """Micro-batches of a step."""
+        return num_micro_batches(self.cfg.train, self.rows)
 
 
 def simulate(subject: Subject) -> Footprint:
@@ -75,7 +83,7 @@ def simulate(subject: Subject) -> Footprint:
     Raises:
         InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
-    window = subject.cfg.train.gradient_accumulation_steps or 1
+    window = subject.window
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
             model, batch = _model(subject, ledger), _batch(subject, ledger)

@@ -258,6 +258,7 @@ SAVED: dict[str, Any] = {
     "model.name_or_path": None,
     "task.labels": ["a", "b"],
     "train.gradient_accumulation_steps": 3,
+    "train.max_tokens_per_batch": None,
     "train.per_device_train_batch_size": 4,
     "train.strategy": "sync",
     "train.max_steps": 10,
