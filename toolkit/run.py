@@ -145,9 +145,7 @@ def prepared_run(
         memory = MemoryWatch(accelerator.device)
         model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
         model = in_float64(model) if float64 else model
-        model = make_trainable(
-            model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved
-        )
+        model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
