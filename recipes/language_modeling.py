@@ -190,8 +190,8 @@ class LanguageModeling:
             extra |= {"prompts": [row["tokens"] for row in features], "end": separators(processor)[1]}
         labels = pad_labels([labels for _, labels in pairs], inputs["input_ids"])
         # The cache of keys and values is for generation; it would be made, and kept, in every pass.
-        inputs |= {"use_cache": False} if self.causal else {}
-        return {"inputs": inputs, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
+        cache = {"use_cache": False} if self.causal else {}
+        return {"inputs": inputs | cache, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
 
     def _input_and_labels(
         self, row: dict[str, Any], processor: Processor, random: RowRandom

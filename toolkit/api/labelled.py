@@ -1,7 +1,7 @@
 """Where the outputs of a forward pass are needed.
 
-A language model's output head multiplies by the whole vocabulary, mostly at positions without a label: padding, prompts,
-tokens that are not masked. A batch that names its labelled positions lets the head compute their logits only.
+A language model's output head multiplies by the whole vocabulary, mostly at positions without a label: padding,
+prompts, tokens that are not masked. A batch that names its labelled positions lets the head compute their logits only.
 """
 
 from __future__ import annotations

@@ -210,9 +210,8 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = _OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
-        with precision:
-            with logits_at_labels(batch):
-                outputs = model(**batch["inputs"])
+        with precision, logits_at_labels(batch):
+            outputs = model(**batch["inputs"])
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")
         with ledger.naming("logits"):
