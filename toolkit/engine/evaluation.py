@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
@@ -90,7 +91,8 @@ def predict(
         for cpu_batch in loader:
             num_items += float(count_items(task, cpu_batch))
             batch = to_device(cpu_batch, accelerator.device)
-            outputs = model(**batch["inputs"])
+            with logits_at_labels(batch):
+                outputs = model(**batch["inputs"])
             if outputs is not None:  # else the last stage of a pipeline has them
                 loss_sum += float(task.loss_sum(outputs, batch))
                 predictions = task.predict(model, outputs, batch)

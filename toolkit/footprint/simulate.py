@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
@@ -27,6 +28,7 @@ from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
+from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import LAYERDROP, build_model
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
@@ -149,6 +151,7 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
+        head_at_labels(model)
         fast_dropout = is_chosen(cfg.train, subject.device) and not subject.fused_attention
         if fast_dropout:
             use_fast_dropout(model)
@@ -215,7 +218,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = _OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
-        with precision:
+        with precision, logits_at_labels(batch):
             outputs = model(**batch["inputs"])
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")

@@ -15,6 +15,7 @@ from toolkit.models.adapters import add_adapters
 from toolkit.models.compilation import compile_training
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.freezing import freeze
+from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
 
@@ -58,6 +59,8 @@ def make_trainable(
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
     for reason in batch_dependence(model):
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
+    if not cfg.train.torch_compile:  # compiled passes have fixed shapes
+        head_at_labels(model)
     fast_dropout = resolved["train.fast_dropout"]
     if fast_dropout:
         use_fast_dropout(model)
