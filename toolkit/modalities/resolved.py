@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.config.sections import Config
+from toolkit.models.unpadded import choice as unpadded
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,9 @@ class Circumstances:
     mesh: Mesh
 
 
-CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {}
+CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
+    "train.unpadded": lambda c: unpadded.choose(c.cfg, c.model_config, c.device),
+}
 """How each setting is decided, by its dotted key; a setting that is not `auto` is returned as it is."""
 
 

@@ -67,6 +67,8 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
         attn_implementation: the attention that was asked for; None is the model's default.
     """
     kind = config.model_type
+    if getattr(config, "auto_map", None):
+        return Refused("its code comes with the model (trust_remote_code)")
     if kind in FIXED_LENGTH:
         return NothingToGain()
     if kind not in EXACT | ISLANDS:
