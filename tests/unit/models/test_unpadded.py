@@ -256,10 +256,13 @@ def test_which_models_are_covered():
     assert isinstance(of("deberta-v2", conv_kernel_size=3), Refused)
     assert isinstance(of("wav2vec2", head="AudioClassification", layerdrop=0.1), Refused)
     assert isinstance(of("wav2vec2", head="AudioClassification", use_weighted_layer_sum=True), Refused)
-    from transformers import BloomConfig, ViTConfig
+    from transformers import BloomConfig, FalconH1Config, ViTConfig, XLNetConfig
 
     assert coverage(ViTConfig()) == NothingToGain()
-    assert coverage(BloomConfig()) == Refused("models of type bloom have not been compared with and without padding")
+    assert coverage(BloomConfig()) == Refused("its position biases are part of its mask")
+    assert coverage(XLNetConfig()) == Refused("its attention does not use transformers' interface")
+    compared = "models of type falcon_h1 have not been compared with and without padding"
+    assert coverage(FalconH1Config()) == Refused(compared)
 
 
 def test_a_model_is_installed_on_the_attention_of_its_parts():
