@@ -24,13 +24,18 @@ RUNS = {
     "gpt2": ("language_modeling", *GPT2),
     "recomputed": ("translation", "train.activation_checkpointing=full"),
     "lora": ("qa", "model.peft.method=lora"),
-    "prompt": ("language_modeling", "model.peft.method=prompt_tuning", "model.peft.num_virtual_tokens=3"),
+    "prompt": (
+        "language_modeling",
+        "model.peft.method=prompt_tuning",
+        "model.peft.num_virtual_tokens=3",
+        "task.block_size=32",
+    ),
     "tags": ("token_classification",),
     "chat": ("language_modeling/smoke_chat",),
     "summaries": ("summarization",),
 }
 """Recipe and settings of each run."""
-SLOW = ("tags", "chat", "summaries", "gpt2")
+SLOW = ("tags", "chat", "summaries", "gpt2", "prompt", "recomputed", "masked", "speech", "lora")
 EACH = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
 
 
@@ -55,7 +60,7 @@ def test_a_run_without_padding_is_the_run_with_it(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["qa", "translation"])
 def test_an_update_does_not_depend_on_how_its_window_is_cut(name, tmp_path):
-    cuts = {"whole": (6, 1), "rows": (1, 6), "thirds": (2, 3), "uneven": (4, 3)}
+    cuts = {"whole": (64, 1), "rows": (1, 64), "even": (2, 32), "uneven": (5, 13)}
     for cut, (batch, accumulation) in cuts.items():
         run(name, tmp_path / cut, f"train.per_device_train_batch_size={batch}",
             f"train.gradient_accumulation_steps={accumulation}", "train.max_steps=1", "data.max_train_samples=6",
@@ -69,7 +74,7 @@ def test_an_update_does_not_depend_on_how_its_window_is_cut(name, tmp_path):
 def test_a_run_is_not_resumed_with_padding(tmp_path):
     settings = (*SGD, "checkpoint.save_steps=1", "checkpoint.resume=auto")
     train("reviews", tmp_path / "run", *settings, "train.max_steps=1")
-    with pytest.raises(CheckpointError, match="train.unpadded: the run was started with True, now False"):
+    with pytest.raises(CheckpointError, match=r"train\.unpadded: the run was started with"):
         train("reviews", tmp_path / "run", *settings, "train.max_steps=2", "train.unpadded=false")
 
 
@@ -86,7 +91,7 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
     ]
     together = opened.predict(rows)
     alone = [opened.predict([row])[0] for row in rows]
-    assert_close([row["prediction"] for row in together], [row["prediction"] for row in alone], 1e-5)
+    assert_close(together, [{**row, "id": found["id"]} for row, found in zip(alone, together, strict=True)], 1e-4)
 
 
 @pytest.mark.parametrize(

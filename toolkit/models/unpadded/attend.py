@@ -207,11 +207,12 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal:
     """Computes all sequences with torch's kernel for sequences of any lengths."""
     from torch.nn.attention.varlen import varlen_attn
 
-    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
-    ends = [_ends(rows, query.device) for rows in (packing.queries, packing.keys)]
-    longest = max(packing.queries.lengths), max(packing.keys.lengths)
-    window = (-1, 0) if causal else (-1, -1)
-    result = varlen_attn(*flat, *ends, *longest, scale=scale, window_size=window)
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    queries, keys = packing.queries, packing.keys
+    result = varlen_attn(
+        query, key, value, _ends(queries, query.device), _ends(keys, key.device), max(queries.lengths),
+        max(keys.lengths), scale=scale, window_size=(-1, 0) if causal else (-1, -1),
+    )  # fmt: skip
     assert isinstance(result, Tensor)
     return result.unsqueeze(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
@@ -42,10 +43,13 @@ _PADDED = (
     ),
 )
 """With which settings a run is padded."""
-RULES = tuple(
-    Rule(lambda c, when=rule.when: c.train.unpadded is True and when(c), rule.keys, rule.why, rule.instead)
-    for rule in _PADDED
-)
+
+
+def _if_asked_for(rule: Rule) -> Rule:
+    return replace(rule, when=lambda c: c.train.unpadded is True and rule.when(c))
+
+
+RULES = tuple(map(_if_asked_for, _PADDED))
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
 """Fields with the dropout of attention weights."""
