@@ -51,6 +51,9 @@ DIMENSIONS = tuple(Mesh().sizes)
 SPLIT = (BATCH, ACCUMULATION, BUDGET, *(f"mesh.{name}" for name in DIMENSIONS))
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
+UNPADDED = "train.unpadded"
+OLDER = {UNPADDED: False}
+"""What runs of versions without a setting did."""
 
 
 def layout(mesh: Mesh) -> dict[str, int]:
@@ -87,9 +90,11 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
         One message for each setting that differs and may not, sorted by key.
     """
     now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
-    before = _completed(saved)
+    before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
+    if elastic and any(before[key] != now[key] for key in SPLIT):
+        free = (*free, UNPADDED)  # not every way to split a model can leave out padding
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"
         for key in sorted({*before, *now})

@@ -112,6 +112,7 @@ CHECKS = (
     Check("parallel.pipeline", model.pipeline_problems, "model"),
     Check("trainer.args.neftune_noise_alpha", model.noise_problems, "model"),
     Check("train.activation_checkpointing", model.activation_problems, "model"),
+    Check("train.unpadded", model.padding_problems, "model"),
     Check("learning rates of individual parameters", model.rate_problems, "model"),
     Check("the model's processor", model.processor_problems, "inputs"),
     Check("model.config_overrides", model.override_problems, "inputs"),

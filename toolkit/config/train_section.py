@@ -107,6 +107,10 @@ class TrainConfig:
     auto_batch_size: bool = False
     """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
     and the gradient of a step do not change. Evaluation has its own batch size."""
+    unpadded: Literal["auto"] | bool = "auto"
+    """Compute layers on the tokens of a batch only, without its padding. Results stay the same, but dropout draws other
+    random numbers. `auto` turns it on where the model is covered (docs/unpadded.md) and its rows have different
+    lengths, and off on a GPU if attention has dropout or is computed in float32. It also applies to evaluation."""
     torch_compile: bool = False
     """Compile the training pass with `torch.compile`. Results agree only up to rounding."""
     torch_compile_backend: str | None = None

@@ -38,6 +38,10 @@ def load(*overrides: str, **environ: str) -> Config:
 
 ZERO = "parallel.backend=deepspeed parallel.zero_stage="
 CONFLICTS = {
+    "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
+    "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
+    "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
+    "train.unpadded=true parallel.backend=deepspeed": "this has not been compared under DeepSpeed",
     "model.name_or_path=null": "no model is given",
     "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
     "model.from_config.model_type=''": "it needs a model_type",

@@ -196,7 +196,8 @@ def test_dropout_of_attention_is_never_left_out(kind, head, kernel, monkeypatch)
     kept = attend.attention
     monkeypatch.setattr(attend, "attention", lambda *a, **named: rates.append(named["dropout"]) or kept(*a, **named))
     unpadded(**batch(head))
-    assert rates and set(rates) == {0.25}
+    assert rates
+    assert set(rates) == {0.25}
     rates.clear()
     unpadded.eval()(**batch(head))
     assert set(rates) == {0.0}
@@ -243,6 +244,31 @@ def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest,
     assert choose(device, dtype, dropout, plain, longest, 64) == expected
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_kernel_for_any_lengths_gets_every_sequence(causal, monkeypatch):
+    """A stand-in computes what torch documents of `varlen_attn`, which runs on GPUs only."""
+
+    def stand_in(query, key, value, ends, key_ends, longest, longest_key, *, scale, window_size):
+        assert ends.dtype == key_ends.dtype == torch.int32
+        assert (longest, longest_key) == (int(ends.diff().max()), int(key_ends.diff().max()))
+        assert window_size == ((-1, 0) if causal else (-1, -1))
+        parts = []
+        for start, end, first, last in zip(ends[:-1], ends[1:], key_ends[:-1], key_ends[1:], strict=True):
+            heads = [x.transpose(0, 1) for x in (query[start:end], key[first:last], value[first:last])]
+            part = nn.functional.scaled_dot_product_attention(*heads, is_causal=causal, scale=scale)
+            parts.append(part.transpose(0, 1))
+        return torch.cat(parts)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
+    rows = Rows.of(torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool())
+    packing = Packing(rows, rows, causal, None, {})
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    expected = attend.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
+    monkeypatch.setattr(attend, "choose", lambda *_: "varlen")
+    found = attend.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
+    torch.testing.assert_close(found, expected)
+
+
 def test_which_models_are_covered():
     def of(kind, attn=None, head=CLASSIFIER, **settings):
         return coverage(build(kind, head, **settings).config, attn)
@@ -255,10 +281,13 @@ def test_which_models_are_covered():
     assert isinstance(of("deberta-v2", conv_kernel_size=3), Refused)
     assert isinstance(of("wav2vec2", head="AudioClassification", layerdrop=0.1), Refused)
     assert isinstance(of("wav2vec2", head="AudioClassification", use_weighted_layer_sum=True), Refused)
-    from transformers import BloomConfig, ViTConfig
+    from transformers import BloomConfig, FalconH1Config, ViTConfig, XLNetConfig
 
     assert coverage(ViTConfig()) == NothingToGain()
-    assert coverage(BloomConfig()) == Refused("models of type bloom have not been compared with and without padding")
+    assert coverage(BloomConfig()) == Refused("its position biases are part of its mask")
+    assert coverage(XLNetConfig()) == Refused("its attention does not use transformers' interface")
+    compared = "models of type falcon_h1 have not been compared with and without padding"
+    assert coverage(FalconH1Config()) == Refused(compared)
 
 
 def test_a_model_is_installed_on_the_attention_of_its_parts():

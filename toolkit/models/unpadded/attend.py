@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from toolkit.models.unpadded.packing import Packing
 from toolkit.models.unpadded.rows import Rows
@@ -106,7 +105,7 @@ def attention(
     scale: float | None,
 ) -> Tensor:
     """Computes attention of one padded batch, or of one sequence; every sequence of `attend` passes through here."""
-    return scaled_dot_product_attention(
+    return nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
     )
 
@@ -174,7 +173,7 @@ def _together(
 ) -> Tensor:
     """Computes all sequences in one call, padded to the longest."""
     device = query.device
-    queries, keys = _corner(packing.queries, device), _corner(packing.keys, device)
+    queries, keys = _Corner(packing.queries, device), _Corner(packing.keys, device)
     rows, columns = queries.rows.longest, keys.rows.longest
     held = torch.tensor(packing.keys.lengths, device=device)
     mask = (torch.arange(columns, device=device) < held[:, None])[:, None, None]
@@ -189,7 +188,7 @@ def _together(
     return queries.rows.take(result.transpose(1, 2))
 
 
-class _corner:
+class _Corner:
     """The tokens of a batch, moved to the left and padded to the longest sequence."""
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
@@ -208,11 +207,12 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal:
     """Computes all sequences with torch's kernel for sequences of any lengths."""
     from torch.nn.attention.varlen import varlen_attn
 
-    flat = [x[0].transpose(0, 1) for x in (query, key, value)]
-    ends = [_ends(rows, query.device) for rows in (packing.queries, packing.keys)]
-    longest = max(packing.queries.lengths), max(packing.keys.lengths)
-    window = (-1, 0) if causal else (-1, -1)
-    result = varlen_attn(*flat, *ends, *longest, scale=scale, window_size=window)
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    queries, keys = packing.queries, packing.keys
+    result = varlen_attn(
+        query, key, value, _ends(queries, query.device), _ends(keys, key.device), max(queries.lengths),
+        max(keys.lengths), scale=scale, window_size=(-1, 0) if causal else (-1, -1),
+    )  # fmt: skip
     assert isinstance(result, Tensor)
     return result.unsqueeze(0)
 

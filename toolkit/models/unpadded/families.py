@@ -29,6 +29,28 @@ FIXED_LENGTH = frozenset((
 ))  # fmt: skip
 """Model types whose rows all have the same length."""
 
+REASONS = {
+    **dict.fromkeys(
+        ("big_bird", "bigbird_pegasus", "led", "longformer", "longt5", "mra", "nystromformer", "pegasus_x", "reformer",
+         "yoso"),
+        "its attention reads blocks of padded rows",
+    ),
+    **dict.fromkeys(
+        ("bamba", "falcon_mamba", "jamba", "lfm2", "mamba", "mamba2", "olmo_hybrid", "recurrent_gemma", "rwkv",
+         "xlstm", "zamba", "zamba2"),
+        "its layers pass a state from position to position",
+    ),
+    **dict.fromkeys(("bloom", "falcon", "mpt"), "its position biases are part of its mask"),
+    **dict.fromkeys(("gemma2", "vaultgemma"), "its attention caps the scores, which sdpa does not"),
+    **dict.fromkeys(
+        ("codegen", "convbert", "ctrl", "flaubert", "fnet", "fsmt", "funnel", "gptj", "ibert", "megatron-bert",
+         "openai-gpt", "prophetnet", "rembert", "roformer", "sew-d", "squeezebert", "switch_transformers", "xglm",
+         "xlm", "xlnet"),
+        "its attention does not use transformers' interface",
+    ),
+}  # fmt: skip
+"""Why types of models run padded; of others, nothing is known."""
+
 
 @dataclass(frozen=True)
 class Exact:
@@ -67,10 +89,13 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
         attn_implementation: the attention that was asked for; None is the model's default.
     """
     kind = config.model_type
+    if getattr(config, "auto_map", None):
+        return Refused("its code comes with the model (trust_remote_code)")
     if kind in FIXED_LENGTH:
         return NothingToGain()
     if kind not in EXACT | ISLANDS:
-        return Refused(f"models of type {kind} have not been compared with and without padding")
+        unknown = f"models of type {kind} have not been compared with and without padding"
+        return Refused(REASONS.get(kind, unknown))
     if dropped := [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]:
         zeros = ", ".join(f"model.config_overrides.{name}=0" for name in dropped)
         return Refused(f"it skips layers at random, and its first or last one takes padding out or in (set {zeros})")
