@@ -171,9 +171,12 @@ def with_qa_head(pretrained: Path, folder: Path, dropout: bool) -> Path:
     import torch
     from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
+    from toolkit.base.console import quiet_libraries
+
     torch.manual_seed(0)
     without = {} if dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    AutoModelForQuestionAnswering.from_pretrained(pretrained, **without).save_pretrained(folder)
+    with quiet_libraries():
+        AutoModelForQuestionAnswering.from_pretrained(pretrained, **without).save_pretrained(folder)
     AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
     return folder
 
