@@ -25,7 +25,7 @@ from pairs import ROOT, Clock, Runs, Side, calling, compared, interleave, parser
 
 ROWS = (1_000, 10_000, 100_000)
 LENGTHS = (128, 512, 2048)
-PROCESSES = (1, 2)
+PROCESSES = {1: "1 process", 2: "2 processes"}
 TOKENS = 8192
 """Tokens of a step."""
 STEPS, WARM_UP = 6, 2
@@ -109,7 +109,7 @@ def length_sides(options: argparse.Namespace, model: Path, folder: Path) -> list
 def process_sides(options: argparse.Namespace, model: Path, folder: Path) -> list[Side]:
     """Returns a side for each number of processes, with one thread each."""
     length = 32 if options.quick else LENGTHS[0]
-    made = [training(options, model, folder, f"{number} processes", length, number) for number in PROCESSES]
+    made = [training(options, model, folder, name, length, number) for number, name in PROCESSES.items()]
     return [Side(side.name, side.command, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}) for side in made]
 
 

@@ -41,22 +41,27 @@ WARM_UP = 4
 CONFIG = "recipes/configs/qa/squad.yaml"
 
 
-@contextmanager
-def without_guards() -> Iterator[None]:
-    """Takes the guards out of this process.
+def owner_of(place: str) -> tuple[Any, str]:
+    """Returns the module or class of a place, and the name in it."""
+    module, _, name = place.partition(":")
+    *owners, attribute = name.split(".")
+    owner: Any = import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    return owner, attribute
 
-    Raises:
-        AttributeError: if there is none at a place.
-    """
+
+@contextmanager
+def without_guards() -> Iterator[list[str]]:
+    """Takes the guards out of this process, those that this version has, and yields their places."""
     with ExitStack() as replaced:
+        found = []
         for place, neutral in GUARDS.items():
-            module, _, name = place.partition(":")
-            *owners, attribute = name.split(".")
-            owner: Any = import_module(module)
-            for part in owners:
-                owner = getattr(owner, part)
-            replaced.enter_context(patch.object(owner, attribute, neutral))
-        yield
+            owner, attribute = owner_of(place)
+            if hasattr(owner, attribute):
+                replaced.enter_context(patch.object(owner, attribute, neutral))
+                found.append(place)
+        yield found
 
 
 def train(overrides: Sequence[str], guards: bool) -> dict[str, Any]:
@@ -64,11 +69,12 @@ def train(overrides: Sequence[str], guards: bool) -> dict[str, Any]:
     from toolkit.lab.training import trained
 
     steps = Steps()
-    with tempfile.TemporaryDirectory() as folder, nullcontext() if guards else without_guards():
+    with tempfile.TemporaryDirectory() as folder, nullcontext([]) if guards else without_guards() as removed:
         job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
                "overrides": [*STEPS_ONLY, *overrides, f"output_dir={folder}/run"]}  # fmt: skip
         with trained(job, steps):
-            return {"seconds": statistics.median(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
+            seconds = statistics.median(steps.clock.steps(WARM_UP - 1))
+            return {"seconds": seconds, "losses": steps.losses, "removed": removed}
 
 
 def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
@@ -81,8 +87,8 @@ def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
     file = texts.write_rows(made, folder / f"{name}.jsonl")
     settings = [
         "data.dataset_name=null", f"data.train_file={file}", f"model.name_or_path={model}", "task.doc_stride=16",
-        f"task.max_length={limit}", f"train.per_device_train_batch_size={rows // processes}", "train.num_train_epochs=1",
-        "train.mixed_precision=no", "train.dataloader_num_workers=0", "tracking.logging_steps=50",
+        f"task.max_length={limit}", f"train.per_device_train_batch_size={rows // processes}",
+        "train.num_train_epochs=1", "train.mixed_precision=no", "train.dataloader_num_workers=0", "tracking.logging_steps=50",
     ]  # fmt: skip
     made_sides = [
         calling(f"{kind}, {name}", train, overrides=settings, guards=kind == "guards")
@@ -107,15 +113,16 @@ def main() -> None:
         SystemExit: if the losses differ.
     """
     options = read_options(parser(__doc__, pairs=9))
-    cases = {}
+    cases, removed = {}, []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in CASES:
             runs = interleave(sides(name, options, Path(folder)), options)
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
                 raise SystemExit(f"{name}: guards change the losses")
+            removed = runs[f"no guards, {name}"][0]["removed"]
             cases[name] = compared(runs, f"no guards, {name}", f"guards, {name}")
     title = "a step without guards (heartbeat, finite checks, signals), against the same step with them"
-    write("guards", "guards", title, {**cases["large"], "case": "large", "cases": cases}, options)
+    write("guards", "guards", title, {**cases["large"], "case": "large", "cases": cases, "removed": removed}, options)
 
 
 if __name__ == "__main__":

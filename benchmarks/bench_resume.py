@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from bench_start import median_and_range, seconds_to_line
+from bench_start import median_and_range, seconds_to_step
 from pairs import ROOT, calling, parser, read_options, run, write
 
 if TYPE_CHECKING:
@@ -43,16 +43,16 @@ class StopAfter:
         """Ends the run once the last step is over.
 
         Raises:
-            Reached: then.
+            ReachedError: then.
         """
         if step > self.last:
-            raise Reached
+            raise ReachedError
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
         """Does nothing."""
 
 
-class Reached(Exception):
+class ReachedError(Exception):
     """The checkpoint is written."""
 
 
@@ -72,7 +72,7 @@ def write_checkpoint(overrides: Sequence[str], step: int) -> dict[str, Any]:
         try:
             with trained(job, StopAfter(step)):
                 pass
-        except Reached:
+        except ReachedError:
             return {"seconds": 0.0}
     raise AssertionError("the run ended before its checkpoint")
 
@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]
                 resume, first = "auto", step + 1
             place.mkdir(exist_ok=True)
             whole = [*command, f"output_dir={place}", f"checkpoint.resume={resume}"]
-            times.append(seconds_to_line(whole, place / "metrics.jsonl", options, first))
+            times.append(seconds_to_step(whole, place / "metrics.jsonl", options, first))
             print(f"round {number} of {options.pairs}: {name}: {times[-1]:.3f} s", file=sys.stderr, flush=True)
     return {name: times[1:] for name, times in found.items()}
 
