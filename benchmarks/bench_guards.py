@@ -82,7 +82,7 @@ def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
     sizes, rows, limit, steps, processes = CASES[name]
     rows, limit, steps = (2, 48, 2) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{name}-base", **sizes)
-    model = texts.with_qa_head(pretrained, folder / name, dropout=False)
+    model = texts.with_head(pretrained, folder / name, dropout=False)
     made = texts.qa_rows(texts.one_token_words(pretrained), WARM_UP + steps, rows, "random", limit)
     file = texts.write_rows(made, folder / f"{name}.jsonl")
     settings = [
