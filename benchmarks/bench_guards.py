@@ -88,7 +88,8 @@ def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
     settings = [
         "data.dataset_name=null", f"data.train_file={file}", f"model.name_or_path={model}", "task.doc_stride=16",
         f"task.max_length={limit}", f"train.per_device_train_batch_size={rows // processes}",
-        "train.num_train_epochs=1", "train.mixed_precision=no", "train.dataloader_num_workers=0", "tracking.logging_steps=50",
+        "train.num_train_epochs=1", "train.mixed_precision=no", "train.dataloader_num_workers=0",
+        "tracking.logging_steps=50",
     ]  # fmt: skip
     made_sides = [
         calling(f"{kind}, {name}", train, overrides=settings, guards=kind == "guards")

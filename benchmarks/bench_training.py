@@ -248,9 +248,7 @@ def main() -> None:
     made = parser(__doc__, pairs=3)
     made.add_argument("--case", choices=list(CASES), nargs="+", default=list(CASES))
     made.add_argument("--minilm", type=Path, help=f"folder of the pretrained MiniLM (default: ${texts.MINILM})")
-    made.add_argument(
-        "--steps", type=int, help="measured steps (default: 8 for qa, 48 for translation, 24 for reviews)"
-    )
+    made.add_argument("--steps", type=int, help="measured steps (default: 8, translation 48, reviews 24)")
     made.add_argument("--max-tokens", type=int, default=4096, help="token budget of the toolkit's micro-batches")
     options = read_options(made)
     for name in options.case:
