@@ -42,9 +42,10 @@ def test_a_side_may_be_a_function(capsys) -> None:
 
 
 def test_a_side_that_fails_ends_the_benchmark_with_its_output() -> None:
-    with pytest.raises(SystemExit, match="broken: ended with 3 and 0 results\n\\s*no luck"):
-        code = "import sys; print('no luck', file=sys.stderr); sys.exit(3)"
-        pairs.run(pairs.Side("broken", [sys.executable, "-c", code]), options())
+    code = "import sys; print('no luck', file=sys.stderr); sys.exit(3)"
+    side = pairs.Side("broken", [sys.executable, "-c", code])
+    with pytest.raises(SystemExit, match=r"broken: ended with 3 and 0 results\s*no luck"):
+        pairs.run(side, options())
 
 
 def test_ratios_are_per_pair() -> None:

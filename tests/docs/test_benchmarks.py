@@ -58,6 +58,6 @@ def test_a_result_is_rendered_with_its_range_and_machine(render, tmp_path, monke
     assert "| main | **1.40x** (1.30 to 1.50, 3 pairs) |" in details
     assert "**1.50 s** (1.00 to 2.00, 4 runs)" in details
     assert "tuned 1.0e-07" in details
-    assert "amx\\_bf16, 2 threads, wall-clock time; torch 2, transformers 5; commit 0123456789ab" in details
+    assert "A CPU with amx_bf16, 2 threads, wall-clock time; torch 2, transformers 5; commit 0123456789ab" in details
     assert "| P2 | a \\| b | main | **1.40x** (1.30 to 1.50, 3 pairs) |" in render.summary()
     assert "P10" not in render.summary()
