@@ -31,9 +31,9 @@ MODELS = {"small": (SMALL, 8, 64, 150), "large": (LARGE, 16, 192, 8)}
 def sides(size: str, options: argparse.Namespace, folder: Path) -> list[Side]:
     """Returns the bare loop, the toolkit's loop and its Trainer engine for a size of model."""
     sizes, rows, limit, steps = MODELS[size]
-    steps = 3 if options.quick else steps
+    rows, limit, steps = (2, 48, 3) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{size}-base", **sizes)
-    model = texts.with_qa_head(pretrained, folder / size, dropout=False)
+    model = texts.with_head(pretrained, folder / size, dropout=False)
     made = texts.qa_rows(texts.one_token_words(pretrained), WARM_UP + steps, rows, "random", limit)
     file = texts.write_rows(made, folder / f"{size}.jsonl")
     settings = [

@@ -9,6 +9,7 @@ disk cache. The first step is the first line of `metrics.jsonl`, for a new small
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -40,8 +41,14 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def seconds_to_line(command: Sequence[str], metrics: Path, options: argparse.Namespace, lines: int = 1) -> float:
-    """Runs a training until `metrics.jsonl` has a number of lines, ends it, and returns the seconds.
+def last_step(metrics: Path) -> int:
+    """Returns the step of the last complete line of a `metrics.jsonl`, 0 without one."""
+    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1] if metrics.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
+def seconds_to_step(command: Sequence[str], metrics: Path, options: argparse.Namespace, step: int = 1) -> float:
+    """Runs a training until its `metrics.jsonl` has a step, ends it, and returns the seconds.
 
     Raises:
         SystemExit: if the training ends before.
@@ -51,7 +58,7 @@ def seconds_to_line(command: Sequence[str], metrics: Path, options: argparse.Nam
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    while not (metrics.exists() and metrics.read_text(encoding="utf-8").count("\n") >= lines):
+    while last_step(metrics) < step:
         if process.poll() is not None or time.perf_counter() - begin > LONGEST:
             process.kill()
             raise SystemExit(f"{' '.join(command)}: no step\n{process.communicate()[1][-2000:]}")
@@ -82,7 +89,7 @@ def once(name: str, folder: Path, options: argparse.Namespace) -> float:
     command = [sys.executable, "-m", "toolkit", *arguments]
     if code is not None:
         return seconds_to_end(command, code, options)
-    return seconds_to_line([*command, f"output_dir={folder}"], folder / "metrics.jsonl", options)
+    return seconds_to_step([*command, f"output_dir={folder}"], folder / "metrics.jsonl", options)
 
 
 def median_and_range(seconds: Sequence[float]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""P1, P2, P3: training of question answering and translation against scripts on `transformers.Trainer`.
+"""P1, P2, P3, and classification of texts: training against scripts on `transformers.Trainer`.
 
     python benchmarks/bench_training.py --case qa --minilm FOLDER [--pairs 3] [--steps 8]
     python benchmarks/bench_training.py --case translation [--pairs 3]
+    python benchmarks/bench_training.py --case reviews --minilm FOLDER [--pairs 3]
 
 The scripts (benchmarks/scripts) do what the library's examples do, with defaults, or tuned by hand: padding to the
 longest row of a batch, rows of similar length together, bfloat16, the fused optimizer. All sides train on the same rows
@@ -95,13 +96,27 @@ def qa_case(options: argparse.Namespace, folder: Path) -> Case:
     case = Case("qa", "recipes/configs/qa/squad.yaml", options, folder)
     pretrained = texts.new_bert(folder / "tiny") if options.quick else texts.minilm(options.minilm)
     for dropout in (True, False):
-        case.models[dropout] = texts.with_qa_head(pretrained, folder / f"qa-{dropout}", dropout)
+        case.models[dropout] = texts.with_head(pretrained, folder / f"qa-{dropout}", dropout)
     words = texts.one_token_words(pretrained)
     limit, stride = (96, 32) if options.quick else (384, 128)
     case.flags = ["--max_length", str(limit), "--doc_stride", str(stride)]
     case.settings = ["data.dataset_name=null", f"task.max_length={limit}", f"task.doc_stride={stride}"]
     for order in texts.ORDERS:
         case.add(order, texts.qa_rows(words, case.batches, case.size, order, limit))
+    return case
+
+
+def reviews_case(options: argparse.Namespace, folder: Path) -> Case:
+    """Returns classification of short texts with MiniLM."""
+    case = Case("reviews", "recipes/configs/reviews/customer_reviews.yaml", options, folder)
+    pretrained = texts.new_bert(folder / "tiny") if options.quick else texts.minilm(options.minilm)
+    for dropout in (True, False):
+        place = folder / f"reviews-{dropout}"
+        case.models[dropout] = texts.with_head(pretrained, place, dropout, "AutoModelForSequenceClassification")
+    case.settings = ["data.validation_file=null"]
+    for order in texts.ORDERS:
+        rows = texts.review_rows(texts.one_token_words(pretrained), case.batches, case.size, order)
+        case.add(order, rows)
     return case
 
 
@@ -208,7 +223,23 @@ def translation(options: argparse.Namespace, folder: Path) -> None:
     write("p3_translation", "P3", title, result(runs, "fp32 against defaults", pairs, case, check), options)
 
 
-CASES = {"qa": (qa, 16, 8), "translation": (translation, 64, 48)}
+def reviews(options: argparse.Namespace, folder: Path) -> None:
+    """Measures classification of texts."""
+    case = reviews_case(options, folder)
+    check = loss_check(case, [])
+    sides = [case.script("defaults", "no", "random"), case.script("tuned", "bf16", "grouped")]
+    sides += [case.ours("bf16", order) for order in texts.ORDERS]
+    runs = interleave(sides, options)
+    ours = {order: label("toolkit", "bf16", order) for order in texts.ORDERS}
+    pairs = {
+        "against defaults": (label("defaults", "no", "random"), ours["random"]),
+        "grouped, against tuned": (label("tuned", "bf16", "grouped"), ours["grouped"]),
+    }
+    title = "classification of texts (MiniLM): `run_classification.py`, against the toolkit"
+    write("reviews", "reviews", title, result(runs, "against defaults", pairs, case, check), options)
+
+
+CASES = {"qa": (qa, 16, 8), "translation": (translation, 64, 48), "reviews": (reviews, 16, 24)}
 """Function, rows of a batch and measured steps of each case."""
 
 
@@ -217,7 +248,7 @@ def main() -> None:
     made = parser(__doc__, pairs=3)
     made.add_argument("--case", choices=list(CASES), nargs="+", default=list(CASES))
     made.add_argument("--minilm", type=Path, help=f"folder of the pretrained MiniLM (default: ${texts.MINILM})")
-    made.add_argument("--steps", type=int, help="measured steps (default 8 for qa, 48 for translation)")
+    made.add_argument("--steps", type=int, help="measured steps (default: 8, translation 48, reviews 24)")
     made.add_argument("--max-tokens", type=int, default=4096, help="token budget of the toolkit's micro-batches")
     options = read_options(made)
     for name in options.case:

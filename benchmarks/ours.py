@@ -59,15 +59,15 @@ def train(recipe: str, config: str, overrides: Sequence[str], warm_up: int) -> d
         warm_up: steps that are not counted.
 
     Returns:
-        The `seconds` of the other steps together, and the `losses` of all.
+        The `seconds` of the other steps together, the `losses` of all, and the memory of training, in MiB.
     """
     from toolkit.lab.training import trained
 
     steps = Steps()
     job = {"recipe": str(ROOT / "recipes" / f"{recipe}.py"), "config": str(ROOT / config), "overrides": overrides}
-    with trained(job, steps):
-        measured = steps.clock.steps(warm_up - 1)
-        return {"seconds": sum(measured), "steps": len(measured), "losses": steps.losses}
+    with trained(job, steps) as (_, result):
+        measured, mib = steps.clock.steps(warm_up - 1), result.memory.train_peak / 2**20
+        return {"seconds": sum(measured), "steps": len(measured), "losses": steps.losses, "mib": mib}
 
 
 def recipe_side(name: str, recipe: str, config: str, overrides: Sequence[str], folder: Path, warm_up: int) -> Side:

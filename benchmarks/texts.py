@@ -23,6 +23,8 @@ QUESTION = 11
 ANSWER = 3
 SPECIAL = 3
 """Special tokens of BERT's pair of texts."""
+REVIEW = (40, 25, 5, 126)
+"""Words of a review: mean, standard deviation, smallest, largest."""
 WORDS = (13, 4, 4, 36)
 """Words of a caption, as in Multi30k."""
 MINILM = "BENCH_MINILM"
@@ -97,6 +99,17 @@ def qa_rows(words: list[str], batches: int, size: int, order: str, limit: int = 
     return [{"id": str(number), **row} for number, row in enumerate(rows)]
 
 
+def review_rows(words: list[str], batches: int, size: int, order: str) -> list[Row]:
+    """Returns short texts with one of two classes."""
+    source = random.Random(29)
+
+    def draw() -> Row:
+        text = source.choices(words, k=bounded(source, *REVIEW))
+        return {"text": " ".join(text), "label": source.choice(("negative", "positive"))}
+
+    return ordered(draw, lambda row: row["text"].count(" "), batches, size, order)
+
+
 def caption_rows(batches: int, size: int, order: str) -> list[Row]:
     """Returns pairs of captions in two made-up languages, whose words are as frequent as those of a natural one."""
     source = random.Random(23)
@@ -166,15 +179,18 @@ def new_bert(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-def with_qa_head(pretrained: Path, folder: Path, dropout: bool) -> Path:
-    """Writes a pretrained encoder with a new head for question answering, from which all sides start."""
+def with_head(pretrained: Path, folder: Path, dropout: bool, auto_model: str = "AutoModelForQuestionAnswering") -> Path:
+    """Writes a pretrained encoder with a new head, from which all sides start."""
     import torch
-    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+    import transformers
+
+    from toolkit.base.console import quiet_libraries
 
     torch.manual_seed(0)
     without = {} if dropout else {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    AutoModelForQuestionAnswering.from_pretrained(pretrained, **without).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
+    with quiet_libraries():
+        getattr(transformers, auto_model).from_pretrained(pretrained, **without).save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(pretrained).save_pretrained(folder)
     return folder
 
 

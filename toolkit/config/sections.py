@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive, Size
+from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive, Room
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.train_section import TrainConfig
 
@@ -132,7 +132,7 @@ class DataConfig:
     """Maximum number of examples of each evaluation set; the first ones are used."""
     preprocessing_num_workers: Positive | None = None
     """Number of processes that preprocess rows; null uses the training process."""
-    media_cache: Literal["auto", 0] | Size = "auto"
+    media_cache: Room = "auto"
     """How much of images and audio is kept after it was decoded, for later epochs and evaluations of the run, for
     instance `20GiB`, on each machine. It is in a file in the temporary folder, which nothing else sees and which is
     gone after the run. `auto` is a quarter of the free memory or of the free space there; 0 decodes every time."""

@@ -128,7 +128,7 @@ class KeptRows:
         return array
 
 
-def keep_rows(sizes: dict[str, int], setting: str | int, accelerator: Accelerator) -> dict[str, KeptRows]:
+def keep_rows(sizes: dict[str, int], setting: str, accelerator: Accelerator) -> dict[str, KeptRows]:
     """Creates the kept rows of a run, which the processes of a node share.
 
     Args:
@@ -139,7 +139,7 @@ def keep_rows(sizes: dict[str, int], setting: str | int, accelerator: Accelerato
     Returns:
         The kept rows by name of the set; none if the setting is 0, or if no temporary file can be made.
     """
-    if setting == 0:
+    if setting == "0":
         return {}
     file = _shared_file(accelerator)
     if file is None:
@@ -150,12 +150,12 @@ def keep_rows(sizes: dict[str, int], setting: str | int, accelerator: Accelerato
     return {name: KeptRows(arrays, first) for name, first in zip(sizes, firsts, strict=False)}
 
 
-def limit_of(setting: str | int, folder: Path) -> int:
-    """Returns a value of `data.media_cache` in bytes."""
+def limit_of(setting: str, folder: Path) -> int:
+    """Returns a value of `data.media_cache` other than 0 in bytes."""
     if setting == "auto":
         space = os.statvfs(folder)
         return min(space.f_bavail * space.f_frsize, free_memory()) // SHARE
-    return int(str(setting)[:-3]) * UNITS[str(setting)[-3:]] if setting else 0
+    return int(setting[:-3]) * UNITS[setting[-3:]]
 
 
 def _shared_file(accelerator: Accelerator) -> int | None:
