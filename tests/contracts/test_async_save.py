@@ -214,11 +214,12 @@ def test_a_copy_has_the_size_that_was_estimated(tmp_path, monkeypatch):
 
     def measured(self, plans):
         found = begin(self, plans)
-        sizes.append(sum(value.nbytes for value in self._kept.values()))
+        sizes.append(self.size)
         return found
 
     monkeypatch.setattr(snapshot.Snapshot, "begin", measured)
-    train("reviews", tmp_path / "run", *FEW, "train.max_steps=4", "train.optim=adamw_torch")
+    result = train("reviews", tmp_path / "run", *FEW, "train.max_steps=4", "train.optim=adamw_torch")
+    assert result.memory.checkpoint_copy == sizes[0]
     assert sizes[0] == sizes[1] == pytest.approx(estimates[0], rel=0.01)
 
 

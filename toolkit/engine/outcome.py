@@ -10,7 +10,9 @@ from toolkit.optim.state import state_bytes
 from toolkit.tracking.tracker import Tracker
 
 
-def outcome(context: TrainingContext, evaluator: Evaluator, meter: ProgressMeter, tracker: Tracker) -> FitResult:
+def outcome(
+    context: TrainingContext, evaluator: Evaluator, meter: ProgressMeter, tracker: Tracker, copy_bytes: int
+) -> FitResult:
     """Evaluates the final model and returns the result. Every rank must call it.
 
     Args:
@@ -18,6 +20,7 @@ def outcome(context: TrainingContext, evaluator: Evaluator, meter: ProgressMeter
         evaluator: evaluates all evaluation sets.
         meter: its sums of losses and times.
         tracker: receives the metrics of the test rows, and the figures of the strategy and the callbacks.
+        copy_bytes: memory of the copy of a checkpoint.
     """
     run, state = context.run, context.state
     place = {"step": state.step, "epoch": context.epoch}
@@ -37,6 +40,6 @@ def outcome(context: TrainingContext, evaluator: Evaluator, meter: ProgressMeter
         best_step=state.best_step,
         train_seconds=meter.seconds,
         items_per_second=meter.items_per_second,
-        memory=run.memory.use(context.bare_model, state_bytes(context.optimizer)),
+        memory=run.memory.use(context.bare_model, state_bytes(context.optimizer), copy_bytes),
         further=further,
     )

@@ -251,7 +251,7 @@ class Session:
         for callback in self.callbacks:
             callback.finish()
         refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
-        return outcome(self.context, self.evaluator, self.meter, self.tracker)
+        return outcome(self.context, self.evaluator, self.meter, self.tracker, self.checkpointer.copy_bytes)
 
     def _pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""
