@@ -158,13 +158,17 @@ def prepared_run(
             install(model)
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
         strategy = build_strategy(cfg, accelerator, mesh)
-        prepared = Run(
+        yield _resolved(Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             resolved=inputs.resolved,
             retry=retry,
-        )  # fmt: skip
-        prepared = replace(prepared, resolved={**inputs.resolved, ASYNC_SAVE: saves_in_background(prepared)})
-        on_main(accelerator, write_resolved, prepared)
-        yield prepared
+        ))  # fmt: skip
+
+
+def _resolved(run: Run) -> Run:
+    """Decides what settings of `auto` become that depend on the memory that the built model leaves."""
+    run = replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
+    on_main(run.accelerator, write_resolved, run)
+    return run

@@ -1,4 +1,4 @@
-"""Kills runs while a checkpoint is written: `python killed_saves.py OUTPUT_DIR KILLS SEED PROCESSES [section.key=value]`.
+"""Kills runs in a save: `python killed_saves.py OUTPUT_DIR KILLS SEED PROCESSES [section.key=value ...]`.
 
 Ranks are forked from this process, which has imported everything and started no thread, and their writing is slowed.
 Prints as JSON how many were killed, and how many of these with a checkpoint in flight.

@@ -26,6 +26,7 @@ class MemoryUse:
         baseline: use before the model was built, libraries and rows included.
         train_peak: peak of the training steps above the baseline, weights included.
         peak: peak of the process since then, baseline included.
+        checkpoint_copy: the copy of a checkpoint that is written during training, on a CPU.
     """
 
     parameters: int
@@ -34,11 +35,13 @@ class MemoryUse:
     baseline: int
     train_peak: int
     peak: int
+    checkpoint_copy: int = 0
 
     @property
     def rest(self) -> int:
         """The remaining memory of training steps: activations, batches and the libraries' working memory."""
-        return max(0, self.train_peak - self.parameters - self.gradients - self.optimizer_state)
+        states = self.parameters + self.gradients + self.optimizer_state + self.checkpoint_copy
+        return max(0, self.train_peak - states)
 
 
 class MemoryWatch:
@@ -77,12 +80,13 @@ class MemoryWatch:
             self._train_peak = max(self._train_peak, peak_memory_bytes(self.device))
             self._training = False
 
-    def use(self, model: nn.Module, optimizer_state: int) -> MemoryUse:
+    def use(self, model: nn.Module, optimizer_state: int, checkpoint_copy: int = 0) -> MemoryUse:
         """Returns the memory use so far.
 
         Args:
             model: the model, whose parameters and buffers are counted.
             optimizer_state: bytes of its optimizer's state.
+            checkpoint_copy: bytes of CPU memory of the copy of a checkpoint.
         """
         return MemoryUse(
             parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
@@ -91,6 +95,7 @@ class MemoryWatch:
             baseline=self.baseline,
             train_peak=max(0, self._train_peak - self.baseline),
             peak=self.peak,
+            checkpoint_copy=checkpoint_copy if self.device.type == "cpu" else 0,
         )
 
 
@@ -176,6 +181,7 @@ MEMORY = {
     "parameters": "weights and buffers",
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
+    "checkpoint_copy": "copy of a checkpoint",
     "rest": "activations and the rest",
     "train_peak": "peak of training steps",
 }

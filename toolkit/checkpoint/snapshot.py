@@ -55,6 +55,11 @@ class Snapshot:
         self._kept: dict[Key, Tensor] = {}
         self._stream: torch.cuda.Stream | None = None
 
+    @property
+    def size(self) -> int:
+        """Memory of the copies, in bytes."""
+        return sum(copy.nbytes for copy in self._kept.values())
+
     def begin(self, plans: Sequence[Plan]) -> tuple[list[Plan], Copy]:
         """Begins to copy the values of plans; the copies of the snapshot before must not be needed any more.
 

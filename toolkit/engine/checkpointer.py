@@ -74,6 +74,11 @@ class Checkpointer:
         return max(filter(None, (self._written_at, self._background.written_at)), default=None)
 
     @property
+    def copy_bytes(self) -> int:
+        """Memory of the copy of a checkpoint on this process, in bytes."""
+        return self._snapshot.size
+
+    @property
     def is_saved(self) -> bool:
         """Whether the newest checkpoint is of this step and records whether training ended with it."""
         state = self._context.state

@@ -30,9 +30,9 @@ from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
+from toolkit.engine.outcome import outcome
 from toolkit.engine.parts import splitter
 from toolkit.engine.updates import UpdateGuard
-from toolkit.optim.state import state_bytes
 from toolkit.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -257,30 +257,8 @@ class Session:
         for callback in self.callbacks:
             callback.finish()
         refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
-        return self._result()
-
-    def _result(self) -> FitResult:
-        run, state = self.run, self.state
-        place = {"step": state.step, "epoch": self.context.epoch}
-        evaluations = {name: found for name in run.data.evals if (found := self.evaluator.evaluate(name)) is not None}
-        if test := evaluations.get("test"):
-            self.tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-        further = self.strategy.exchanged() | self.updates.metrics()
-        for callback in self.callbacks:
-            further |= callback.final_metrics()
-        if further:
-            self.tracker.log(place | further)
-        return FitResult(
-            steps=state.step,
-            train_loss=self.meter.train_loss,
-            evaluations=evaluations,
-            best=state.best_metric,
-            best_step=state.best_step,
-            train_seconds=self.meter.seconds,
-            items_per_second=self.meter.items_per_second,
-            memory=run.memory.use(self.context.bare_model, state_bytes(self.context.optimizer)),
-            further=further,
-        )
+        copy_bytes, left_out = self.checkpointer.copy_bytes, self.updates.metrics()
+        return outcome(self.context, self.evaluator, self.meter, self.tracker, copy_bytes, left_out)
 
     def _pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""

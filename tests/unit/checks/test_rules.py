@@ -169,6 +169,7 @@ CONFLICTS = {
     "parallel.pipeline=2 model.peft.method=prompt_tuning train.gradient_accumulation_steps=2": "virtual tokens are",
     "parallel.backend=deepspeed": "DeepSpeed is used for ZeRO only; set parallel.zero_stage to 1, 2 or 3",
     f"{ZERO}1 train.non_finite=skip": "DeepSpeed keeps the gradient of a window until it has updated; set",
+    f"{ZERO}2 checkpoint.async_save=true": "set checkpoint.async_save to auto or false, or set parallel.backend",
     f"{ZERO}3 parallel.fsdp=2": "splits over all processes; remove parallel.fsdp, parallel.tensor and",
     f"{ZERO}2 parallel.replicas=2": "so there are no replicas; remove parallel.replicas",
     f"{ZERO}2 parallel.reshard_after_forward=false": "DeepSpeed's stage decides when parameters are freed",
