@@ -47,6 +47,9 @@ class Retry:
     count: int = 0
 
 
+FIRST_TRY = Retry()
+
+
 class Observer(Protocol):
     """Observes a run without changing it, as certificates do."""
 
@@ -104,7 +107,7 @@ class Run:
     strategy: Strategy
     best: Score
     observer: Observer | None = None
-    retry: Retry = Retry()
+    retry: Retry = FIRST_TRY
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,6 @@ def evaluation_loader(
     lengths = np.asarray(features["length"][:])
     # Processes that gather parameters from one another must make the same number of passes.
     batches = evaluation_batches(
-        lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size, equally_many=mesh.fsdp > 1
+        lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size, equally_many=mesh.is_split
     )
     return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)

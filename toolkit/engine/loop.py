@@ -8,6 +8,7 @@ from itertools import islice
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
+from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
 from toolkit.optim.optimizers import build_optimizer
@@ -25,6 +26,7 @@ def fit(run: Run) -> FitResult:
         model, optimizer = accelerator.prepare(run.model, optimizer)
         session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)
         session.restore()
+        session.catch_up(session.evaluate)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:
@@ -45,7 +47,7 @@ def fit(run: Run) -> FitResult:
                     bar.update()
                     if session.context.over:
                         break
-        return session.finish()
+        return finish(session)
 
 
 def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:

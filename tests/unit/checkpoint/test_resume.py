@@ -290,8 +290,14 @@ def test_free_settings_may_change() -> None:
         "train.gradient_accumulation_steps",
         "data.fingerprint.train",
         "num_processes",
-        *(key for key in SAVED if key.startswith("train.") and "max" not in key and "num" not in key
-          and key not in ("train.heartbeat_timeout", "train.non_finite")),
+        *(
+            key
+            for key in SAVED
+            if key.startswith("train.")
+            and "max" not in key
+            and "num" not in key
+            and key not in ("train.heartbeat_timeout", "train.non_finite")
+        ),
     }
     current = {key: value if key in kept else "changed" for key, value in SAVED.items()}
     del current["data.fingerprint.validation"]
