@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import FitResult, Observer, Retry, Run, best_metric
+from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, warn
 from toolkit.base.exits import leave_group
@@ -31,6 +31,7 @@ from toolkit.distributed.heartbeat import heartbeat
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.signals import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
@@ -69,7 +70,7 @@ def run(
     Raises:
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
-    damaged, retry = dict[Path, str](), Retry()
+    damaged, retry = dict[Path, str](), FIRST_TRY
     while True:
         try:
             with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
@@ -94,19 +95,21 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
         The result; its figures are the same on every process.
 
     Raises:
-        ToolkitError: if the run fails.
+        ToolkitError: if the run fails or is stopped.
     """
-    result = fit(run)
-    run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
-    result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
-    result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
-    if not ends_process:
-        on_main(run.accelerator, write_results, run, result)
-    else:
-        leave_group()
-        if run.accelerator.is_main_process:
-            write_results(run, result)
-    return result
+    has_checkpoints = run.cfg.checkpoint.save_steps is not None
+    with DeferredStop("Finish it with checkpoint.resume=auto." if has_checkpoints else "") as stop:
+        result = fit(run)
+        run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
+        result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
+        result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
+        if not ends_process:
+            on_main(run.accelerator, write_results, run, result, stop.model_is_kept)
+        else:
+            leave_group()
+            if run.accelerator.is_main_process:
+                write_results(run, result, stop.model_is_kept)
+        return result
 
 
 @contextmanager
@@ -117,7 +120,7 @@ def prepared_run(
     observer: Observer | None = None,
     skip: Mapping[Path, str] = NOTHING,
     float64: bool = False,
-    retry: Retry = Retry(),
+    retry: Retry = FIRST_TRY,
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model.
 

@@ -209,7 +209,11 @@ def _free_port() -> int:
 
 def _rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
     return {
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)},
-        **{"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }

@@ -47,6 +47,9 @@ class Retry:
     count: int = 0
 
 
+FIRST_TRY = Retry()
+
+
 class Observer(Protocol):
     """Observes a run without changing it, as certificates do."""
 
@@ -106,7 +109,7 @@ class Run:
     best: Score
     observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
-    retry: Retry = Retry()
+    retry: Retry = FIRST_TRY
 
     @property
     def unpadded(self) -> bool:

@@ -27,6 +27,8 @@ class TrainState:
     """Items of all training lines of the run, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
+    evaluation_is_due: bool = False
+    """Whether a stop signal ended the evaluation after this step, which the resumed run does first."""
     ended: bool = False
     """Whether a callback ended training before the last planned step."""
     skipped_steps: int = 0

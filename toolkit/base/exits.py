@@ -74,7 +74,7 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        raise Interrupted(stopped.what, resume, stopped.number) from None
+        raise Interrupted(stopped.what, resume if stopped.resume else "", stopped.number) from None
     except KeyboardInterrupt:
         raise Interrupted("Stopped by Ctrl-C.", resume, signal.SIGINT) from None
 

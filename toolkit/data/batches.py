@@ -232,7 +232,7 @@ def evaluation_loader(
         cfg.eval.per_device_eval_batch_size,
         mesh.data_rank,
         mesh.data_size,
-        equally_many=mesh.fsdp > 1,
+        equally_many=mesh.is_split,
         max_tokens=cfg.eval.max_tokens_per_batch,
     )
     random = RowRandom(cfg.seed, epoch=-1)

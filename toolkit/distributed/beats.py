@@ -58,6 +58,7 @@ class Beat:
         left: whether it needs no collectives any more.
         counts: number of collectives that it entered, by process group.
         stalled: why the run must end, by rank.
+        stop: the stop signal that it received, or 0.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class Beat:
     left: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     stalled: dict[int, str] = field(default_factory=dict)
+    stop: int = 0
 
 
 class Beats:

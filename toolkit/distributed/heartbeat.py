@@ -1,6 +1,7 @@
 """Finds ranks that have died, are stopped, or do not come to a collective without computing, and ends the run.
 
-A thread in each rank tells the others every moment for how long this rank has been idle. A rank that computes, reads or
+A thread in each rank tells the others every moment for how long this rank has been idle, and which stop signal it has
+received, so that all can abandon an evaluation in which they do not meet. A rank that computes, reads or
 writes is never ended, however long it takes; nor is one that works for all others, which may wait for a network.
 """
 
@@ -23,6 +24,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.base.vitals import Activity, Neighbour, end_children, has_task_for_all, waits_for_others
 from toolkit.distributed import stacks
 from toolkit.distributed.beats import Beat, Beats, Peer
+from toolkit.distributed.signals import active_stop
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -128,8 +130,9 @@ class _Watch:
             if not dist.is_initialized():  # the ranks have left the group in agreement
                 self._leave()
                 return
-            waits = waits_for_others(self._main)
-            own = Beat(self.rank, activity.tick(elapsed), waits, has_task_for_all(), counts=_counts())
+            waits, stop = waits_for_others(self._main), active_stop()
+            received = stop.received if stop else 0
+            own = Beat(self.rank, activity.tick(elapsed), waits, has_task_for_all(), counts=_counts(), stop=received)
             self._beats.send(own)
             self.ranks[self.rank].beat = own
             if stalled := self._judge(elapsed):
@@ -139,6 +142,8 @@ class _Watch:
         seen = self.ranks[beat.rank]
         if not seen.beat.left:
             seen.beat, seen.heard, seen.silent = beat, True, 0.0
+        if beat.stop and (stop := active_stop()):
+            stop.receive(beat.stop)
         if beat.stalled:
             self._end(beat.stalled)
 

@@ -84,6 +84,10 @@ class Checkpointer:
         state = self._context.state
         return self._saved == (state.step, state.ended)
 
+    def forget(self) -> None:
+        """Makes the next save write the step of the newest checkpoint again."""
+        self._saved = None
+
     def save(self, now: bool = False) -> None:
         """Writes a checkpoint of this step, or begins to, then removes surplus ones. Every rank must call it.
 

@@ -35,7 +35,7 @@ def outcome(
     evaluations = {name: found for name in run.data.evals if (found := evaluator.evaluate(name)) is not None}
     if test := evaluations.get("test"):
         tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-    further = run.strategy.exchanged() | left_out
+    further = {**run.strategy.exchanged(), **left_out}
     for callback in context.callbacks.values():
         further |= callback.final_metrics()
     if further:

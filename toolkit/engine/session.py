@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,26 +13,24 @@ from torch import nn
 
 from toolkit.api.callback import TrainingContext
 from toolkit.api.milestones import Due, Milestones
-from toolkit.api.run import FitResult, Run
+from toolkit.api.run import Run
 from toolkit.api.state import TrainState
 from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
-from toolkit.base.errors import Interrupted
-from toolkit.base.processes import STOP_SIGNALS
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
+from toolkit.engine.evaluation import Abandoned
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
-from toolkit.engine.outcome import outcome
 from toolkit.engine.parts import splitter
+from toolkit.engine.stopping import Stopper
 from toolkit.engine.updates import UpdateGuard
 from toolkit.tracking.tracker import Tracker
 
@@ -80,8 +79,10 @@ class Session:
         )
         self.context.callbacks |= build_callbacks(self.context)
         self.callbacks = list(self.context.callbacks.values())
+        self.stops = Stopper(self.context, stop, partial(self.save, now=True))
+        self.context.is_stopping = self.stops.asked
         self.meter = ProgressMeter(run, self.state)
-        self.evaluator = Evaluator(self.context, self._pause)
+        self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.updates = UpdateGuard(self.context)
         self.window: Sequence[Batch] = ()
@@ -114,13 +115,13 @@ class Session:
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         self._own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
-        own = *self._received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        own = *self.stops.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
         *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.stop.beat()
         if lost:
             self.strategy.agree_on_lost()
         self.checkpointer.heed(failed, written)
-        self._stop_if(stops)
+        self.stops.stop_if(stops)
         self.updates.begin()
         self.window, self._window_items = batches, items
         return self.strategy.begin_step(self._own_items, items)
@@ -177,14 +178,18 @@ class Session:
         for callback in self.callbacks:
             callback.after_update()
         if self.run.observer is None:
-            self._estimate.add(self.meter.stop())
+            self._note_time(self.meter.stop())
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         loss = float(loss_sum)
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
         record["seconds"] = self.meter.stop()
-        self._estimate.add(record["seconds"])
+        self._note_time(record["seconds"])
         self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
+
+    def _note_time(self, seconds: float) -> None:
+        self._estimate.add(seconds)
+        self.stops.stepped(seconds)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""
@@ -213,7 +218,8 @@ class Session:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates on the validation rows, if any, tracks the best step and returns the metrics."""
-        result = self.evaluator.evaluate("validation")
+        with self.abandoned_if_stopped(due=True):
+            result = self.evaluator.evaluate("validation")
         if result is None:
             return {}
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
@@ -231,55 +237,45 @@ class Session:
 
     def save(self, now: bool = False) -> None:
         """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
-        if not self.checkpointer.is_saved:
-            self.meter.reduce()
-            self.tracker.flush()
-            self._pause()
-            self.checkpointer.save(now)
-        if now:
-            self.checkpointer.join()
+        with self.stops.saving():
+            if not self.checkpointer.is_saved:
+                self.meter.reduce()
+                self.tracker.flush()
+                self.pause()
+                self.checkpointer.save(now)
+            if now:
+                self.checkpointer.join()
 
-    def finish(self) -> FitResult:
-        """Saves and evaluates the last step, and restores the best parameters if configured."""
-        run, state, checkpoint = self.run, self.state, self.run.cfg.checkpoint
-        run.memory.pause()
-        if state.num_items and self.meter.last_step:  # the run ended before its last milestone
-            self.log()
-        if self.context.milestones.save_every is not None:
+    def catch_up(self, evaluate: Callable[[], object]) -> None:
+        """Evaluates the step of the checkpoint if a stop signal has ended that, and saves it anew if that was due.
+
+        Args:
+            evaluate: the engine's evaluation.
+        """
+        if not self.state.evaluation_is_due:
+            return
+        self.state.evaluation_is_due = False
+        evaluate()
+        if self.context.milestones.after(self.state.step).save:
+            self.checkpointer.forget()
             self.save()
-        self.evaluate()
-        self._stop_if(all_sum(run.accelerator, *self._received()))
-        self.checkpointer.join()
-        best_is_earlier = state.best_step not in (None, state.step)
-        if checkpoint.load_best_model_at_end and best_is_earlier and self.checkpointer.load_best():
-            self.evaluator.forget()
-        self._pause()
-        for callback in self.callbacks:
-            callback.finish()
-        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
-        copy_bytes, left_out = self.checkpointer.copy_bytes, self.updates.metrics()
-        return outcome(self.context, self.evaluator, self.meter, self.tracker, copy_bytes, left_out)
 
-    def _pause(self) -> None:
+    @contextmanager
+    def abandoned_if_stopped(self, due: bool = False) -> Iterator[None]:
+        """Saves and stops, on every rank, if an evaluation inside the block is abandoned.
+
+        Args:
+            due: whether a resumed run repeats it before anything else.
+        """
+        try:
+            yield
+        except Abandoned:
+            self.state.evaluation_is_due = due
+            self.stops.stop_now()
+            raise
+
+    def pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
         self.checkpointer.wait_for_copy()
         self.strategy.settle()
-
-    def _received(self) -> list[float]:
-        """Returns for each stop signal whether this rank received it."""
-        return [float(self.stop.received == number) for number in STOP_SIGNALS]
-
-    def _stop_if(self, stops: Sequence[float]) -> None:
-        """Saves and stops if any rank received a stop signal; `stops` are the sums of `_received` over all ranks."""
-        number = next((number for number, ranks in zip(STOP_SIGNALS, stops, strict=True) if ranks), None)
-        if number is None:
-            return
-        self.stop.disarm()
-        if self.state.step > 0:
-            self.save(now=True)
-        raise Interrupted(
-            f"Stopped by {STOP_SIGNALS[number]} at step {self.state.step} of {self.context.milestones.total_steps}.",
-            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))}).",
-            number,
-        )
