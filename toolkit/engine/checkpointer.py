@@ -26,6 +26,7 @@ from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.signals import StopSignal
 from toolkit.optim import schedules
+from toolkit.tracking.jsonl import mark_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -173,6 +174,7 @@ class Checkpointer:
             identity=run.identity,
             callbacks={name: values for name, (_, values) in kept.items()},
             scaler=None if scaler is None else scaler.state_dict(),
+            metrics=mark_of(RunFolder(run.output_dir).metrics),
             **self._engine_state(),
         )
         with transaction:
