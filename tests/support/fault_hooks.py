@@ -43,15 +43,19 @@ def _replace(place: str, make: Callable[[Callable[..., Any]], Callable[..., Any]
     setattr(owner, name, make(getattr(owner, name)))
 
 
-def slow(place: str, seconds: float) -> None:
-    """Makes a function take longer; it says so by a line `in <place>` in the output."""
+def slow(place: str, seconds: float, call: int | None = None) -> None:
+    """Makes a function take longer, in each or in one of its calls, and say so by a line `in <place>`."""
+    calls = 0
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         def delayed(*arguments: Any, **named: Any) -> Any:
-            print(f"in {place}", flush=True)
-            end = time.monotonic() + seconds
-            while (left := end - time.monotonic()) > 0:  # a signal ends one `sleep`
-                time.sleep(min(left, 0.05))
+            nonlocal calls
+            calls += 1
+            if call in (None, calls):
+                print(f"in {place}", flush=True)
+                end = time.monotonic() + seconds
+                while (left := end - time.monotonic()) > 0:  # a signal ends one `sleep`
+                    time.sleep(min(left, 0.05))
             return function(*arguments, **named)
 
         return delayed

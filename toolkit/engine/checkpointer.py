@@ -30,6 +30,7 @@ from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.snapshot_memory import ASYNC_SAVE
 from toolkit.optim import schedules
+from toolkit.tracking.jsonl import mark_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -177,6 +178,7 @@ class Checkpointer:
             return {}
         try:
             self._processor = self._processor or contents.processor_files(run.processor, run.output_dir)
+            mark = mark_of(RunFolder(run.output_dir).metrics)
         except OSError as error:
             raise store.not_written(self._folder(context.state.step), error) from error
         scaler = run.accelerator.scaler
@@ -185,6 +187,7 @@ class Checkpointer:
             identity=run.identity,
             callbacks=values,
             scaler=None if scaler is None else scaler.state_dict(),
+            metrics=mark,
             **self._engine_state(),
         )
         return contents.state_file(state.to_json()) | self._processor

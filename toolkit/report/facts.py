@@ -20,6 +20,7 @@ from toolkit.base.trust import trust
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
+from toolkit.report.intact import of_former_session, sealed
 
 MOST_DIFF_BYTES = 2**20
 
@@ -62,7 +63,7 @@ def write_start(
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
-    write_json(files.facts, facts | _former_result(files.facts))
+    write_json(files.facts, sealed(facts | _former_result(files.facts)))
 
 
 def write_resolved(run: Run) -> None:
@@ -75,8 +76,9 @@ def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
         former = json.loads(file.read_text(encoding="utf-8"))
-        return {name: former[name] for name in ("result", "memory", "files") if name in former}
-    except (OSError, ValueError, TypeError):  # a new run, or a damaged file
+        kept = {name: former[name] for name in ("result", "memory", "files") if name in former}
+        return {**kept, "files": of_former_session(kept["files"])} if "files" in kept else kept
+    except (OSError, ValueError, TypeError, AttributeError):  # a new run, or a damaged file
         return {}
 
 
