@@ -89,7 +89,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     Returns:
         One message for each setting that differs and may not, sorted by key.
     """
-    now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
+    now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
     before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
