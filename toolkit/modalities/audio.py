@@ -209,8 +209,15 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on (data loader workers decode them); `length` is in samples at the model's rate."""
-    seconds = [min(file["frames"] / file["rate"], options.audio.max_seconds) for file in files]
+    """Passes references on (data loader workers decode them); `length` is in samples at the model's rate.
+
+    Models of spectrograms take every clip at the same length.
+    """
+    longest = options.audio.max_seconds
+    if extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins"):
+        seconds = [min(file["frames"] / file["rate"], longest) for file in files]
+    else:
+        seconds = [longest] * len(files)
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
 
