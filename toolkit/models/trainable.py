@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from toolkit.models.compilation import compile_training
 from toolkit.models.freezing import freeze
 from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
+from toolkit.models.unpadded.install import install
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -22,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def make_trainable(
-    model: PreTrainedModel, cfg: Config, auto_model: str, accelerator: Accelerator, output_dir: Path
-) -> PreTrainedModel:
-    """Freezes parameters or adds adapters, and sets up activation memory and compilation.
+    model: PreTrainedModel, cfg: Config, auto_model: str, accelerator: Accelerator, output_dir: Path,
+    resolved: Mapping[str, bool | int],
+) -> PreTrainedModel:  # fmt: skip
+    """Takes out padding, freezes parameters or adds adapters, and sets up activation memory and compilation.
 
     Args:
         model: the model with its weights.
@@ -32,6 +35,7 @@ def make_trainable(
         auto_model: name of the model's auto class in transformers.
         accelerator: the run's.
         output_dir: folder in which a new base model is saved for its adapters.
+        resolved: what settings of `auto` became, by dotted key.
 
     Returns:
         The model to train.
@@ -39,6 +43,8 @@ def make_trainable(
     Raises:
         ConfigError: if a setting does not fit the model.
     """
+    if resolved["train.unpadded"]:
+        install(model)
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.
