@@ -62,6 +62,7 @@ OF_MEMORY = (
     "activation_offload",
     "gradient_accumulation_steps",
     "ema_decay",
+    "unpadded",
 )
 """Settings in the section `train` that a footprint depends on."""
 

@@ -189,8 +189,8 @@ def _together(
 ) -> Tensor:
     """Computes all sequences in one call, padded to the longest."""
     device = query.device
-    queries, keys = _Corner(packing.queries, device), _Corner(packing.keys, device)
-    rows, columns = queries.rows.longest, keys.rows.longest
+    queries, keys = packing.queries.left, packing.keys.left
+    rows, columns = queries.longest, keys.longest
     held = torch.tensor(packing.keys.lengths, device=device)
     mask = (torch.arange(columns, device=device) < held[:, None])[:, None, None]
     if bias is None and causal:
@@ -199,24 +199,10 @@ def _together(
         mask = mask & bias
     elif bias is not None:
         mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-    padded = [corner.put(x).transpose(1, 2) for corner, x in ((queries, query), (keys, key), (keys, value))]
+    sides = (queries, query), (keys, key), (keys, value)
+    padded = [side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides]
     result = attention(*padded, mask=mask, dropout=dropout, is_causal=False, scale=scale)
-    return queries.rows.take(result.transpose(1, 2))
-
-
-class _Corner:
-    """The tokens of a batch, moved to the left and padded to the longest sequence."""
-
-    def __init__(self, rows: Rows, device: torch.device) -> None:
-        longest = max(rows.lengths)
-        lengths = torch.tensor(rows.lengths, device=device)
-        held = torch.arange(longest, device=device) < lengths[:, None]
-        where = held.flatten().nonzero()[:, 0]
-        self.rows = Rows(None if len(where) == held.numel() else where, rows.lengths, longest)
-
-    def put(self, heads: Tensor) -> Tensor:
-        """Returns `[B, T, heads, size]` of `[1, heads, N, size]`."""
-        return self.rows.put(heads.transpose(1, 2).contiguous())
+    return queries.take(result.transpose(1, 2))
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None) -> Tensor:
