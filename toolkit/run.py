@@ -40,7 +40,6 @@ from toolkit.modalities.inputs import read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.models.unpadded.install import install
 from toolkit.report.facts import write_resolved, write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 
@@ -157,8 +156,6 @@ def prepared_run(
         memory = MemoryWatch(accelerator.device)
         model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
         model = in_float64(model) if float64 else model
-        if inputs.resolved["train.unpadded"]:
-            install(model)
         model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield _resolved(Run(

@@ -30,6 +30,8 @@ from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import LAYERDROP, build_model
+from toolkit.models.unpadded.choice import choose
+from toolkit.models.unpadded.install import NAME, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes
@@ -131,6 +133,8 @@ def simulate(subject: Subject) -> Footprint:
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
+    if config._attn_implementation == NAME:  # of the run's model
+        config._attn_implementation = "sdpa"
     for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):
             setattr(config, name, 0.0)
@@ -147,6 +151,8 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
         )
         model = build_model(new, config, auto_model, cfg.seed)
+        if not subject.fused_attention and choose(cfg, config, subject.device):
+            install(model)
         if cfg.model.peft.method != "none":
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)

@@ -220,6 +220,20 @@ def test_attention_of_short_sequences_is_computed_in_float32(causal, bias, dtype
     assert torch.equal(found, exact.to(dtype))
 
 
+@pytest.mark.parametrize("longest", [0, 256])
+@pytest.mark.parametrize(("kind", "head"), [("qwen3", CAUSAL), ("t5", TRANSLATOR), ("bert", CLASSIFIER)])
+def test_models_in_mixed_precision(kind, head, longest, monkeypatch):
+    monkeypatch.setattr(attend, "LONGEST_IN_FLOAT32", longest)
+    padded, unpadded = (model.float() for model in copies(kind, head))
+    inputs = batch(head)
+    with torch.autocast("cpu", torch.bfloat16):
+        (wanted, expected), (found, got) = gradients(padded, inputs), gradients(unpadded, inputs)
+    assert found.dtype == wanted.dtype
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05)
+    total = [torch.stack([grad.norm() for grad in grads.values()]).norm() for grads in (expected, got)]
+    torch.testing.assert_close(*total, rtol=0.05, atol=0)
+
+
 def test_longer_sequences_keep_their_type(monkeypatch):
     monkeypatch.setattr(attend, "LONGEST_IN_FLOAT32", 2)
     types = []

@@ -57,24 +57,40 @@ def attend(
             position_bias=position_bias, **further,
         )  # fmt: skip
         return padded
-    if groups := query.shape[1] // key.shape[1] - 1:
-        key, value = (x.repeat_interleave(groups + 1, dim=1) for x in (key, value))
+    return _flat_attention(query, key, value, packing, dropout, scaling, position_bias), None
+
+
+def _flat_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    dropout: float,
+    scale: float | None,
+    position_bias: Tensor | None,
+) -> Tensor:
+    """Returns `[1, N, heads, size]`; arguments as for `attend`."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     causal = packing.causal and packing.queries is packing.keys
-    lengths = max(packing.queries.lengths), max(packing.keys.lengths)
+    longest = max(*packing.queries.lengths, *packing.keys.lengths)
     plain = packing.window is None and position_bias is None
-    kernel = choose(query.device.type, query.dtype, dropout, plain, max(lengths), query.shape[-1])
+    device = query.device.type
+    # As autocast does, which some models need, since they normalise queries and keys in float32.
+    autocast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
+    kept = torch.get_autocast_dtype(device) if autocast else query.dtype
+    kernel = choose(device, kept, dropout, plain, longest, query.shape[-1])
+    short = device == "cpu" and kept in (torch.bfloat16, torch.float16) and longest <= LONGEST_IN_FLOAT32
+    query, key, value = (x.to(torch.float32 if short else kept) for x in (query, key, value))
     if kernel == "varlen":
-        return _varlen(query, key, value, packing, causal, scaling), None
-    bias = _bias(packing, position_bias, causal, lengths)
+        return _varlen(query, key, value, packing, causal, scale)
+    bias = _bias(packing, position_bias, causal)
+    if bias is not None and bias.dtype != torch.bool:
+        bias = bias.to(query.dtype)
     compute = _together if kernel == "together" else _split
-    kept = query.dtype
-    if query.device.type == "cpu" and kept in (torch.bfloat16, torch.float16) and max(lengths) <= LONGEST_IN_FLOAT32:
-        query, key, value = query.float(), key.float(), value.float()
-        bias = bias.float() if bias is not None and bias.dtype != torch.bool else bias
-    with torch.autocast(query.device.type, enabled=False):
-        bias = bias if bias is None or bias.dtype == torch.bool else bias.to(query.dtype)
-        result = compute(query, key, value, packing, bias, dropout, causal, scaling)
-    return result.to(kept), None
+    with torch.autocast(device, enabled=False):
+        return compute(query, key, value, packing, bias, dropout, causal, scale).to(kept)
 
 
 def choose(device: str, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
@@ -118,12 +134,12 @@ def _holds(rows: Rows, heads: Tensor) -> bool:
     return heads.shape[0] == 1 and heads.shape[2] == rows.total
 
 
-def _bias(packing: Packing, position_bias: Tensor | None, causal: bool, lengths: tuple[int, int]) -> Tensor | None:
+def _bias(packing: Packing, position_bias: Tensor | None, causal: bool) -> Tensor | None:
     """Returns what is added to the scores, or which are kept, `[1, 1 or heads, T, S]`, or None.
 
     A causal mask is part of it, since torch takes either a mask or `is_causal`.
     """
-    window = packing.window
+    window, lengths = packing.window, (max(packing.queries.lengths), max(packing.keys.lengths))
     if position_bias is None:
         return None if window is None else window[None, None, : lengths[0], : lengths[1]]
     bias = position_bias
@@ -173,8 +189,8 @@ def _together(
 ) -> Tensor:
     """Computes all sequences in one call, padded to the longest."""
     device = query.device
-    queries, keys = _Corner(packing.queries, device), _Corner(packing.keys, device)
-    rows, columns = queries.rows.longest, keys.rows.longest
+    queries, keys = packing.queries.left, packing.keys.left
+    rows, columns = queries.longest, keys.longest
     held = torch.tensor(packing.keys.lengths, device=device)
     mask = (torch.arange(columns, device=device) < held[:, None])[:, None, None]
     if bias is None and causal:
@@ -183,24 +199,10 @@ def _together(
         mask = mask & bias
     elif bias is not None:
         mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-    padded = [corner.put(x).transpose(1, 2) for corner, x in ((queries, query), (keys, key), (keys, value))]
+    sides = (queries, query), (keys, key), (keys, value)
+    padded = [side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides]
     result = attention(*padded, mask=mask, dropout=dropout, is_causal=False, scale=scale)
-    return queries.rows.take(result.transpose(1, 2))
-
-
-class _Corner:
-    """The tokens of a batch, moved to the left and padded to the longest sequence."""
-
-    def __init__(self, rows: Rows, device: torch.device) -> None:
-        longest = max(rows.lengths)
-        lengths = torch.tensor(rows.lengths, device=device)
-        held = torch.arange(longest, device=device) < lengths[:, None]
-        where = held.flatten().nonzero()[:, 0]
-        self.rows = Rows(None if len(where) == held.numel() else where, rows.lengths, longest)
-
-    def put(self, heads: Tensor) -> Tensor:
-        """Returns `[B, T, heads, size]` of `[1, heads, N, size]`."""
-        return self.rows.put(heads.transpose(1, 2).contiguous())
+    return queries.take(result.transpose(1, 2))
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None) -> Tensor:

@@ -42,6 +42,15 @@ class Rows:
         """Number of tokens, N."""
         return sum(self.lengths)
 
+    @cached_property
+    def left(self) -> Rows:
+        """The same rows with their tokens at the left, padded to the longest only."""
+        longest = max(self.lengths)
+        device = None if self.where is None else self.where.device
+        lengths = torch.tensor(self.lengths, device=device)
+        where = (torch.arange(longest, device=device) < lengths[:, None]).flatten().nonzero()[:, 0]
+        return Rows(where if len(where) < longest * len(self.lengths) else None, self.lengths, longest)
+
     @property
     def is_padded(self) -> bool:
         """Whether the batch has padding."""
