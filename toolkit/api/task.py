@@ -58,6 +58,9 @@ class Batch(TypedDict):
     """All keyword arguments of the model's forward pass."""
     labels: Tensor
     """`[B, ...]` labels of the loss; `IGNORE_INDEX` entries (NaN in floating-point labels) are ignored."""
+    labelled: NotRequired[Tensor]
+    """`[n]` positions of the labels that are not ignored, in the flattened labels `[B * T]`. With it, a language
+    model's logits may be `[1, n, vocabulary]`, of these positions only, as in `toolkit.tasks.tokens.token_losses`."""
     extra: NotRequired[dict[str, Any]]
     """Anything else that the task's loss or predictions need."""
     tables: NotRequired[dict[str, Tensor]]

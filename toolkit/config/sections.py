@@ -146,6 +146,10 @@ class EvalConfig:
 
     per_device_eval_batch_size: Positive = 8
     """Rows per process in each evaluation forward pass; metrics do not depend on it."""
+    max_tokens_per_batch: Positive | None = None
+    """Maximum number of tokens in each evaluation forward pass, padding included, beside the maximum number of rows
+    (`per_device_eval_batch_size`, so raise that too); audio is counted in samples. A longer row is evaluated alone.
+    Metrics do not depend on it. Null means no limit."""
     eval_steps: Every = None
     """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
     evaluates only at the end."""
@@ -169,6 +173,9 @@ class CheckpointConfig:
     """`full` writes complete tensors into one file each for model and optimizer, through the main process; `sharded`
     lets every process write its part, for which all of them must see the output folder. Both resume on any number of
     processes."""
+    async_save: Literal["auto"] | bool = "auto"
+    """Whether training goes on while a thread writes a copy of what is saved, which takes CPU memory. `auto`: if twice
+    that memory is free, and without DeepSpeed and `trainer.callbacks`."""
     resume: str = "none"
     """`none` starts a new run in an empty output folder; `auto` resumes from the newest valid checkpoint, if there is
     one; a path resumes from that checkpoint."""

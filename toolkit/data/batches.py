@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
 from toolkit.api.supports import SupportsFiles
 from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
+from toolkit.data.budget import Budget, lengths_of, training_budget
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
 from toolkit.data.workers import WatchedLoader
 
@@ -74,29 +76,37 @@ def collate_or_mask(
 
 
 def split_batch(
-    features: datasets.Dataset, task: Task, processor: Processor, seed: int, epoch: int, batch: Batch, size: int
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    batch: Batch,
+    size: int,
+    budget: Budget | None = None,
 ) -> Iterator[Batch]:
-    """Splits a training micro-batch into parts of at most `size` rows, each collated and padded separately.
+    """Splits a training micro-batch into smaller parts, each collated and padded separately.
 
     Args:
         features: the training features.
         task: collates them.
         processor: the processor for the collator.
-        seed: the run's seed.
-        epoch: the epoch of the micro-batch.
+        random: random numbers of the rows in the epoch of the micro-batch.
         batch: the micro-batch, with `row_ids` `[B]`.
-        size: maximum number of rows of a part.
+        size: maximum number of rows of a part, or of tokens if there is a budget.
+        budget: what cut the micro-batch, or None.
 
     Yields:
         The parts, in order; the micro-batch itself if it is small enough.
     """
     ids = batch["row_ids"].tolist()
-    if len(ids) <= size:
-        yield batch
-        return
-    random = RowRandom(seed, epoch)
-    for start in range(0, len(ids), size):
-        yield collate(features.__getitems__(ids[start : start + size]), task, processor, random)
+    if ids == [-1]:
+        parts = [ids]
+    elif budget is not None:
+        parts = budget.cut(ids, size)
+    else:
+        parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    for part in parts:
+        yield collate(features.__getitems__(part), task, processor, random) if len(parts) > 1 else batch
 
 
 def _loader(
@@ -125,8 +135,15 @@ def _loader(
     )
 
 
-def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh) -> Order:
-    """Returns the order of the training rows; arguments as for `training_loader`."""
+def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: Budget | None = None) -> Order:
+    """Returns the order of the training rows.
+
+    Args:
+        features: the training features.
+        cfg: resolved configuration.
+        mesh: arrangement of the processes.
+        budget: cuts windows into micro-batches; which rows a window has does not depend on it.
+    """
     train = cfg.train
     return Order(
         num_rows=len(features),
@@ -137,7 +154,31 @@ def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh) -> Order
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
+        budget=budget,
     )
+
+
+class Windows:
+    """The windows of an epoch from where a sampler starts, each a list of this rank's micro-batches.
+
+    A window is complete before it is trained on.
+
+    Args:
+        loader: loads the sampler's micro-batches.
+        sampler: determines where an iteration starts.
+    """
+
+    def __init__(self, loader: WatchedLoader, sampler: WindowSampler) -> None:
+        self.loader, self.sampler = loader, sampler
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        batches = iter(self.loader)
+        for rows in self.sampler.windows():
+            yield list(islice(batches, len(rows)))
+
+    def __len__(self) -> int:
+        return self.sampler.order.windows_per_epoch
 
 
 def training_loader(
@@ -148,6 +189,7 @@ def training_loader(
     mesh: Mesh,
     workers: int = 0,
     kept: Kept | None = None,
+    unpadded: bool = False,
 ) -> tuple[WatchedLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches, and its sampler, which sets where it starts.
 
@@ -159,9 +201,11 @@ def training_loader(
         mesh: arrangement of the processes.
         workers: number of worker processes (see `num_workers`); 0 loads batches in this process.
         kept: what the rows' files contain; None reads them whenever they are needed.
+        unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
     """
     train = cfg.train
-    sampler = WindowSampler(training_order(features, cfg, mesh), mesh.data_rank)
+    budget = training_budget(features, cfg, mesh, task.modality, unpadded)
+    sampler = WindowSampler(training_order(features, cfg, mesh, budget), mesh.data_rank)
     persistent = train.dataloader_persistent_workers and workers > 0
     if persistent:
         sampler.random.share()
@@ -177,11 +221,19 @@ def evaluation_loader(
     workers: int = 0,
     kept: Kept | None = None,
 ) -> WatchedLoader:
-    """Returns the loader of this rank's part of an evaluation set; arguments as for `training_loader`."""
-    lengths = np.asarray(features["length"][:])
+    """Returns the loader of this rank's part of an evaluation set.
+
+    Batches have up to `eval.per_device_eval_batch_size` rows and `eval.max_tokens_per_batch` tokens; arguments as for
+    `training_loader`.
+    """
     # Processes that gather parameters from one another must make the same number of passes.
     batches = evaluation_batches(
-        lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size, equally_many=mesh.fsdp > 1
+        lengths_of(features),
+        cfg.eval.per_device_eval_batch_size,
+        mesh.data_rank,
+        mesh.data_size,
+        equally_many=mesh.is_split,
+        max_tokens=cfg.eval.max_tokens_per_batch,
     )
     random = RowRandom(cfg.seed, epoch=-1)
     return _loader(features, batches, task, processor, random, cfg.train, workers, kept)

@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
 from toolkit.distributed.collectives import sum_dtype
@@ -71,7 +72,9 @@ def micro_batch(
     empty = bool((batch["row_ids"] < 0).all())
     batch = to_device(batch, accelerator.device)
     with kept_buffers(model) if empty else nullcontext():
-        loss = task.loss_sum(model(**batch["inputs"]), batch)
+        with logits_at_labels(batch):
+            outputs = model(**batch["inputs"])
+        loss = task.loss_sum(outputs, batch)
         (backward or accelerator.backward)(loss * scale)
     return loss.detach()
 

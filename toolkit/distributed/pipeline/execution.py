@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, ModelOutput, Task
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
@@ -103,7 +104,8 @@ class Executor:
             else:
                 seed(stage, number)
                 batch = to_device(window[number], self.device)
-                output, received = self.forward(stage, number, batch["inputs"])
+                with logits_at_labels(batch):
+                    output, received = self.forward(stage, number, batch["inputs"])
                 if stage == self._last:
                     loss = task.loss_sum(output, batch)
                     total += loss.detach()
