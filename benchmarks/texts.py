@@ -175,7 +175,7 @@ def new_bert(folder: Path, **sizes: int) -> Path:
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     )  # fmt: skip
     fast.save_pretrained(folder)
-    BertModel(BertConfig(vocab_size=len(fast), **TINY_BERT | sizes)).save_pretrained(folder)
+    BertModel(BertConfig(**{"vocab_size": len(fast)} | TINY_BERT | sizes)).save_pretrained(folder)
     return folder
 
 
