@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -26,7 +25,9 @@ RUN = (
 )
 
 
-def start(output_dir: Path, log: Path, *settings: str, seconds: float = 1.0, processes: int = 1, torchrun: bool = False):
+def start(
+    output_dir: Path, log: Path, *settings: str, seconds: float = 1.0, processes: int = 1, torchrun: bool = False
+):
     config = ["--config", str(ROOT / "recipes/configs/translation/smoke.yaml")]
     words = [str(slow_generation.__file__), str(seconds), *config, *RUN, *settings, f"output_dir={output_dir}"]
     command = [sys.executable, *words]
@@ -89,7 +90,12 @@ def test_a_generation_is_abandoned_and_repeated(uninterrupted, tmp_path, engine,
 @pytest.mark.parametrize(("saves", "hint"), [("null", False), ("4", True)])
 def test_a_stop_while_results_are_written_keeps_the_model(uninterrupted, tmp_path, saves, hint):
     run, log = tmp_path / "run", tmp_path / "log"
-    settings = (f"checkpoint.save_steps={saves}", "eval.eval_steps=null", "data.validation_split=0", "data.max_eval_samples=null")
+    settings = (
+        f"checkpoint.save_steps={saves}",
+        "eval.eval_steps=null",
+        "data.validation_split=0",
+        "data.max_eval_samples=null",
+    )
     process = start(run, log, *settings, "data.validation_file=null")
     wait_for(run / "reporting", process, log)
     begun = time.monotonic()
@@ -114,4 +120,4 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert process.wait(10) == 128 + signal.SIGTERM
     assert time.monotonic() - begun < 5
     assert not list(run.glob("checkpoints/step-*"))
-    assert os.path.exists(run / "config.yaml")
+    assert (run / "config.yaml").exists()

@@ -13,7 +13,7 @@ from toolkit.api.run import best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.files import read_file, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust
 from toolkit.config import dump_config
@@ -59,7 +59,7 @@ def write_start(
 def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
-        former = json.loads(file.read_text(encoding="utf-8"))
+        former = json.loads(read_file(file))
         return {name: former[name] for name in ("result", "memory", "files") if name in former}
     except (OSError, ValueError, TypeError):  # a new run, or a damaged file
         return {}

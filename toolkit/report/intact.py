@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
 
@@ -48,6 +49,6 @@ def refuse_damaged_model(folder: Path) -> None:
     Raises:
         InputError: naming the files.
     """
-    facts = json.loads(RunFolder(folder).facts.read_text(encoding="utf-8"))
+    facts = json.loads(read_file(RunFolder(folder).facts))
     if problems := damaged(folder, facts, "model/"):
         raise InputError(f"{folder}: the model is damaged: {'; '.join(problems)}. `toolkit verify` checks all files")
