@@ -153,6 +153,9 @@ def unexpected(error: Exception) -> str:
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
             "raise train.gradient_accumulation_steps by the same factor; the results stay the same."
         )
+    for sign, message in KNOWN.items():
+        if sign in text:
+            return f"{text.splitlines()[0]}\n{message}"
     if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
         return (
             f"{text.splitlines()[0]}\nThe machine, or a limit (`ulimit -a`, a container, the scheduler), gives this "
@@ -167,6 +170,20 @@ def unexpected(error: Exception) -> str:
 
 
 ENDED_ELSEWHERE = "another process of this run has ended; its own message, or the launcher's, says why."
+
+
+KNOWN = {
+    "DataLoader worker": (
+        "A worker that loads batches has died, or was killed: mostly by the system, which was out of memory or shared "
+        "memory (/dev/shm). Lower train.dataloader_num_workers, or set it to 0."
+    ),
+    "without overflow": "A number became too large for float32: lower train.learning_rate.",
+    "index out of range in self": (
+        "A token id is beyond the model's embeddings: the tokenizer and the model in model.name_or_path do not belong "
+        "together."
+    ),
+}
+"""What to do after an error of a library, by a part of its message."""
 
 
 NO_MEMORY = (

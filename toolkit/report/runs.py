@@ -23,6 +23,10 @@ OF_ONE_RUN = ("seed", "tracking.run_name")
 """Settings in which repeated runs differ."""
 
 
+MAPPINGS = ("num_rows", "data_fingerprints", "versions", "hardware")
+"""Entries of `run.json` with entries of their own, besides `result`."""
+
+
 @dataclass(frozen=True)
 class Record:
     """Settings and facts that a run recorded.
@@ -133,6 +137,9 @@ def read_record(folder: Path) -> Record:
         raise InputError(
             f"{folder}: run.json or config.yaml cannot be read ({type(error).__name__}: {error})"
         ) from error
+    named = [facts.get(name) for name in MAPPINGS] if isinstance(facts, Mapping) else []
+    if not named or not all(isinstance(part, Mapping) for part in (settings, *named, facts.get("result", {}))):
+        raise InputError(f"{folder}: run.json or config.yaml is not one that the toolkit wrote")
     return Record(folder, dict(_flat(settings)), facts)
 
 

@@ -57,6 +57,19 @@ def test_an_account_without_a_home_has_no_recipes_of_its_own(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", "Lower train.dataloader_num_workers"),
+        ("value cannot be converted to type float without overflow", "lower train.learning_rate"),
+        ("index out of range in self", "the tokenizer and the model in model.name_or_path do not belong together"),
+    ],
+)
+def test_errors_of_libraries_say_what_to_do(text: str, advice: str) -> None:
+    assert unexpected(RuntimeError(text)).startswith(f"RuntimeError: {text}\n")
+    assert advice in unexpected(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
     "error",
     [
         RuntimeError("can't start new thread"),
