@@ -149,7 +149,8 @@ def prepared_run(
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)
-        on_main(accelerator, write_start, cfg, task, inputs.rows, recipe, mesh, milestones, claimed.output_dir)
+        start = write_start, cfg, task, inputs.rows, recipe, mesh, milestones, inputs.resolved, claimed.output_dir
+        on_main(accelerator, *start)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
@@ -161,4 +162,5 @@ def prepared_run(
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             retry=retry,
+            resolved=inputs.resolved,
         )  # fmt: skip

@@ -91,6 +91,7 @@ class Run:
         best: the metric that selects the best model, with its prefix.
         observer: an observer, or None.
         retry: what is known from before the run went back to a checkpoint.
+        resolved: what settings of `auto` became, by dotted key.
     """
 
     cfg: Config
@@ -108,6 +109,7 @@ class Run:
     best: Score
     observer: Observer | None = None
     retry: Retry = FIRST_TRY
+    resolved: Mapping[str, bool | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ MOST_DIFF_BYTES = 2**20
 
 
 def write_start(
-    cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, milestones: Milestones, output_dir: Path
+    cfg: Config,
+    task: Task,
+    rows: CheckedRows,
+    recipe: Path,
+    mesh: Mesh,
+    milestones: Milestones,
+    resolved: Mapping[str, Any],
+    output_dir: Path,
 ) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
@@ -50,6 +58,7 @@ def write_start(
         "bad_rows": dict(rows.bad_rows),
         "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
         "task_state": state_of(task),
+        "resolved": dict(resolved),
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
