@@ -15,7 +15,7 @@ import psutil
 import pytest
 from launching import launch_command
 from runs import ROOT, TINY
-from stopping import DROPOUT, LONG, command, wait_for_step
+from stopping import DROPOUT, LONG, command, start, wait_for_step
 
 from toolkit.base.processes import EXIT_STALLED
 
@@ -104,6 +104,20 @@ def test_ranks_that_work_are_let_alone(fault, rank, tmp_path):
     assert code == 0, log
     assert "result" in json.loads((tmp_path / "run" / "run.json").read_text())
     assert not (tmp_path / "run" / "stacks").exists()
+
+
+def test_a_loader_worker_that_is_stopped_is_found(tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    process = start(run, log, *LONG, HEARTBEAT, "train.dataloader_num_workers=1", "train.num_train_epochs=50")
+    wait_for_step(process, run, 3, log)
+    (worker,) = psutil.Process(process.pid).children()
+    worker.suspend()
+    begun = time.monotonic()
+    assert gone(process, 60) == 1, log.read_text()
+    assert time.monotonic() - begun < TIMEOUT + 5
+    assert f"process {worker.pid}, a worker of this run, is stopped (SIGSTOP) for 3 s; it is killed." in log.read_text()
+    assert "A worker that loads batches has died" in log.read_text()
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -121,4 +120,4 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert process.wait(10) == 128 + signal.SIGTERM
     assert time.monotonic() - begun < 5
     assert not list(run.glob("checkpoints/step-*"))
-    assert os.path.exists(run / "config.yaml")
+    assert (run / "config.yaml").exists()

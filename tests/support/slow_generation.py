@@ -17,19 +17,19 @@ RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "translation.py"
 
 def slow(seconds: float, output_dir: Path) -> None:
     """Makes each generated token take some seconds, and notes the beginning; likewise the report."""
-    prepare, report = GenerationMixin.prepare_inputs_for_generation, results.write_report
+    update, report = GenerationMixin._update_model_kwargs_for_generation, results.write_report
 
     def slowly(model, *arguments, **settings):
         (output_dir / "generating").touch()
         time.sleep(seconds)
-        return prepare(model, *arguments, **settings)
+        return update(model, *arguments, **settings)
 
     def slow_report(*arguments):
         (output_dir / "reporting").touch()
         time.sleep(60 * seconds)
         report(*arguments)
 
-    GenerationMixin.prepare_inputs_for_generation = slowly
+    GenerationMixin._update_model_kwargs_for_generation = slowly
     results.write_report = slow_report
 
 

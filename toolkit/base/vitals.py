@@ -64,6 +64,8 @@ class Activity:
         self._cpu = self._cpu_seconds()
         self._disk = self._disk_bytes()
         self._children: dict[int, float] = {}
+        self.stopped: list[psutil.Process] = []
+        """Children that are stopped; known while this process itself uses no CPU and no disk."""
 
     def tick(self, elapsed: float) -> float:
         """Returns for how many seconds this process has been idle, `elapsed` seconds after the last call."""
@@ -89,13 +91,16 @@ class Activity:
         return self._disk != before or self._own.status() == psutil.STATUS_DISK_SLEEP
 
     def _child_computes(self, elapsed: float) -> bool:
-        before, self._children, busy = self._children, {}, False
+        before, self._children, self.stopped, busy = self._children, {}, [], False
         for child in self._own.children(recursive=True):
             with suppress(psutil.Error):
                 used = sum(child.cpu_times()[:2])
                 self._children[child.pid] = used
                 busy |= used - before.get(child.pid, 0.0) > LEAST_SHARE * elapsed
-                busy |= child.status() == psutil.STATUS_DISK_SLEEP
+                state = child.status()
+                busy |= state == psutil.STATUS_DISK_SLEEP
+                if state == psutil.STATUS_STOPPED:
+                    self.stopped.append(child)
         return busy
 
 

@@ -25,13 +25,11 @@ from toolkit.base.vitals import Activity, Neighbour, end_children, has_task_for_
 from toolkit.distributed import stacks
 from toolkit.distributed.beats import Beat, Beats, Peer
 from toolkit.distributed.signals import active_stop
+from toolkit.distributed.workers import end_stopped_workers, pause_between, watched_workers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-BEATS_PER_TIMEOUT = 20
-LONGEST_PAUSE = 1.0
-"""Seconds between two beats, at most."""
 END_SECONDS = 3.0
 """How long writing stacks and messages may take before the process ends without them."""
 TIMES_SENT = 3
@@ -40,7 +38,7 @@ TIMES_SENT = 3
 
 @contextmanager
 def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Iterator[None]:
-    """Watches the ranks of a run until the block ends; every rank must enter it. Does nothing for a single process.
+    """Watches the ranks of a run, and their loader workers, until the block ends; every rank must enter it.
 
     Args:
         accelerator: the run's Accelerator.
@@ -48,7 +46,8 @@ def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Ite
         output_dir: the run's folder, for stacks.
     """
     if accelerator.num_processes == 1:
-        yield
+        with watched_workers(timeout):
+            yield
         return
     watch = _Watch(accelerator.process_index, timeout, RunFolder(output_dir).stacks)
     watch.start()
@@ -119,7 +118,7 @@ class _Watch:
             self._beats.send(Beat(self.rank, left=True))
 
     def _run(self) -> None:
-        pause = min(self.timeout / BEATS_PER_TIMEOUT, LONGEST_PAUSE)
+        pause = pause_between(self.timeout)
         activity, last = Activity(), time.monotonic()
         while not self._ended.is_set():
             for beat in self._beats.received(pause):
@@ -134,6 +133,7 @@ class _Watch:
             received = stop.received if stop else 0
             own = Beat(self.rank, activity.tick(elapsed), waits, has_task_for_all(), counts=_counts(), stop=received)
             self._beats.send(own)
+            end_stopped_workers(activity, 0.75 * self.timeout)  # before the other ranks give this one up
             self.ranks[self.rank].beat = own
             if stalled := self._judge(elapsed):
                 self._end(stalled)

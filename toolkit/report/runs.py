@@ -11,6 +11,7 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.errors import InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.metrics.measured import MEASURED
 
@@ -20,6 +21,10 @@ PLACES = ("output_dir", "checkpoint.resume")
 """Settings that describe the location of a run and are not compared."""
 OF_ONE_RUN = ("seed", "tracking.run_name")
 """Settings in which repeated runs differ."""
+
+
+MAPPINGS = ("num_rows", "data_fingerprints", "versions", "hardware")
+"""Entries of `run.json` with entries of their own, besides `result`."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def read_record(folder: Path) -> Record:
 
     files = RunFolder(folder)
     try:
-        facts = json.loads(files.facts.read_text(encoding="utf-8"))
+        facts = json.loads(read_file(files.facts))
         settings = YAML(typ="safe", pure=True).load(files.config)
     except FileNotFoundError as error:
         raise InputError(
@@ -132,6 +137,9 @@ def read_record(folder: Path) -> Record:
         raise InputError(
             f"{folder}: run.json or config.yaml cannot be read ({type(error).__name__}: {error})"
         ) from error
+    named = [facts.get(name) for name in MAPPINGS] if isinstance(facts, Mapping) else []
+    if not named or not all(isinstance(part, Mapping) for part in (settings, *named, facts.get("result", {}))):
+        raise InputError(f"{folder}: run.json or config.yaml is not one that the toolkit wrote")
     return Record(folder, dict(_flat(settings)), facts)
 
 
