@@ -86,8 +86,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a line of metrics that are the same in every run."""
-    return {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
+    """Returns the entries of a line of metrics that do not depend on the session: no times, memory and traffic."""
+    own = ("second", "memory", "exchange")
+    return {name: value for name, value in line.items() if not any(word in name for word in own)}
 
 
 def differences(reference: Path, found: Path) -> list[str]:
