@@ -1,6 +1,6 @@
 """Fixtures of the fault tests; their sample, its seed and the record of counts come from the environment.
 
-    FAULT_SHARE=0.1 FAULT_SEED=7 FAULT_RECORD=counts.json pytest tests/faults -m faults
+FAULT_SHARE=0.1 FAULT_SEED=7 FAULT_RECORD=counts.json pytest tests/faults -m faults
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def test_every_bit_of_a_run_is_verified(faults: Faults, request: pytest.FixtureR
     assert faults.wrong(wrong) == []
 
 
-def outcome(server: ForkServer, faults: Faults, words: list[Any], where: Any, *hooks: Hook) -> tuple[int, str, list[str]]:
+def outcome(
+    server: ForkServer, faults: Faults, words: list[Any], where: Any, *hooks: Hook
+) -> tuple[int, str, list[str]]:
     faults.count("flips")
     ended = server.run(words, hooks=[*QUICK, *hooks])
     return ended.code, ended.output, faults.problems(ended, where)

@@ -89,10 +89,17 @@ def mutated(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), st.sampled_from(["", "~", "/dev/zero", "a\0b"])
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.sampled_from(["", "~", "/dev/zero", "a\0b"]),
 )
 VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4), max_leaves=8
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
 )
 KEYS = ("output_dir", "seed", "task.max_length", "task.labels", "model.from_config", "model.name_or_path", "data.train_file",
         "data.columns", "data.max_train_samples", "train.optim", "train.learning_rate", "train.num_train_epochs",

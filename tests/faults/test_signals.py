@@ -37,7 +37,10 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 AS_USUAL = {name: (-number,) for name, number in STOPS.items() if name != "INT"}
 """Exit codes of a process that heeds no signal yet."""
-OTHER_CODES = {**dict.fromkeys(BEFORE_TRAINING, AS_USUAL), "end": {name: (0, -number) for name, number in STOPS.items()}}
+OTHER_CODES = {
+    **dict.fromkeys(BEFORE_TRAINING, AS_USUAL),
+    "end": {name: (0, -number) for name, number in STOPS.items()},
+}
 """Exit codes besides 128 + the signal; results that are being written may be completed first."""
 SLOW_SECONDS, LIMIT_SECONDS = 1.0, 10.0
 

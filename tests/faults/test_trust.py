@@ -54,7 +54,9 @@ def test_nothing_is_unpickled(server, faults: Faults, finished, tmp_path, name):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("tag", ["python/object/apply:os.system", "python/name:os.system", "python/object/new:os.system"])
+@pytest.mark.parametrize(
+    "tag", ["python/object/apply:os.system", "python/name:os.system", "python/object/new:os.system"]
+)
 def test_no_code_of_a_configuration_runs(server, faults: Faults, tmp_path, tag):
     marker, file = tmp_path / "ran", tmp_path / "config.yaml"
     file.write_text(f"output_dir: {tmp_path / 'run'}\nx-notes: !!{tag} ['touch {marker}']\n")
@@ -97,7 +99,9 @@ def test_secrets_of_the_environment_are_written_nowhere(server, faults: Faults, 
     assert not any(secret in ended.output for secret in SECRETS.values())
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_rows_are_read(injecting: ForkServer, faults: Faults, tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused_before_rows_are_read(
+    injecting: ForkServer, faults: Faults, tmp_path
+):
     assert "EACCES" in FAULTS
     arm = ("arm", {"roots": [str(tmp_path)], "fault": "EACCES", "nth": 1})
     reads = ("slow", {"place": "toolkit.run.read_inputs", "seconds": 0.0})

@@ -136,5 +136,16 @@ def use_cache(path: str) -> None:
 
 HOOKS: dict[str, Callable[..., None]] = {
     each.__name__: each
-    for each in (arm, kill_at, limit_memory, list_modules, log_rows, no_prediction, shift_clock, slow, time_calls, use_cache)
+    for each in (
+        arm,
+        kill_at,
+        limit_memory,
+        list_modules,
+        log_rows,
+        no_prediction,
+        shift_clock,
+        slow,
+        time_calls,
+        use_cache,
+    )
 }

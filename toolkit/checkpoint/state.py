@@ -66,7 +66,7 @@ class SavedState:
         return SavedState(
             train=content["train"],
             identity=content["identity"],
-            callbacks=content.get("extensions", {}),
+            callbacks=content.get("extensions") or {},
             trainer_callbacks=content.get("trainer_callbacks"),
             scaler=content.get("scaler"),
             metrics=content.get("metrics"),
