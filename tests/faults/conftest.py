@@ -23,6 +23,7 @@ from forked import ForkServer
 from toolkit.base.files import write_json
 
 COUNTS = Counter[str]()
+MEASURED: dict[str, dict[str, float]] = {}
 PASSED: dict[str, float] = {}
 BEGAN = time.monotonic()
 
@@ -40,6 +41,7 @@ def faults() -> Iterator[Faults]:
     found = from_environment()
     yield found
     COUNTS.update(found.counts)
+    MEASURED.update(found.measured)
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +69,14 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """Collects the counts of a worker of pytest-xdist."""
-    COUNTS.update(getattr(node, "workeroutput", {}).get("faults", {}))
+    counts, measured = getattr(node, "workeroutput", {}).get("faults", ({}, {}))
+    COUNTS.update(counts)
+    MEASURED.update(measured)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["faults"] = dict(COUNTS)
+        session.config.workeroutput["faults"] = dict(COUNTS), MEASURED
     elif RECORD in os.environ:
         record = {
             "share": float(os.environ.get(SHARE, "0.1")),
@@ -81,6 +85,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             "cores": len(os.sched_getaffinity(0)),
             "passed": exitstatus == 0,
             "counts": dict(COUNTS),
+            "measured": MEASURED,
             "tests": dict(sorted(PASSED.items())),
         }
         write_json(Path(os.environ[RECORD]), record)

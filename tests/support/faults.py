@@ -30,6 +30,7 @@ class Faults:
     def __init__(self, share: float, seed: str) -> None:
         self.share, self.seed = share, seed
         self.counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
+        self.measured: dict[str, dict[str, float]] = {}
 
     def random(self, *key: object) -> random.Random:
         """Returns a source of random numbers that depends on the seed, the calling file and `key`."""
@@ -53,6 +54,10 @@ class Faults:
         """Counts cases of a kind, one of `KINDS`."""
         assert kind in KINDS
         self.counts[kind] += number
+
+    def measure(self, name: str, figures: dict[str, float]) -> None:
+        """Records figures under a name."""
+        self.measured[name] = figures
 
     def problems(self, ended: Ended, where: object, codes: Sequence[int] | None = None) -> list[str]:
         """Returns what is wrong with how a run ended, and counts it.
@@ -86,8 +91,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a line of metrics that are the same in every run."""
-    return {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
+    """Returns the entries of a line of metrics that do not depend on the session: no times, memory and traffic."""
+    own = ("second", "memory", "exchange")
+    return {name: value for name, value in line.items() if not any(word in name for word in own)}
 
 
 def differences(reference: Path, found: Path) -> list[str]:

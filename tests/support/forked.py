@@ -65,12 +65,16 @@ class Started:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether all ranks have ended, for which it waits at most `seconds`."""
-        for pid in self.pids:
-            if pid not in self._codes:
-                code = self.server.ask({"wait": pid, "seconds": seconds})
-                if code is None:
-                    return False
-                self._codes[pid] = code
+        return all([self.poll_rank(rank, seconds) for rank in range(len(self.pids))])
+
+    def poll_rank(self, rank: int, seconds: float = 0.0) -> bool:
+        """Whether a rank has ended, for which it waits at most `seconds`."""
+        pid = self.pids[rank]
+        if pid not in self._codes:
+            code = self.server.ask({"wait": pid, "seconds": seconds})
+            if code is None:
+                return False
+            self._codes[pid] = code
         return True
 
     def until(self, reached: Callable[[], Any], seconds: float = LIMIT_SECONDS) -> bool:

@@ -62,10 +62,25 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas.
+
+    Raises:
+        CheckpointError: if the run does not say so.
+    """
     if "mesh.replicas" not in saved:
-        return Mesh(replicas=saved["num_processes"])
-    return Mesh(**{name: saved[f"mesh.{name}"] for name in DIMENSIONS})
+        return Mesh(replicas=_count(saved, "num_processes"))
+    return Mesh(**{name: _count(saved, f"mesh.{name}") for name in DIMENSIONS})
+
+
+def _count(identity: Mapping[str, Any], key: str) -> int:
+    """Returns a positive number of a run's identity."""
+    value = identity.get(key)
+    if type(value) is not int or value < 1:
+        raise CheckpointError(
+            f"state.json of the checkpoint has no usable {key} (it says {value!r}); it was not written by the toolkit: "
+            "use another checkpoint"
+        )
+    return value
 
 
 def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +90,8 @@ def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def window_rows(identity: Mapping[str, Any]) -> int:
     """Returns the rows of a complete window, over all processes."""
-    return int(identity[BATCH]) * (identity[ACCUMULATION] or 1) * layout_of(identity).data_size
+    accumulation = 1 if identity.get(ACCUMULATION) is None else _count(identity, ACCUMULATION)
+    return _count(identity, BATCH) * accumulation * layout_of(identity).data_size
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

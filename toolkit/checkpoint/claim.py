@@ -15,6 +15,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.state import SavedState
 from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
@@ -71,7 +72,7 @@ def claim(
         if checkpoint is not None:
             metrics = RunFolder(output_dir).metrics
             bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, metrics)
-            if has_changed(metrics, checkpoint.state.get("metrics")):
+            if has_changed(metrics, SavedState.from_json(checkpoint.state).metrics):
                 warn(f"{metrics}: lines before step {checkpoint.step} are not as they were written")
         return checkpoint
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from toolkit.api.state import TrainState
 from toolkit.base.errors import CheckpointError
 
 _PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler", "metrics")
@@ -53,17 +57,32 @@ class SavedState:
         parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
         wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
         missing = [name for name in ("train", "identity") if parts.get(name) is None]
-        step = (parts.get("train") or {}).get("step") if not wrong else None
-        if wrong or missing or type(step) is not int:
+        unusable = [*wrong, *missing] or [*_wrong_progress(content["train"]), *_wrong_marks(content.get("metrics"))]
+        if unusable:
             raise CheckpointError(
-                f"state.json of a checkpoint has no usable {', '.join([*wrong, *missing]) or 'train.step'}; it was not "
-                "written by the toolkit: use another checkpoint"
+                f"state.json of a checkpoint has no usable {', '.join(unusable)}; it was not written by the toolkit: "
+                "use another checkpoint"
             )
         return SavedState(
             train=content["train"],
             identity=content["identity"],
-            callbacks=content.get("extensions", {}),
+            callbacks=content.get("extensions") or {},
             trainer_callbacks=content.get("trainer_callbacks"),
             scaler=content.get("scaler"),
             metrics=content.get("metrics"),
         )
+
+
+def _wrong_progress(train: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted keys of `train` whose values are missing or of another type."""
+    try:
+        TypeAdapter(TrainState).validate_json(json.dumps(dict(train)), strict=True)
+    except ValidationError as error:
+        return [f"train.{place['loc'][0]}" for place in error.errors()]
+    return [] if "step" in train and train["step"] >= 0 else ["train.step"]
+
+
+def _wrong_marks(metrics: Mapping[str, Any] | None) -> list[str]:
+    if metrics is None or (type(metrics.get("bytes")) is int and isinstance(metrics.get("sha256"), str)):
+        return []
+    return ["metrics"]

@@ -37,9 +37,10 @@ def work(arguments: argparse.Namespace) -> None:
 
 def damages(folder: Path) -> Iterator[str]:
     """Yields one phrase for each damaged file of a run."""
-    from toolkit.base.errors import InputError
+    from toolkit.base.errors import CheckpointError, InputError
     from toolkit.base.run_folder import RunFolder
     from toolkit.checkpoint.manifest import verify
+    from toolkit.checkpoint.state import SavedState
     from toolkit.checkpoint.store import open_checkpoint, steps
     from toolkit.report.intact import damaged
     from toolkit.report.runs import read_record
@@ -62,8 +63,12 @@ def damages(folder: Path) -> Iterator[str]:
             problems = verify(checkpoint)
             whole = whole if problems else checkpoint
             yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in problems)
-        if whole is not None and has_changed(files.metrics, open_checkpoint(whole).state.get("metrics")):
-            yield f"{files.metrics.name} is not as it was when {whole.name} was written"
+        try:
+            mark = None if whole is None else SavedState.from_json(open_checkpoint(whole).state).metrics
+            if has_changed(files.metrics, mark):
+                yield f"{files.metrics.name} is not as it was when the newest checkpoint was written"
+        except CheckpointError as error:
+            yield str(error)
 
 
 def _wrong_lines(metrics: Path) -> Iterator[str]:

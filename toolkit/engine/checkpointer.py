@@ -213,7 +213,13 @@ class Checkpointer:
             say(f"the best checkpoint (step {best}) is missing; tracking of the best metric restarts")
             state.best_metric, state.best_step = None, None
         for part, (tensors, values) in kept:
-            part.restore(tensors, values)
+            try:
+                part.restore(tensors, values)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CheckpointError(
+                    f"{saved.path}: the state of {type(part).__name__} cannot be restored ({type(error).__name__}: "
+                    f"{error}); use another checkpoint"
+                ) from error
         self._saved = (state.step, state.ended)
 
     def _load(self, saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> list[tuple[Any, Kept]]:
