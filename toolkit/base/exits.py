@@ -74,7 +74,7 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        raise Interrupted(stopped.what, resume, stopped.number) from None
+        raise Interrupted(stopped.what, resume if stopped.resume else "", stopped.number) from None
     except KeyboardInterrupt:
         raise Interrupted("Stopped by Ctrl-C.", resume, signal.SIGINT) from None
 
@@ -131,7 +131,8 @@ def unexpected(error: Exception) -> str:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
-            "raise train.gradient_accumulation_steps by the same factor; the results stay the same."
+            "raise train.gradient_accumulation_steps by the same factor, or lower train.max_tokens_per_batch; the "
+            "results stay the same."
         )
     if "parameters that were not used in producing loss" in text:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."

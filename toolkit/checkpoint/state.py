@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.base.errors import CheckpointError
 
-_PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler")
+_PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler", "metrics")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class SavedState:
         callbacks: values of the toolkit's callbacks and of the strategy, by name.
         trainer_callbacks: attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`.
         scaler: state of the fp16 gradient scaler, or None.
+        metrics: size and sha256 of `metrics.jsonl`, or None.
     """
 
     train: Mapping[str, Any]
@@ -28,6 +29,7 @@ class SavedState:
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainer_callbacks: Mapping[str, Mapping[str, Any]] | None = None
     scaler: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the file."""
@@ -36,6 +38,7 @@ class SavedState:
             "identity": dict(self.identity),
             "trainer_callbacks": self.trainer_callbacks,
             "scaler": self.scaler,
+            "metrics": self.metrics,
             "extensions": dict(self.callbacks),  # the name in the file format
         }
         return {name: value for name, value in content.items() if value is not None}
@@ -62,4 +65,5 @@ class SavedState:
             callbacks=content.get("extensions", {}),
             trainer_callbacks=content.get("trainer_callbacks"),
             scaler=content.get("scaler"),
+            metrics=content.get("metrics"),
         )

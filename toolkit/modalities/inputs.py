@@ -21,6 +21,7 @@ from toolkit.data.prepare import prepare
 from toolkit.distributed.mesh import mesh_of
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model
+from toolkit.modalities.resolved import Circumstances, resolve
 from toolkit.models.adapter_checks import prompt_problems
 from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
 
@@ -40,6 +41,7 @@ class Inputs:
         rows: the checked rows.
         data: the preprocessed rows.
         identity: settings and fingerprints that must not change on resume, by dotted key.
+        resolved: what settings of `auto` became, by dotted key.
     """
 
     model_config: PreTrainedConfig
@@ -48,6 +50,7 @@ class Inputs:
     rows: CheckedRows
     data: Prepared
     identity: Mapping[str, Any]
+    resolved: Mapping[str, bool | int]
 
 
 def read_inputs(
@@ -76,7 +79,9 @@ def read_inputs(
         problems += unused_parameter_problems(config)
     _refuse(problems)
     rows = load_rows(cfg, task, accelerator, None if sample else claimed.output_dir, sample)
-    identity = identity_of(cfg, rows, mesh_of(cfg.parallel, accelerator.num_processes))
+    mesh = mesh_of(cfg.parallel, accelerator.num_processes)
+    resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
+    identity = {**identity_of(cfg, rows, mesh), **resolved}
     if claimed.resume is not None:
         saved = SavedState.from_json(claimed.resume.state).identity
         refuse_changes(saved, identity)
@@ -88,7 +93,7 @@ def read_inputs(
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))
     data = prepare(rows, task, processor, cfg, accelerator)
-    return Inputs(config, task.auto_model(config), processor, rows, data, identity)
+    return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
 
 
 def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]:

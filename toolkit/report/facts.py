@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import best_metric
+from toolkit.api.run import Run, best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
@@ -19,12 +20,20 @@ from toolkit.base.trust import trust
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
+from toolkit.report.intact import of_former_session, sealed
 
 MOST_DIFF_BYTES = 2**20
 
 
 def write_start(
-    cfg: Config, task: Task, rows: CheckedRows, recipe: Path, mesh: Mesh, milestones: Milestones, output_dir: Path
+    cfg: Config,
+    task: Task,
+    rows: CheckedRows,
+    recipe: Path,
+    mesh: Mesh,
+    milestones: Milestones,
+    resolved: Mapping[str, Any],
+    output_dir: Path,
 ) -> None:
     """Writes `config.yaml` (resolved), `run.json`, and `uncommitted.diff` if the recipe's checkout has changes."""
     files = RunFolder(output_dir)
@@ -50,18 +59,26 @@ def write_start(
         "bad_rows": dict(rows.bad_rows),
         "labels": {split: dict(counts) for split, counts in rows.findings.labels.items()},
         "task_state": state_of(task),
+        "resolved": dict(resolved),
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
-    write_json(files.facts, facts | _former_result(files.facts))
+    write_json(files.facts, sealed(facts | _former_result(files.facts)))
+
+
+def write_resolved(run: Run) -> None:
+    """Adds to `run.json` what settings of `auto` became once the model was built."""
+    file = RunFolder(run.output_dir).facts
+    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), "resolved": dict(run.resolved)})
 
 
 def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
         former = json.loads(file.read_text(encoding="utf-8"))
-        return {name: former[name] for name in ("result", "memory", "files") if name in former}
-    except (OSError, ValueError, TypeError):  # a new run, or a damaged file
+        kept = {name: former[name] for name in ("result", "memory", "files") if name in former}
+        return {**kept, "files": of_former_session(kept["files"])} if "files" in kept else kept
+    except (OSError, ValueError, TypeError, AttributeError):  # a new run, or a damaged file
         return {}
 
 

@@ -258,12 +258,16 @@ SAVED: dict[str, Any] = {
     "model.name_or_path": None,
     "task.labels": ["a", "b"],
     "train.gradient_accumulation_steps": 3,
+    "train.max_tokens_per_batch": None,
     "train.per_device_train_batch_size": 4,
     "train.strategy": "sync",
     "train.max_steps": 10,
     "train.num_train_epochs": 3.0,
     "train.dataloader_num_workers": 0,
     "train.ddp_timeout": 1800,
+    "train.heartbeat_timeout": 120.0,
+    "train.non_finite": "stop",
+    "train.max_non_finite_steps": 10,
     "eval.eval_steps": None,
     "checkpoint.save_steps": 5,
     "tracking.project": "x",
@@ -287,7 +291,14 @@ def test_free_settings_may_change() -> None:
         "train.gradient_accumulation_steps",
         "data.fingerprint.train",
         "num_processes",
-        *(key for key in SAVED if key.startswith("train.") and "max" not in key and "num" not in key),
+        *(
+            key
+            for key in SAVED
+            if key.startswith("train.")
+            and "max" not in key
+            and "num" not in key
+            and key not in ("train.heartbeat_timeout", "train.non_finite")
+        ),
     }
     current = {key: value if key in kept else "changed" for key, value in SAVED.items()}
     del current["data.fingerprint.validation"]

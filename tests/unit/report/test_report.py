@@ -153,7 +153,7 @@ MEASURED = MemoryUse(2**20, 2**20, 2 * 2**20, baseline=300 * 2**20, train_peak=1
 def test_memory_stands_beside_what_was_predicted(page: str) -> None:
     parts = [row[0] for row in cells(page, "Memory")]
     assert parts == [
-        "weights and buffers", "gradients", "optimizer state", "activations and the rest", "peak of training steps",
+        "weights and buffers", "gradients", "optimizer state", "copy of a checkpoint", "activations and the rest", "peak of training steps",
     ]  # fmt: skip
     assert all(row[1] == row[2] for row in cells(page, "Memory")[:3])  # what was predicted of the states is exact
     words, table = memory_table(MEASURED)
