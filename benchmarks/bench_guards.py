@@ -15,20 +15,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import texts
 from bench_loop import LARGE, SMALL
-from ours import STEPS_ONLY, Steps
+from ours import STEPS_ONLY, Steps, fresh
 from pairs import ROOT, Side, calling, compared, interleave, parser, read_options, write
 
 GUARDS: dict[str, Callable[..., Any]] = {
     "toolkit.run:heartbeat": lambda *arguments: nullcontext(),
-    "toolkit.engine.session:is_lost": lambda *arguments: False,
-    "toolkit.distributed.signals:StopSignal.beat": lambda signal: None,
+    "toolkit.engine.updates:Updates.check": lambda *arguments: None,
+    "toolkit.engine.updates:Updates.check_parameters": lambda *arguments: None,
+    "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
 }
 """Places of the guards, and what stands there without them."""
 CASES = {
@@ -41,40 +41,29 @@ WARM_UP = 4
 CONFIG = "recipes/configs/qa/squad.yaml"
 
 
-def owner_of(place: str) -> tuple[Any, str]:
-    """Returns the module or class of a place, and the name in it."""
-    module, _, name = place.partition(":")
-    *owners, attribute = name.split(".")
-    owner: Any = import_module(module)
-    for part in owners:
-        owner = getattr(owner, part)
-    return owner, attribute
-
-
 @contextmanager
-def without_guards() -> Iterator[list[str]]:
-    """Takes the guards out of this process, those that this version has, and yields their places."""
+def without_guards() -> Iterator[None]:
+    """Takes the guards out of this process.
+
+    Raises:
+        AttributeError: if there is none at a place.
+    """
     with ExitStack() as replaced:
-        found = []
         for place, neutral in GUARDS.items():
-            owner, attribute = owner_of(place)
-            if hasattr(owner, attribute):
-                replaced.enter_context(patch.object(owner, attribute, neutral))
-                found.append(place)
-        yield found
+            module, _, name = place.partition(":")
+            replaced.enter_context(patch(f"{module}.{name}", neutral))
+        yield
 
 
-def train(overrides: Sequence[str], guards: bool) -> dict[str, Any]:
+def train(overrides: Sequence[str], folder: str, guards: bool) -> dict[str, Any]:
     """Trains in this process, with or without guards, and returns the seconds of the median step."""
     from toolkit.lab.training import trained
 
     steps = Steps()
-    with tempfile.TemporaryDirectory() as folder, nullcontext([]) if guards else without_guards() as removed:
-        job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
-               "overrides": [*STEPS_ONLY, *overrides, f"output_dir={folder}/run"]}  # fmt: skip
-        with trained(job, steps):
-            seconds = statistics.median(steps.clock.steps(WARM_UP - 1))
-            return {"seconds": seconds, "losses": steps.losses, "removed": removed}
+    job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
+           "overrides": [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]}  # fmt: skip
+    with nullcontext() if guards else without_guards(), trained(job, steps):
+        return {"seconds": statistics.median(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
 
 
 def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
@@ -92,7 +81,7 @@ def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
         "tracking.logging_steps=50",
     ]  # fmt: skip
     made_sides = [
-        calling(f"{kind}, {name}", train, overrides=settings, guards=kind == "guards")
+        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), guards=kind == "guards")
         for kind in ("no guards", "guards")
     ]
     return [launched(side, processes) for side in made_sides]
@@ -114,16 +103,17 @@ def main() -> None:
         SystemExit: if the losses differ.
     """
     options = read_options(parser(__doc__, pairs=9))
-    cases, removed = {}, []
+    cases = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in CASES:
             runs = interleave(sides(name, options, Path(folder)), options)
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
                 raise SystemExit(f"{name}: guards change the losses")
-            removed = runs[f"no guards, {name}"][0]["removed"]
             cases[name] = compared(runs, f"no guards, {name}", f"guards, {name}")
     title = "a step without guards (heartbeat, finite checks, signals), against the same step with them"
-    write("guards", "guards", title, {**cases["large"], "case": "large", "cases": cases, "removed": removed}, options)
+    write(
+        "guards", "guards", title, {**cases["large"], "case": "large", "cases": cases, "removed": list(GUARDS)}, options
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import texts
-from ours import recipe_side, setting
+from ours import recipe_side
 from pairs import ROOT, Side, compared, interleave, parser, read_options, write
 
 WARM_UP = 5
@@ -41,7 +41,7 @@ def sides(size: str, options: argparse.Namespace, folder: Path) -> list[Side]:
         f"task.max_length={limit}", "task.doc_stride=16", f"train.per_device_train_batch_size={rows}",
         "train.num_train_epochs=1", "train.train_sampling_strategy=sequential", "train.mixed_precision=no",
         "train.learning_rate=5e-5", "train.warmup_steps=0", "train.weight_decay=0", "train.dataloader_num_workers=0",
-        "tracking.logging_steps=50", *setting("unpadded", "false"), *setting("fast_dropout", "false"),
+        "tracking.logging_steps=50", "train.unpadded=false", "train.fast_dropout=false",
     ]  # fmt: skip
     script = str(ROOT / "benchmarks" / "scripts" / "bare_loop.py")
     bare = [sys.executable, script, "--model", str(model), "--train_file", file, "--cache", str(folder / "cache"),

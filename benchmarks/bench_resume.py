@@ -97,10 +97,9 @@ def settings_of(file: Path, rows: int, step: int) -> list[str]:
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Measures starts and resumes in turn; the first of each is not counted."""
-    rows = 200 if options.quick else options.rows
-    step = round(rows * PART)
-    write_rows(rows, folder / "rows.jsonl")
-    settings = settings_of(folder / "rows.jsonl", rows, step)
+    step = round(options.rows * PART)
+    write_rows(options.rows, folder / "rows.jsonl")
+    settings = settings_of(folder / "rows.jsonl", options.rows, step)
     kept = folder / "kept"
     run(calling("checkpoint", write_checkpoint, overrides=[*settings, f"output_dir={kept}"], step=step), options)
     command = [sys.executable, "-m", "toolkit", "train", "reviews", "--config", str(ROOT / CONFIG), *settings]
@@ -123,6 +122,7 @@ def main() -> None:
     made = parser(__doc__, pairs=5)
     made.add_argument("--rows", type=int, default=100_000, help="rows and steps of the epoch")
     options = read_options(made)
+    options.rows = 200 if options.quick else options.rows
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         cases = {name: median_and_range(times) for name, times in measure(options, Path(folder)).items()}
     figures = {**cases["resume"], "case": "resume", "cases": cases, "settings": {"steps_per_epoch": options.rows}}

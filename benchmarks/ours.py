@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +16,12 @@ if TYPE_CHECKING:
 
 STEPS_ONLY = ("checkpoint.save_steps=null", "eval.eval_steps=null", "data.validation_split=0")
 """Only steps: no evaluation, no checkpoints."""
-NO_WASTE = {"unpadded": "true", "fast_dropout": "true"}
-"""Settings of `train` that leave waste out; those that this version does not have are left out."""
-
-
-def setting(name: str, value: object) -> list[str]:
-    """Returns a setting of `train` as an override; nothing where this version does not have it."""
-    from toolkit.config.sections import TrainConfig
-
-    return [f"train.{name}={value}"] if name in {field.name for field in fields(TrainConfig)} else []
 
 
 def no_waste(max_tokens: int | None = None) -> list[str]:
     """Returns overrides for unpadded batches, fast dropout and, if given, a token budget."""
-    found = [override for name, value in NO_WASTE.items() for override in setting(name, value)]
-    return found if max_tokens is None else found + setting("max_tokens_per_batch", max_tokens)
+    budget = [] if max_tokens is None else [f"train.max_tokens_per_batch={max_tokens}"]
+    return ["train.unpadded=true", "train.fast_dropout=true", *budget]
 
 
 class Steps:
@@ -49,47 +40,35 @@ class Steps:
         self.losses.append(record["loss_sum"] / record["num_items"])
 
 
-def train(recipe: str, config: str, overrides: Sequence[str], warm_up: int) -> dict[str, Any]:
+def fresh(folder: str) -> str:
+    """Returns a new output folder of this round in a scratch folder, the same for all ranks of a launch."""
+    return f"{folder}/{os.getppid() if 'LOCAL_RANK' in os.environ else os.getpid()}"
+
+
+def train(recipe: str, config: str, overrides: Sequence[str], folder: str, warm_up: int) -> dict[str, Any]:
     """Trains in this process.
 
     Args:
         recipe: name of the recipe.
         config: the YAML, from the repository's folder.
         overrides: `section.key=value` strings.
-        warm_up: steps that are not counted.
+        folder: a scratch folder.
+        warm_up: steps that are not counted, at least 1.
 
     Returns:
-        The `seconds` of the other steps together, the `losses` of all, and the memory of training, in MiB.
+        The `seconds` of the other steps together, the `losses` of all, and the memory of training, in `mib`.
     """
     from toolkit.lab.training import trained
 
-    steps = Steps()
-    job = {"recipe": str(ROOT / "recipes" / f"{recipe}.py"), "config": str(ROOT / config), "overrides": overrides}
+    steps, settings = Steps(), [*STEPS_ONLY, f"output_dir={fresh(folder)}", *overrides]
+    job = {"recipe": str(ROOT / "recipes" / f"{recipe}.py"), "config": str(ROOT / config), "overrides": settings}
     with trained(job, steps) as (_, result):
         measured, mib = steps.clock.steps(warm_up - 1), result.memory.train_peak / 2**20
         return {"seconds": sum(measured), "steps": len(measured), "losses": steps.losses, "mib": mib}
 
 
 def recipe_side(name: str, recipe: str, config: str, overrides: Sequence[str], folder: Path, warm_up: int) -> Side:
-    """Returns a side that trains a recipe; its output folder is new in every round.
-
-    Args:
-        name: the side's name in the results.
-        recipe: name of the recipe.
-        config: the YAML, from the repository's folder.
-        overrides: further `section.key=value` strings; later ones win.
-        folder: a scratch folder.
-        warm_up: steps that are not counted, at least 1.
-    """
-    place = folder / f"outputs-{name.replace(' ', '-').replace(',', '')}"
-    settings = [*STEPS_ONLY, f"output_dir={place}", *overrides]
-    return calling(name, train_afresh, recipe=recipe, config=config, overrides=settings, warm_up=warm_up)
-
-
-def train_afresh(recipe: str, config: str, overrides: Sequence[str], warm_up: int) -> dict[str, Any]:
-    """Trains as `train` does, after removing the output folder of the round before."""
-    import shutil
-
-    (place,) = (override.removeprefix("output_dir=") for override in overrides if override.startswith("output_dir="))
-    shutil.rmtree(place, ignore_errors=True)
-    return train(recipe, config, overrides, warm_up)
+    """Returns a side that trains a recipe, into a new output folder in every round; arguments as for `train`."""
+    return calling(
+        name, train, recipe=recipe, config=config, overrides=list(overrides), folder=str(folder), warm_up=warm_up
+    )

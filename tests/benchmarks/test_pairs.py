@@ -8,7 +8,7 @@ import sys
 import pairs
 import pytest
 import texts
-from bench_guards import GUARDS, without_guards
+from bench_guards import without_guards
 from bench_start import last_step, median_and_range
 
 
@@ -127,11 +127,10 @@ def test_a_missing_minilm_is_named_with_the_remedy(tmp_path, monkeypatch) -> Non
 
 
 def test_guards_are_taken_out_and_come_back() -> None:
-    from toolkit.engine import session
+    from toolkit.engine.updates import Updates
 
-    guard = session.is_lost
-    with without_guards() as removed:
-        assert session.is_lost(None, float("nan")) is False
-    assert session.is_lost is guard
-    assert set(removed) <= set(GUARDS)
-    assert len(removed) >= 2
+    guard = Updates.check
+    with without_guards():
+        assert Updates.check is not guard
+        assert Updates.check(None, float("nan"), ()) is None
+    assert Updates.check is guard
