@@ -24,6 +24,9 @@ FREE = (
     "train.max_time",
     "train.dataloader_*",
     "train.ddp_timeout",
+    "train.heartbeat_timeout",
+    "train.non_finite",
+    "train.max_non_finite_steps",
     "eval.*",
     "checkpoint.*",
     "tracking.*",
@@ -36,6 +39,7 @@ FREE = (
     "data.fingerprint.validation",
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
+    "data.media_cache",
     "data.max_eval_samples",
     f"{VERSIONS}*",
 )
@@ -47,6 +51,9 @@ DIMENSIONS = tuple(Mesh().sizes)
 SPLIT = (BATCH, ACCUMULATION, BUDGET, *(f"mesh.{name}" for name in DIMENSIONS))
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
+UNPADDED = "train.unpadded"
+OLDER = {UNPADDED: False}
+"""What runs of versions without a setting did."""
 
 
 def layout(mesh: Mesh) -> dict[str, int]:
@@ -55,10 +62,25 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas.
+
+    Raises:
+        CheckpointError: if the run does not say so.
+    """
     if "mesh.replicas" not in saved:
-        return Mesh(replicas=saved["num_processes"])
-    return Mesh(**{name: saved[f"mesh.{name}"] for name in DIMENSIONS})
+        return Mesh(replicas=_count(saved, "num_processes"))
+    return Mesh(**{name: _count(saved, f"mesh.{name}") for name in DIMENSIONS})
+
+
+def _count(identity: Mapping[str, Any], key: str) -> int:
+    """Returns a positive number of a run's identity."""
+    value = identity.get(key)
+    if type(value) is not int or value < 1:
+        raise CheckpointError(
+            f"state.json of the checkpoint has no usable {key} (it says {value!r}); it was not written by the toolkit: "
+            "use another checkpoint"
+        )
+    return value
 
 
 def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +90,8 @@ def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def window_rows(identity: Mapping[str, Any]) -> int:
     """Returns the rows of a complete window, over all processes."""
-    return int(identity[BATCH]) * (identity[ACCUMULATION] or 1) * layout_of(identity).data_size
+    accumulation = 1 if identity.get(ACCUMULATION) is None else _count(identity, ACCUMULATION)
+    return _count(identity, BATCH) * accumulation * layout_of(identity).data_size
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -82,10 +105,12 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     Returns:
         One message for each setting that differs and may not, sorted by key.
     """
-    now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
-    before = _completed(saved)
+    now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
+    before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
+    if elastic and any(before[key] != now[key] for key in SPLIT):
+        free = (*free, UNPADDED)  # not every way to split a model can leave out padding
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"
         for key in sorted({*before, *now})

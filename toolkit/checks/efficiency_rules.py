@@ -85,6 +85,12 @@ RULES = (
         "only inductor supports modes",
         "remove train.torch_compile_mode",
     ),
+    Rule(
+        lambda c: c.train.fast_dropout is True and c.train.torch_compile,
+        ("train.fast_dropout", "train.torch_compile"),
+        "compiled passes have PyTorch's own dropout",
+        "set train.fast_dropout to auto",
+    ),
     _workers_only("dataloader_persistent_workers", False),
     _workers_only("dataloader_prefetch_factor", None),
     Rule(

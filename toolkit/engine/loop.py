@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from toolkit.api.run import FitResult, Run
 from toolkit.base.console import progress
+from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
 from toolkit.optim.optimizers import build_optimizer
@@ -19,8 +20,9 @@ def fit(run: Run) -> FitResult:
         strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)
+        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background)
         session.restore()
+        session.catch_up(session.evaluate)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:
@@ -41,4 +43,4 @@ def fit(run: Run) -> FitResult:
                     bar.update()
                     if session.context.over:
                         break
-        return session.finish()
+        return finish(session)

@@ -23,6 +23,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
+from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
@@ -50,7 +51,7 @@ def fit(run: Run) -> FitResult:
             trainer.train()
         if not trainer.session.context.over:
             trainer.session.context.end()
-        return trainer.session.finish()
+        return finish(trainer.session)
 
 
 class WindowTrainer(Trainer):
@@ -197,9 +198,10 @@ class _Steps(TrainerCallback):
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
             t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
-            engine_state=t.callback_states, on_save=t.on_save,
+            setup.background, engine_state=t.callback_states, on_save=t.on_save,
         )  # fmt: skip
         t.session.restore()
+        t.session.catch_up(t.evaluate)
         t.model_wrapped.train()
         t._tell_best()
 

@@ -65,6 +65,7 @@ OF_MEMORY = (
     "per_device_train_batch_size",
     "max_tokens_per_batch",
     "ema_decay",
+    "unpadded",
 )
 """Settings in the section `train` that a footprint depends on."""
 
