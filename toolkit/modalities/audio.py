@@ -214,7 +214,7 @@ def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options
     Models of spectrograms take every clip at the same length.
     """
     longest = options.audio.max_seconds
-    if extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins"):
+    if _takes_waveforms(extractor):
         seconds = [min(file["frames"] / file["rate"], longest) for file in files]
     else:
         seconds = [longest] * len(files)
