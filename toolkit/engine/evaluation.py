@@ -16,7 +16,7 @@ from torch import nn
 
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
-from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
+from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
@@ -88,8 +88,6 @@ def predict(
     Raises:
         Abandoned: on every process, if any of them should abandon the evaluation.
     """
-    from accelerate.utils import send_to_device
-
     accelerator, task = predictor.accelerator, predictor.task
     loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
     parts: list[Part] = []
@@ -105,13 +103,9 @@ def predict(
             if any_rank_stops(predictor, is_stopping):
                 break
             num_items += float(count_items(task, cpu_batch))
-            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
-            outputs = model(**batch["inputs"])
-            if outputs is not None:  # else the last stage of a pipeline has them
-                loss_sum += float(task.loss_sum(outputs, batch))
-                predictions = task.predict(model, outputs, batch)
-            if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
-                parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            loss, found = _predict_batch(predictor, model, cpu_batch)
+            loss_sum += loss
+            parts += found
             # All ranks together; the last of their batches may have fewer rows.
             bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
@@ -124,6 +118,21 @@ def predict(
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
+
+
+def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
+    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline."""
+    from accelerate.utils import send_to_device
+
+    task, row_ids = predictor.task, cpu_batch["row_ids"]
+    batch = send_to_device(cpu_batch, predictor.accelerator.device, non_blocking=True)
+    outputs = model(**batch["inputs"])
+    if outputs is None:
+        return 0.0, []
+    loss, predictions = float(task.loss_sum(outputs, batch)), task.predict(model, outputs, batch)
+    if not (row_ids >= 0).all():  # a batch without rows holds a masked one
+        return loss, []
+    return loss, [(row_ids.numpy(), {name: tensor.cpu().numpy() for name, tensor in predictions.items()})]
 
 
 def evaluate(
