@@ -7,7 +7,8 @@ number of processes nor on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
-from toolkit.distributed.collectives import all_sum, data_sum, on_main
-from toolkit.engine.interrupting import any_rank_stops, interruptible
+from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.engine.interrupting import abandon_together, any_rank_stops, interruptible
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,10 +60,6 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
     return result
 
 
-class Abandoned(Exception):  # noqa: N818 - no error
-    """A stop signal has arrived, and an evaluation was abandoned; raised on every rank."""
-
-
 def predict(
     predictor: Predictor,
     model: nn.Module,
@@ -92,10 +89,9 @@ def predict(
     loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
     parts: list[Part] = []
     loss_sum = num_items = 0.0
-    was_training = model.training
-    model.eval()
     with (
         torch.no_grad(),
+        _evaluating(model),
         progress(len(data.features), title, inner=beat is not None, unit="row") as bar,
         interruptible(model, predictor.mesh, is_stopping),
     ):
@@ -110,14 +106,21 @@ def predict(
             bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
                 beat()
-    model.train(was_training)
-    (stopping,) = all_sum(accelerator, float(is_stopping()))
-    if stopping:
-        raise Abandoned
+    abandon_together(accelerator, is_stopping)
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:

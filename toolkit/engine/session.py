@@ -25,8 +25,8 @@ from toolkit.distributed.signals import StopSignal
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
-from toolkit.engine.evaluation import Abandoned
 from toolkit.engine.evaluator import Evaluator
+from toolkit.engine.interrupting import Abandoned
 from toolkit.engine.meter import ProgressMeter
 from toolkit.engine.stopping import Stopper
 from toolkit.engine.updates import UpdateGuard
