@@ -87,8 +87,7 @@ def predict(
     """
     accelerator, task = predictor.accelerator, predictor.task
     loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
-    parts: list[Part] = []
-    loss_sum = num_items = 0.0
+    parts, loss_sum, num_items = list[Part](), 0.0, 0.0
     with (
         torch.no_grad(),
         _evaluating(model),
