@@ -36,12 +36,13 @@ from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.signals import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
+from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
 from toolkit.engine.warm_up import import_all
 from toolkit.modalities.inputs import Inputs, read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.report.facts import write_start
+from toolkit.report.facts import write_resolved, write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     has_checkpoints = run.cfg.checkpoint.save_steps is not None
     with DeferredStop("Finish it with checkpoint.resume=auto." if has_checkpoints else "") as stop:
         result = fit(run)
-        run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
+        run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
         result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
         result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
         if not ends_process:
@@ -161,12 +162,12 @@ def prepared_run(
         memory = MemoryWatch(accelerator.device)
         model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
-        yield Run(
+        yield _resolved(Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             retry=retry, resolved=inputs.resolved,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def _trainable_model(
@@ -174,4 +175,11 @@ def _trainable_model(
 ) -> PreTrainedModel:
     model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
     model = in_float64(model) if float64 else model
-    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir)
+    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)
+
+
+def _resolved(run: Run) -> Run:
+    """Decides what settings of `auto` become that depend on the memory that the built model leaves."""
+    run = replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
+    on_main(run.accelerator, write_resolved, run)
+    return run

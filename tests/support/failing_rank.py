@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,10 +14,9 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from toolkit import run
-from toolkit.checkpoint import writing
+from toolkit.checkpoint import commit, writing
 from toolkit.data import prepare
 from toolkit.engine import evaluation
-from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -69,6 +69,18 @@ def kill_in_save() -> None:
         return write_file(path, entries, some() if f"step-{FAULT_STEP}" in str(path) else tensors, metadata)
 
     writing.write_file = write_some
+
+
+def full_disk() -> None:
+    """Fails the first tensor file of the checkpoint after `FAULT_STEP`, in the thread that writes it."""
+    write_file = writing.write_file
+
+    def fails(path, *given):
+        if f"step-{FAULT_STEP + 1}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_file(path, *given)
+
+    writing.write_file = fails
 
 
 def slow() -> None:
@@ -137,7 +149,7 @@ def _before_gradient(fault: Callable[[], object]) -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
-    for module, name in ((prepare, "tokenise"), (Checkpointer, "_finish"), (run, "write_results")):
+    for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 
@@ -158,7 +170,7 @@ def elsewhere() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        *(error, kill, kill_in_save, slow, slow_work, elsewhere),
+        *(error, kill, kill_in_save, full_disk, slow, slow_work, elsewhere),
         *(stop, stop_in_evaluation, sleep, compute, compute_without_threads),
     )
 }

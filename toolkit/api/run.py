@@ -90,8 +90,8 @@ class Run:
         strategy: how the processes share the training.
         best: the metric that selects the best model, with its prefix.
         observer: an observer, or None.
-        retry: what is known from before the run went back to a checkpoint.
         resolved: what settings of `auto` became, by dotted key.
+        retry: what is known from before the run went back to a checkpoint.
     """
 
     cfg: Config
@@ -108,8 +108,13 @@ class Run:
     strategy: Strategy
     best: Score
     observer: Observer | None = None
-    retry: Retry = FIRST_TRY
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
+    retry: Retry = FIRST_TRY
+
+    @property
+    def unpadded(self) -> bool:
+        """Whether the model is trained on rows without padding."""
+        return bool(self.resolved.get("train.unpadded", False))
 
 
 @dataclass(frozen=True)

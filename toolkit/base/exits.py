@@ -151,7 +151,8 @@ def unexpected(error: Exception) -> str:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
-            "raise train.gradient_accumulation_steps by the same factor; the results stay the same."
+            "raise train.gradient_accumulation_steps by the same factor, or lower train.max_tokens_per_batch; the "
+            "results stay the same."
         )
     for sign, message in KNOWN.items():
         if sign in text:
@@ -166,6 +167,11 @@ def unexpected(error: Exception) -> str:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return ENDED_ELSEWHERE
+    if isinstance(error, RuntimeError) and "DataLoader worker" in text:
+        return (
+            f"{text.splitlines()[0]}\nA process that loads data was ended from outside, mostly because memory ran out: "
+            "lower train.dataloader_num_workers or train.dataloader_prefetch_factor."
+        )
     return disk_problem(error) or "".join(traceback.format_exception(error))
 
 

@@ -36,6 +36,8 @@ from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
+from toolkit.models.unpadded.choice import choose
+from toolkit.models.unpadded.install import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.intact import refuse_damaged_model
 
@@ -249,6 +251,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
+    if choose(cfg, config, accelerator.device):
+        install(network)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
     return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)

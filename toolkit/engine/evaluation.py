@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
+from toolkit.data.workers import ended_workers, num_workers
 from toolkit.distributed.collectives import data_sum, on_main
 from toolkit.engine.interrupting import abandon_together, any_rank_stops, interruptible
 
@@ -86,14 +89,14 @@ def predict(
         Abandoned: on every process, if any of them should abandon the evaluation.
     """
     accelerator, task = predictor.accelerator, predictor.task
-    loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
+    workers = num_workers(predictor.cfg.train, task, accelerator.device)
+    loader = evaluation_loader(
+        data.features, task, predictor.processor, predictor.cfg, predictor.mesh, workers, data.kept
+    )
     parts, loss_sum, num_items = list[Part](), 0.0, 0.0
-    with (
-        torch.no_grad(),
-        _evaluating(model),
-        progress(len(data.features), title, inner=beat is not None, unit="row") as bar,
-        interruptible(model, predictor.mesh, is_stopping),
-    ):
+    bar = progress(len(data.features), title, inner=beat is not None, unit="row")
+    stoppable = interruptible(model, predictor.mesh, is_stopping)
+    with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
         for cpu_batch in loader:
             if any_rank_stops(predictor, is_stopping):
                 break
@@ -124,11 +127,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
     """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline."""
-    from accelerate.utils import send_to_device
-
     task, row_ids = predictor.task, cpu_batch["row_ids"]
-    batch = send_to_device(cpu_batch, predictor.accelerator.device, non_blocking=True)
-    outputs = model(**batch["inputs"])
+    batch = to_device(cpu_batch, predictor.accelerator.device)
+    with logits_at_labels(batch):
+        outputs = model(**batch["inputs"])
     if outputs is None:
         return 0.0, []
     loss, predictions = float(task.loss_sum(outputs, batch)), task.predict(model, outputs, batch)

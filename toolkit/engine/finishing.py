@@ -5,8 +5,8 @@ from __future__ import annotations
 from toolkit.api.callback import Callback
 from toolkit.api.run import FitResult
 from toolkit.distributed.guard import refuse_non_finite
+from toolkit.engine.outcome import outcome
 from toolkit.engine.session import Session
-from toolkit.optim.state import state_bytes
 
 
 def finish(session: Session) -> FitResult:
@@ -19,6 +19,7 @@ def finish(session: Session) -> FitResult:
         session.save()
     session.evaluate()
     session.stops.stop_now()
+    session.checkpointer.join()
     best_is_earlier = state.best_step not in (None, state.step)
     replaced = any(type(callback).finish is not Callback.finish for callback in session.callbacks)
     if checkpoint.load_best_model_at_end and best_is_earlier and session.checkpointer.load_best():
@@ -30,28 +31,5 @@ def finish(session: Session) -> FitResult:
         callback.finish()
     refuse_non_finite(run.accelerator, session.strategy.own_parameters(), state.step)
     with session.abandoned_if_stopped():
-        return _result(session)
-
-
-def _result(session: Session) -> FitResult:
-    run, state = session.run, session.state
-    place = {"step": state.step, "epoch": session.context.epoch}
-    evaluations = {name: found for name in run.data.evals if (found := session.evaluator.evaluate(name)) is not None}
-    if test := evaluations.get("test"):
-        session.tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-    further = session.strategy.exchanged() | session.updates.metrics()
-    for callback in session.callbacks:
-        further |= callback.final_metrics()
-    if further:
-        session.tracker.log(place | further)
-    return FitResult(
-        steps=state.step,
-        train_loss=session.meter.train_loss,
-        evaluations=evaluations,
-        best=state.best_metric,
-        best_step=state.best_step,
-        train_seconds=session.meter.seconds,
-        items_per_second=session.meter.items_per_second,
-        memory=run.memory.use(session.context.bare_model, state_bytes(session.context.optimizer)),
-        further=further,
-    )
+        copy_bytes, left_out = session.checkpointer.copy_bytes, session.updates.metrics()
+        return outcome(session.context, session.evaluator, session.meter, session.tracker, copy_bytes, left_out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,16 +19,17 @@ from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
-from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.interrupting import Abandoned
 from toolkit.engine.meter import ProgressMeter
+from toolkit.engine.parts import splitter
 from toolkit.engine.stopping import Stopper
 from toolkit.engine.updates import UpdateGuard
 from toolkit.tracking.tracker import Tracker
@@ -48,6 +50,7 @@ class Session:
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -61,6 +64,7 @@ class Session:
         milestones: Milestones,
         tracker: Tracker,
         stop: StopSignal,
+        background: BackgroundSave,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
@@ -68,17 +72,18 @@ class Session:
         self.state = TrainState()
         bare_model: nn.Module = run.accelerator.unwrap_model(model)
         self.strategy = run.strategy
-        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, self._split, stop.beat))
+        split = splitter(run, self.state, milestones)
+        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, stop.beat))
         self.context = TrainingContext(
             run, model, bare_model, optimizer, schedule, milestones, self.state, beat=stop.beat
         )
         self.context.callbacks |= build_callbacks(self.context)
         self.callbacks = list(self.context.callbacks.values())
-        self.stops = Stopper(self.context, stop, self.save)
+        self.stops = Stopper(self.context, stop, partial(self.save, now=True))
         self.context.is_stopping = self.stops.asked
         self.meter = ProgressMeter(run, self.state)
         self.evaluator = Evaluator(self.context, self.pause)
-        self.checkpointer = Checkpointer(self.context, stop, engine_state, on_save)
+        self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.updates = UpdateGuard(self.context)
         self.window: Sequence[Batch] = ()
         self._own_items = self._window_items = 0.0
@@ -102,17 +107,20 @@ class Session:
 
         Raises:
             Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank lost its last update and the run may not go on.
+            RunError: on every rank, if any rank lost its last update and the run may not go on, or could not write its
+                part of a checkpoint.
         """
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
         self._own_items = sum(float(count_items(run.task, batch)) for batch in batches)
         (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
-        *stops, lost = all_sum(run.accelerator, *self.stops.received(), float(self.strategy.lost is not None))
+        own = *self.stops.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.stop.beat()
         if lost:
             self.strategy.agree_on_lost()
+        self.checkpointer.heed(failed, written)
         self.stops.stop_if(stops)
         self.updates.begin()
         self.window, self._window_items = batches, items
@@ -146,6 +154,7 @@ class Session:
         self.updates.check(grad_norm, batches)
         if self.updates.leaves_out:
             return
+        self.checkpointer.wait_for_copy()
         for callback in self.callbacks:
             callback.before_update()
         if self.run.observer is not None and self.strategy.lost is None:
@@ -194,7 +203,7 @@ class Session:
 
     def shown(self) -> dict[str, str]:
         """Returns what the progress bar shows: loss, main metric, and the age of this session's last checkpoint."""
-        saved_at = self.checkpointer.saved_at
+        saved_at = self.checkpointer.written_at
         age = {} if saved_at is None else {"saved": f"{format_duration(time.monotonic() - saved_at)} ago"}
         return {**self.tracker.shown, **age}
 
@@ -226,15 +235,16 @@ class Session:
             callback.after_evaluation(metrics)
         return metrics
 
-    def save(self) -> None:
-        """Writes a checkpoint of this step unless it exists."""
-        if self.checkpointer.is_saved:
-            return
-        self.meter.reduce()
-        self.tracker.flush()
-        self.pause()
+    def save(self, now: bool = False) -> None:
+        """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
         with self.stops.saving():
-            self.checkpointer.save()
+            if not self.checkpointer.is_saved:
+                self.meter.reduce()
+                self.tracker.flush()
+                self.pause()
+                self.checkpointer.save(now)
+            if now:
+                self.checkpointer.join()
 
     def catch_up(self, evaluate: Callable[[], object]) -> None:
         """Evaluates the step of the checkpoint if a stop signal has ended that, and saves it anew if that was due.
@@ -267,9 +277,5 @@ class Session:
     def pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
+        self.checkpointer.wait_for_copy()
         self.strategy.settle()
-
-    def _split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        run = self.run
-        epoch = self.state.step // self.context.milestones.steps_per_epoch
-        return split_batch(run.data.train, run.task, run.processor, run.cfg.seed, epoch, batch, size)

@@ -28,7 +28,7 @@ from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
-from toolkit.report.intact import digests
+from toolkit.report.intact import digests, sealed
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
@@ -149,7 +149,7 @@ def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
     file = RunFolder(run.output_dir).facts
     own = {"result": result.figures, "memory": asdict(result.memory), "files": digests(run.output_dir)}
-    write_json(file, _facts(run) | own)
+    write_json(file, sealed(_facts(run) | own))
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:

@@ -1,8 +1,10 @@
-"""Reads, copies and truncates `metrics.jsonl`."""
+"""Reads, copies, truncates and verifies `metrics.jsonl`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,32 @@ def truncate_metrics(path: Path, step: int) -> None:
             file.writelines(line + b"\n" for _, line in kept)
     except OSError as error:
         raise RunError(f"cannot truncate {path.absolute()} to step {step}: {error.strerror}") from error
+
+
+def mark_of(path: Path) -> dict[str, Any]:
+    """Returns size and sha256 of `metrics.jsonl` as it is now; a missing file is an empty one.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
+    """Whether the lines that `metrics.jsonl` had when `mark_of` returned `mark` have changed.
+
+    Args:
+        path: the file; lines may have been added.
+        mark: from a checkpoint; those of older versions have none.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    if mark is None:
+        return False
+    content = path.read_bytes() if path.exists() else b""
+    return hashlib.sha256(content[: mark["bytes"]]).hexdigest() != mark["sha256"]
 
 
 def _step(line: bytes) -> float | None:

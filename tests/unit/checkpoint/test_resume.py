@@ -315,6 +315,7 @@ SAVED: dict[str, Any] = {
     "model.name_or_path": None,
     "task.labels": ["a", "b"],
     "train.gradient_accumulation_steps": 3,
+    "train.max_tokens_per_batch": None,
     "train.per_device_train_batch_size": 4,
     "train.strategy": "sync",
     "train.max_steps": 10,
@@ -456,6 +457,17 @@ def test_local_sgd_keeps_its_processes() -> None:
         "train.per_device_train_batch_size",
     ]
     assert "mesh.replicas: the run was started with 2, now 1" in problems
+    cut = {"train.strategy": "local_sgd", "train.max_tokens_per_batch": 64}
+    (problem,) = changed_settings(local, split(4, 3, Mesh(replicas=2), **cut))
+    assert problem.startswith("train.max_tokens_per_batch: the run was started with null, now 64")
+
+
+def test_runs_from_before_there_were_budgets_go_on() -> None:
+    for strategy in ("sync", "local_sgd"):
+        saved = {name: value for name, value in SAVED.items() if name != "train.max_tokens_per_batch"}
+        now = split(4, 3, Mesh(replicas=2), **{"train.strategy": strategy})
+        assert changed_settings(saved | {"train.strategy": strategy}, now) == []
+        assert changed_layout(saved | {"train.strategy": strategy}, now) is None
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"step": 3, "lo', b'{"step": 2}', b"\xff\xfe\n", b'"step"\n{"loss": 1}\n\n'])

@@ -38,6 +38,10 @@ def load(*overrides: str, **environ: str) -> Config:
 
 ZERO = "parallel.backend=deepspeed parallel.zero_stage="
 CONFLICTS = {
+    "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
+    "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
+    "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
+    "train.unpadded=true parallel.backend=deepspeed": "this has not been compared under DeepSpeed",
     "model.name_or_path=null": "no model is given",
     "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
     "model.from_config.model_type=''": "it needs a model_type",
@@ -136,8 +140,9 @@ CONFLICTS = {
     "train.torch_compile_backend=inductor": "set train.torch_compile to true, or remove train.torch_compile_backend",
     "train.torch_compile_mode=default": "it has no effect without compilation",
     "train.torch_compile=true train.torch_compile_backend=eager train.torch_compile_mode=default": "only inductor",
-    "train.dataloader_persistent_workers=true": "batches are loaded in the training process",
-    "train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0, or remove",
+    "train.torch_compile=true train.fast_dropout=true": "set train.fast_dropout to auto",
+    "train.dataloader_num_workers=0 train.dataloader_persistent_workers=true": "loaded in the training process",
+    "train.dataloader_num_workers=0 train.dataloader_prefetch_factor=3": "set train.dataloader_num_workers above 0",
     "train.auto_batch_size=true train.per_device_train_batch_size=1": "a micro-batch of one row cannot be split",
     "parallel.reshard_after_forward=false": "only sharded parameters have this setting; set parallel.fsdp, or remove",
     "parallel.offload=true": "set parallel.fsdp, or remove parallel.offload",
@@ -164,6 +169,7 @@ CONFLICTS = {
     "parallel.pipeline=2 model.peft.method=prompt_tuning train.gradient_accumulation_steps=2": "virtual tokens are",
     "parallel.backend=deepspeed": "DeepSpeed is used for ZeRO only; set parallel.zero_stage to 1, 2 or 3",
     f"{ZERO}1 train.non_finite=skip": "DeepSpeed keeps the gradient of a window until it has updated; set",
+    f"{ZERO}2 checkpoint.async_save=true": "set checkpoint.async_save to auto or false, or set parallel.backend",
     f"{ZERO}3 parallel.fsdp=2": "splits over all processes; remove parallel.fsdp, parallel.tensor and",
     f"{ZERO}2 parallel.replicas=2": "so there are no replicas; remove parallel.replicas",
     f"{ZERO}2 parallel.reshard_after_forward=false": "DeepSpeed's stage decides when parameters are freed",
@@ -280,6 +286,9 @@ def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: st
         "model.freeze=[backbone,head.*] model.unfreeze.step_10=[backbone.*] model.unfreeze.epoch_2=['*']",
         "model.freeze=backbone model.unfreeze.step_9=[a] train.max_steps=10 train.num_train_epochs=0.5",
         "model.freeze=backbone model.unfreeze.epoch_2=[a] train.num_train_epochs=2.5",
+        "train.auto_batch_size=true train.per_device_train_batch_size=1 train.max_tokens_per_batch=64",
+        "train.max_tokens_per_batch=64 parallel.pipeline=4 parallel.schedule=interleaved_1f1b",
+        "train.max_tokens_per_batch=64 parallel.fsdp=2 eval.max_tokens_per_batch=64",
         "data.train_file=local",
         "data.train_file=null data.dataset_name=glue data.dataset_config_name=sst2 data.revision=main",
         "data.validation_file=rows.csv eval.eval_steps=epoch checkpoint.load_best_model_at_end=true",
@@ -298,6 +307,7 @@ def test_a_launch_that_no_strategy_implements_is_refused(variable: str, name: st
         "model.name_or_path=owner/name model.revision=main",
         "model.name_or_path=./local checkpoint.resume=local",
         "tracking.report_to=[wandb] tracking.run_name=a tracking.project=b",
+        "train.dataloader_persistent_workers=true train.dataloader_prefetch_factor=3",
     ],
 )
 def test_what_can_go_together(words: str) -> None:
