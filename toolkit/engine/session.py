@@ -84,7 +84,7 @@ class Session:
         self.meter = ProgressMeter(run, self.state)
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
-        self.updates = UpdateGuard(self.context)
+        self.updates = UpdateGuard(self.context, self.checkpointer.join)
         self.window: Sequence[Batch] = ()
         self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
