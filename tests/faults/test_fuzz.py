@@ -78,8 +78,9 @@ def fuzzed(strategy: st.SearchStrategy[Any], share: float = 1.0) -> Callable[...
 def mutated(draw: st.DrawFn, content: bytes) -> bytes:
     """Cuts, repeats, replaces and inserts parts of a file."""
     found = bytearray(content)
-    special = [b"\0", b"\xff", b"\xef\xbb\xbf", b"\r", b'"', b"&a ", b"*a", b"<<: ", b"!!python/object:os.system ", b"[" * 2000,
-               b"{", b": ", b"\t", b"- ", b"1e999", b"NaN", b"\xed\xa0\x80", b"\\ud800", b"9" * 5000, b"null"]  # fmt: skip
+    special = [b"\0", b"\xff", b"\xef\xbb\xbf", b"\r", b'"', b"&a ", b"*a", b"<<: ", b"!!python/object:os.system ",
+               b"[" * 2000, b"9" * 5000, b"{", b": ", b"\t", b"- ", b"1e999", b"NaN", b"\xed\xa0\x80", b"\\ud800",
+               b"null"]  # fmt: skip
     for _ in range(draw(st.integers(1, 4))):
         begin = draw(st.integers(0, len(found)))
         end = min(len(found), begin + draw(st.integers(0, 40)))
@@ -101,9 +102,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-KEYS = ("output_dir", "seed", "task.max_length", "task.labels", "model.from_config", "model.name_or_path", "data.train_file",
-        "data.columns", "data.max_train_samples", "train.optim", "train.learning_rate", "train.num_train_epochs",
-        "train.max_steps", "eval.eval_steps", "checkpoint.resume", "checkpoint.save_steps", "tracking.project",
+KEYS = ("output_dir", "seed", "task.max_length", "task.labels", "model.from_config", "model.name_or_path",
+        "data.train_file", "data.columns", "data.max_train_samples", "train.optim", "train.learning_rate",
+        "train.num_train_epochs", "train.max_steps", "eval.eval_steps", "checkpoint.resume", "checkpoint.save_steps", "tracking.project",
         "tracking.report_to", "parallel.fsdp", "trainer.callbacks", "x-notes", "nothing.here")  # fmt: skip
 
 
@@ -140,7 +141,8 @@ def refused_or_accepted(faults: Faults, work: Callable[[], Any]) -> None:
         faults.count("hangs")
         raise
     except ToolkitError as error:
-        assert str(error).strip()
+        if not str(error).strip():
+            raise
     except Exception:
         faults.count("tracebacks")
         raise
@@ -197,7 +199,8 @@ def read_all(file: Path) -> None:
         try:
             check_raw(raw, task, {}, True, file.parent)
         except BadRow as bad:
-            assert str(bad)
+            if not str(bad):
+                raise
 
 
 @pytest.mark.parametrize("kind", TABLES)

@@ -65,7 +65,8 @@ class Started:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether all ranks have ended, for which it waits at most `seconds`."""
-        return all([self.poll_rank(rank, seconds) for rank in range(len(self.pids))])
+        ended = [self.poll_rank(rank, seconds) for rank in range(len(self.pids))]  # each rank is asked
+        return all(ended)
 
     def poll_rank(self, rank: int, seconds: float = 0.0) -> bool:
         """Whether a rank has ended, for which it waits at most `seconds`."""
@@ -213,7 +214,11 @@ def _free_port() -> int:
 
 def _rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
     return {
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)},
-        **{"LOCAL_WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }
