@@ -239,7 +239,7 @@ def test_the_commands_of_the_readme_exist() -> None:
 def test_dependencies_are_what_the_code_imports() -> None:
     distributions = importlib.metadata.packages_distributions()
     top_level = {name.split(".")[0] for path in SOURCES for name in imports(path)}
-    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*.py"))}
+    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*"))}
     imported = {
         canonicalize_name(distribution)
         for name in top_level - sys.stdlib_module_names - ours - {"__future__"}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,6 +104,30 @@ def kind_of(path: Path) -> str:
         return "" if not path.exists() else "folder" if path.is_dir() else "file"
     except OSError:  # also a folder that may not be entered
         return ""
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file; never waits for a pipe or reads a device, which may have no end.
+
+    Raises:
+        OSError: if it cannot be read, or is something else than a file.
+    """
+    with open_regular(path, os.O_RDONLY) as file:
+        return file.read()
+
+
+@contextmanager
+def open_regular(path: Path, flags: int) -> Iterator[IO[bytes]]:
+    """Opens a file of bytes, as `os.open` does with these flags, if it is a regular one; creates none.
+
+    Raises:
+        OSError: if it cannot be opened, or is something else than a file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
 
 
 def sync(path: Path) -> None:

@@ -40,13 +40,16 @@ class Claimed:
 
 
 @contextmanager
-def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING) -> Iterator[Claimed]:
+def claim(
+    cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING, again: bool = False
+) -> Iterator[Claimed]:
     """Locks the output folder for this run and selects the checkpoint to resume from.
 
     Args:
         cfg: resolved configuration.
         accelerator: the run's; the main process claims the folder for all processes.
         skip: folders of damaged checkpoints, and what is wrong with each.
+        again: whether this run has been in the folder before and goes back to its newest checkpoint.
 
     Yields:
         The folder, locked until the block ends, and the checkpoint.
@@ -60,7 +63,7 @@ def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTH
     def take() -> Checkpoint | None:
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         remove_leftovers(output_dir)
         with suppress(OSError):  # the first save tries again, with a message
             sweep(RunFolder(output_dir).checkpoints)

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import finite
+from toolkit.base.files import finite, read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
 
@@ -78,7 +78,7 @@ def refuse_damaged_model(folder: Path) -> None:
         InputError: naming the files.
     """
     files = RunFolder(folder)
-    facts = json.loads(files.facts.read_text(encoding="utf-8"))
+    facts = json.loads(read_file(files.facts))
     if problems := damaged(folder, facts, "model/"):
         raise InputError(f"{folder}: the model is damaged: {'; '.join(problems)}. `toolkit verify` checks all files")
     expected = facts.get("files", {}).get(files.config.name)

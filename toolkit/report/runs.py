@@ -11,6 +11,7 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.errors import InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.metrics.measured import MEASURED
 from toolkit.report.intact import is_intact
@@ -130,7 +131,7 @@ def read_record(folder: Path) -> Record:
 
     files = RunFolder(folder)
     try:
-        facts = json.loads(files.facts.read_text(encoding="utf-8"))
+        facts = json.loads(read_file(files.facts))
         settings = YAML(typ="safe", pure=True).load(files.config)
     except FileNotFoundError as error:
         raise InputError(

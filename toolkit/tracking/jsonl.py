@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
-from toolkit.base.files import written_whole
+from toolkit.base.files import read_file, written_whole
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -26,7 +26,7 @@ def bring_metrics(former: Path, path: Path) -> None:
     try:
         if former.exists() and not path.exists():
             with written_whole(path, "wb") as file:
-                file.write(former.read_bytes())
+                file.write(read_file(former))
     except OSError as error:
         raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {error.strerror}") from error
 
@@ -43,7 +43,7 @@ def truncate_metrics(path: Path, step: int) -> None:
     try:
         if not path.exists():
             return
-        lines = [(number, line, _step(line)) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)]
+        lines = [(number, line, _step(line)) for number, line in enumerate(read_file(path).split(b"\n"), start=1)]
         kept = [(number, line) for number, line, found in lines if found is not None and found <= step]
         last = kept[-1][0] if kept else 0
         damaged = [(number, line) for number, line, found in lines if found is None and number < last]
@@ -100,4 +100,4 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         OSError: if the file cannot be read.
         ValueError: if a line is not JSON.
     """
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in read_file(path).decode().splitlines()]

@@ -99,6 +99,18 @@ def test_a_difference_is_named_by_its_key(folder, capsys):
     assert (code, "not a run, missing run.json" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "content", ["[1, 2]", '{"result": [1], "num_rows": {}}', "7", '{"num_rows": 3, "hardware": 1}']
+)
+def test_facts_that_the_toolkit_did_not_write_are_a_message(content, capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(content)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    for words in (["runs", tmp_path], ["diff", tmp_path / "run", tmp_path / "run"]):
+        code, _, err = call(capsys, *words)
+        assert (code, "run.json" in err) == (2, True)
+
+
 def change_facts(run, **changes) -> None:
     noted = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(sealed(noted | changes)))
