@@ -102,10 +102,32 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=8,
 )
-KEYS = ("output_dir", "seed", "task.max_length", "task.labels", "model.from_config", "model.name_or_path",
-        "data.train_file", "data.columns", "data.max_train_samples", "train.optim", "train.learning_rate",
-        "train.num_train_epochs", "train.max_steps", "eval.eval_steps", "checkpoint.resume", "checkpoint.save_steps", "tracking.project",
-        "tracking.report_to", "parallel.fsdp", "trainer.callbacks", "x-notes", "nothing.here")  # fmt: skip
+KEYS = tuple(
+    [
+        "output_dir",
+        "seed",
+        "task.max_length",
+        "task.labels",
+        "model.from_config",
+        "model.name_or_path",
+        "data.train_file",
+        "data.columns",
+        "data.max_train_samples",
+        "train.optim",
+        "train.learning_rate",
+        "train.num_train_epochs",
+        "train.max_steps",
+        "eval.eval_steps",
+        "checkpoint.resume",
+        "checkpoint.save_steps",
+        "tracking.project",
+        "tracking.report_to",
+        "parallel.fsdp",
+        "trainer.callbacks",
+        "x-notes",
+        "nothing.here",
+    ]
+)
 
 
 @st.composite

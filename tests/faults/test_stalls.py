@@ -13,14 +13,9 @@ from fault_runs import QUICK, RESUME, argv
 from faults import Faults, differences
 from forked import ForkServer, Started
 
-from toolkit.config.train_section import TrainConfig
-
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
 HEARTBEAT_SECONDS = 3
-needs_heartbeat = pytest.mark.skipif(
-    "heartbeat_timeout" not in TrainConfig.__dataclass_fields__, reason="there is no train.heartbeat_timeout"
-)
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "loop": (),
     "trainer": ("engine=trainer",),
@@ -46,7 +41,6 @@ def stopped_in(server: ForkServer, folder: Path, layout: str, phase: str, rank: 
     return started
 
 
-@needs_heartbeat
 def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults, tmp_path):
     wrong = []
     for number, (layout, phase, rank) in enumerate(faults.sample(CASES, least=2)):
@@ -70,7 +64,6 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
     assert not wrong, "\n".join(wrong)
 
 
-@needs_heartbeat
 def test_a_stopped_worker_of_a_data_loader_is_found(server, faults: Faults, tmp_path):
     wrong = []
     for engine in faults.sample(("loop", "trainer")):
