@@ -28,6 +28,7 @@ from toolkit.base.errors import InputError
 from toolkit.base.processes import (
     ECHO_SECONDS,
     EXIT_LOST_PEER,
+    EXIT_STALLED,
     OWN_LAUNCHER,
     STOP_SIGNALS,
     heeded_signals,
@@ -177,7 +178,9 @@ class _Ranks:
                 for process in self.processes:
                     process.kill()
             time.sleep(POLL_SECONDS)
-        causes = [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
+        # Those that found a stalled rank, and killed it, say why.
+        causes = sorted(rank for rank in self._failed if codes[rank] == EXIT_STALLED)
+        causes = causes or [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
         return next(iter(causes or self._failed), None)
 
     def explain(self, failed: int, output: IO[bytes] | None) -> int:

@@ -32,6 +32,7 @@ from toolkit.models.load import (
     lost_override_problems,
     unused_parameter_problems,
 )
+from toolkit.models.unpadded import choice as unpadded
 from toolkit.optim.groups import rates
 
 if TYPE_CHECKING:
@@ -124,6 +125,11 @@ def activation_problems(cfg: Config, task: Task) -> list[str]:
         return []
     model = _without_weights(cfg, task)
     return problems_of(lambda: spare_activations(model, cfg.train))
+
+
+def padding_problems(cfg: Config, task: Task) -> list[str]:
+    """Returns why the model cannot leave out the padding of its batches."""
+    return unpadded.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
 
 
 def tensor_problems(cfg: Config, task: Task) -> list[str]:

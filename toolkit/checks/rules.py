@@ -11,6 +11,7 @@ from toolkit.data import rules as data_rules
 from toolkit.distributed import deepspeed_rules, parallel_rules
 from toolkit.distributed import rules as strategy_rules
 from toolkit.models import rules as model
+from toolkit.models.unpadded import choice as unpadded
 from toolkit.optim import rules as optim_rules
 
 
@@ -54,6 +55,7 @@ RULES = (
     ),
     *data_rules.RULES,
     *model.RULES,
+    *unpadded.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
         ("data.train_file", "data.dataset_name"),

@@ -17,6 +17,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.base.turns import local_main_first
@@ -35,6 +36,8 @@ from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.load import build_model, load_model_config
+from toolkit.models.unpadded.choice import choose
+from toolkit.models.unpadded.install import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.intact import refuse_damaged_model
 
@@ -188,7 +191,7 @@ def read_settings(
         kind = "a finished run" if finished else "a run"
         raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(read_file(files.facts))
         path, state = recipe or facts["recipe"], facts["task_state"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
@@ -248,6 +251,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
+    if choose(cfg, config, accelerator.device):
+        install(network)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
     return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)

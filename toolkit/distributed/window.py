@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
+from toolkit.api.device import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
@@ -70,7 +70,7 @@ def micro_batch(
         backward: performs the backward pass of the scaled loss; None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
-    batch = send_to_device(batch, accelerator.device, non_blocking=True)
+    batch = to_device(batch, accelerator.device)
     with kept_buffers(model) if empty else nullcontext():
         with logits_at_labels(batch):
             outputs = model(**batch["inputs"])

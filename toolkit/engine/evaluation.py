@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from toolkit.api.device import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
@@ -21,7 +22,9 @@ from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
-from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.data.workers import ended_workers, num_workers
+from toolkit.distributed.collectives import all_sum, data_sum, on_main
+from toolkit.engine.interrupting import any_rank_stops, interruptible
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,8 +62,17 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
     return result
 
 
+class Abandoned(Exception):  # noqa: N818 - no error
+    """A stop signal has arrived, and an evaluation was abandoned; raised on every rank."""
+
+
 def predict(
-    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor,
+    model: nn.Module,
+    data: EvalData,
+    title: str,
+    beat: Callable[[], None] | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Predictions, float, float]:
     """Predicts every row of an evaluation set.
 
@@ -70,23 +82,31 @@ def predict(
         data: rows and features.
         title: label of the progress bar.
         beat: called after each batch of an evaluation during training, whose own progress bar is shown.
+        is_stopping: whether this process should abandon the evaluation.
 
     Returns:
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
         the number of items on every process.
-    """
-    from accelerate.utils import send_to_device
 
+    Raises:
+        Abandoned: on every process, if any of them should abandon the evaluation.
+    """
     accelerator, task = predictor.accelerator, predictor.task
-    loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
+    workers = num_workers(predictor.cfg.train, task, accelerator.device)
+    loader = evaluation_loader(
+        data.features, task, predictor.processor, predictor.cfg, predictor.mesh, workers, data.kept
+    )
     parts: list[Part] = []
     loss_sum = num_items = 0.0
     was_training = model.training
     model.eval()
-    with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
+    bar = progress(len(data.features), title, inner=beat is not None, unit="row")
+    with torch.no_grad(), ended_workers(loader), interruptible(model, predictor.mesh, is_stopping), bar:
         for cpu_batch in loader:
+            if any_rank_stops(predictor, is_stopping):
+                break
             num_items += float(count_items(task, cpu_batch))
-            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
+            batch = to_device(cpu_batch, accelerator.device)
             with logits_at_labels(batch):
                 outputs = model(**batch["inputs"])
             if outputs is not None:  # else the last stage of a pipeline has them
@@ -99,6 +119,9 @@ def predict(
             if beat is not None:
                 beat()
     model.train(was_training)
+    (stopping,) = all_sum(accelerator, float(is_stopping()))
+    if stopping:
+        raise Abandoned
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
@@ -106,7 +129,12 @@ def predict(
 
 
 def evaluate(
-    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor,
+    model: nn.Module,
+    data: EvalData,
+    title: str,
+    beat: Callable[[], None] | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Predicts an evaluation set and computes its metrics.
 
@@ -116,14 +144,16 @@ def evaluate(
         data: rows and features.
         title: label of the progress bar.
         beat: called after each batch.
+        is_stopping: whether this process should abandon the evaluation.
 
     Returns:
         Metrics on every process, and predictions on the main process. Without items, the loss is NaN.
 
     Raises:
         RunError: on every process, if the loss of items is not finite.
+        Abandoned: on every process, if any of them should abandon the evaluation.
     """
-    predictions, loss_sum, num_items = predict(predictor, model, data, title, beat)
+    predictions, loss_sum, num_items = predict(predictor, model, data, title, beat, is_stopping)
     if num_items and not math.isfinite(loss_sum):
         raise RunError(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
     loss = loss_sum / num_items if num_items else math.nan

@@ -18,6 +18,7 @@ from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.data.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
@@ -29,6 +30,8 @@ from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import LAYERDROP, build_model
+from toolkit.models.unpadded.choice import choose
+from toolkit.models.unpadded.install import NAME, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes
@@ -54,6 +57,7 @@ class Subject:
         batch: a real micro-batch; only its shapes and the values of its masks matter.
         device: the device of the run; kernels differ between devices.
         fused_attention: whether attention is one kernel that does not store the attention weights, as on a GPU.
+        longest: tokens of the longest row, which a token budget divides by.
     """
 
     cfg: Config
@@ -62,11 +66,17 @@ class Subject:
     batch: Batch
     device: torch.device
     fused_attention: bool = False
+    longest: int = 1
 
     @property
     def rows(self) -> int:
         """Rows of the micro-batch."""
         return len(self.batch["row_ids"])
+
+    @property
+    def window(self) -> int:
+        """Micro-batches of a step."""
+        return num_micro_batches(self.cfg.train, self.rows)
 
 
 def simulate(subject: Subject) -> Footprint:
@@ -77,7 +87,7 @@ def simulate(subject: Subject) -> Footprint:
     Raises:
         InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
-    window = subject.cfg.train.gradient_accumulation_steps or 1
+    window = subject.window
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
             model, batch = _model(subject, ledger), _batch(subject, ledger)
@@ -123,6 +133,8 @@ def simulate(subject: Subject) -> Footprint:
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
+    if config._attn_implementation == NAME:  # of the run's model
+        config._attn_implementation = "sdpa"
     for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):
             setattr(config, name, 0.0)
@@ -139,6 +151,8 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             cfg.model, name_or_path=None, from_config={"model_type": config.model_type}, attn_implementation=attention
         )
         model = build_model(new, config, auto_model, cfg.seed)
+        if not subject.fused_attention and choose(cfg, config, subject.device):
+            install(model)
         if cfg.model.peft.method != "none":
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)

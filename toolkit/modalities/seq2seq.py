@@ -123,8 +123,8 @@ def encode_pairs(
     """Tokenises pairs and truncates each side to its limit.
 
     Returns:
-        `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides), and
-        `truncated_source` and `truncated_target`.
+        `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides),
+        `target_length`, and `truncated_source` and `truncated_target`.
     """
     encoded, source_cut = _encode(tokenizer, "text", sources, max_source_length)
     labels: list[list[int]] = [[] for _ in sources]
@@ -135,6 +135,7 @@ def encode_pairs(
     return {name: encoded[name] for name in MODEL_INPUTS} | {
         "labels": labels,
         "length": [len(ids) + len(label) for ids, label in zip(encoded["input_ids"], labels, strict=True)],
+        "target_length": list(map(len, labels)),
         "truncated_source": source_cut,
         "truncated_target": target_cut,
     }
@@ -146,7 +147,7 @@ def pad_pairs(
     """Pads pairs on the right to the longest source and target.
 
     The model is called without labels, so `decoder_input_ids` are created here: `decoder_start` followed by the labels
-    without the last one.
+    without the last one. `decoder_attention_mask` is 1 where there is a label, and at the start.
 
     Returns:
         The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]` int64, padded with
@@ -160,6 +161,9 @@ def pad_pairs(
     decoder_ids = labels.roll(1, dims=1)
     decoder_ids[:, 0] = decoder_start
     inputs["decoder_input_ids"] = decoder_ids.masked_fill(decoder_ids == IGNORE_INDEX, tokenizer.pad_token_id)
+    held = labels != IGNORE_INDEX
+    held[:, 0] = True  # an empty target begins too
+    inputs["decoder_attention_mask"] = held.long()
     return inputs, labels
 
 

@@ -18,6 +18,7 @@ from toolkit.models.freezing import freeze
 from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
+from toolkit.models.unpadded.install import install
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,7 +33,7 @@ def make_trainable(
     output_dir: Path,
     resolved: Mapping[str, bool | int],
 ) -> PreTrainedModel:
-    """Freezes parameters or adds adapters, and sets up dropout, activation memory and compilation.
+    """Takes out padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
     Args:
         model: the model with its weights.
@@ -48,6 +49,8 @@ def make_trainable(
     Raises:
         ConfigError: if a setting does not fit the model.
     """
+    if resolved["train.unpadded"]:
+        install(model)
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.

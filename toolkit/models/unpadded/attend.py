@@ -1,0 +1,223 @@
+"""Attention over the tokens of a batch, each sequence by itself."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.models.unpadded.packing import Packing
+from toolkit.models.unpadded.rows import Rows
+
+LONGEST_IN_FLOAT32 = 256
+"""Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
+LONGEST_TOGETHER = 64
+"""Tokens up to which one call for all sequences, padded again, is faster on a CPU than one call for each."""
+
+Kernel = Literal["varlen", "together", "split"]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Packing | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **further: Any,
+) -> tuple[Tensor, None]:
+    """Computes attention; called by transformers' layers.
+
+    Args:
+        module: the attention module.
+        query: `[1, heads, N, size]`, or padded, `[B, heads, T, size]`.
+        key: `[1, heads, M, size]` or padded; may have fewer heads (grouped queries).
+        value: like `key`.
+        attention_mask: the packing, or a mask of the padded batch.
+        dropout: probability with which an attention weight becomes zero.
+        scaling: factor of the scores; None is one over the root of the size.
+        is_causal: for padded tensors without a mask; None leaves it to the module.
+        position_bias: `[1, heads, T, S]`, added to the scores.
+        **further: further arguments of transformers' attention functions.
+
+    Returns:
+        `[1, N, heads, size]` or padded, and None for the weights.
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    packing = attention_mask
+    if not isinstance(packing, Packing) or not _is_flat(packing, query, key):
+        mask = packing.mask if isinstance(packing, Packing) else packing
+        padded: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, mask, dropout=dropout, scaling=scaling, is_causal=is_causal,
+            position_bias=position_bias, **further,
+        )  # fmt: skip
+        return padded
+    return _flat_attention(query, key, value, packing, dropout, scaling, position_bias), None
+
+
+def _flat_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    dropout: float,
+    scale: float | None,
+    position_bias: Tensor | None,
+) -> Tensor:
+    """Returns `[1, N, heads, size]`; arguments as for `attend`."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    causal = packing.causal and packing.queries is packing.keys
+    longest = max(*packing.queries.lengths, *packing.keys.lengths)
+    plain = packing.window is None and position_bias is None
+    device = query.device.type
+    # As autocast does, which some models need, since they normalise queries and keys in float32.
+    autocast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
+    kept = torch.get_autocast_dtype(device) if autocast else query.dtype
+    kernel = choose(device, kept, dropout, plain, longest, query.shape[-1])
+    short = device == "cpu" and kept in (torch.bfloat16, torch.float16) and longest <= LONGEST_IN_FLOAT32
+    query, key, value = (x.to(torch.float32 if short else kept) for x in (query, key, value))
+    if kernel == "varlen":
+        return _varlen(query, key, value, packing, causal, scale)
+    bias = _bias(packing, position_bias, causal)
+    if bias is not None and bias.dtype != torch.bool:
+        bias = bias.to(query.dtype)
+    compute = _together if kernel == "together" else _split
+    with torch.autocast(device, enabled=False):
+        return compute(query, key, value, packing, bias, dropout, causal, scale).to(kept)
+
+
+def choose(device: str, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
+    """Returns how attention is computed.
+
+    Args:
+        device: the type of the device.
+        dtype: the type of the queries.
+        dropout: probability of dropout; torch's `varlen_attn` has none.
+        plain: whether nothing is added to the scores and the window is all, or all before.
+        longest: tokens of the longest sequence.
+        size: size of a head.
+    """
+    if device == "cuda":
+        fits = dropout == 0 and plain and dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
+        return "varlen" if fits else "split"
+    return "together" if longest <= LONGEST_TOGETHER else "split"
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    dropout: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Computes attention of one padded batch, or of one sequence; every sequence of `attend` passes through here."""
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal, scale=scale
+    )
+
+
+def _is_flat(packing: Packing, query: Tensor, key: Tensor) -> bool:
+    return _holds(packing.queries, query) and _holds(packing.keys, key)
+
+
+def _holds(rows: Rows, heads: Tensor) -> bool:
+    return heads.shape[0] == 1 and heads.shape[2] == rows.total
+
+
+def _bias(packing: Packing, position_bias: Tensor | None, causal: bool) -> Tensor | None:
+    """Returns what is added to the scores, or which are kept, `[1, 1 or heads, T, S]`, or None.
+
+    A causal mask is part of it, since torch takes either a mask or `is_causal`.
+    """
+    window, lengths = packing.window, (max(packing.queries.lengths), max(packing.keys.lengths))
+    if position_bias is None:
+        return None if window is None else window[None, None, : lengths[0], : lengths[1]]
+    bias = position_bias
+    if bias.shape[-1] == 1:  # no bias in cross attention
+        return None
+    bias = bias[..., : lengths[0], : lengths[1]]
+    if window is None and causal:
+        window = torch.ones(lengths, dtype=torch.bool, device=bias.device).tril()
+    if window is not None:
+        bias = bias.masked_fill(~window[: lengths[0], : lengths[1]], torch.finfo(bias.dtype).min)
+    return bias
+
+
+def _split(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    bias: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Computes one sequence after the other; `split` has one gradient, where slices had one of full size each."""
+    queries, keys = packing.queries.lengths, packing.keys.lengths
+    parts = [
+        attention(
+            q, k, v, mask=None if bias is None else bias[..., :n, :m], dropout=dropout,
+            is_causal=causal and bias is None, scale=scale,
+        ).transpose(1, 2)
+        for q, k, v, n, m in zip(
+            query.split(queries, 2), key.split(keys, 2), value.split(keys, 2), queries, keys, strict=True
+        )
+    ]  # fmt: skip
+    return torch.cat(parts, 1)
+
+
+def _together(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packing: Packing,
+    bias: Tensor | None,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Computes all sequences in one call, padded to the longest."""
+    device = query.device
+    queries, keys = packing.queries.left, packing.keys.left
+    rows, columns = queries.longest, keys.longest
+    held = torch.tensor(packing.keys.lengths, device=device)
+    mask = (torch.arange(columns, device=device) < held[:, None])[:, None, None]
+    if bias is None and causal:
+        mask = mask & torch.ones(rows, columns, dtype=torch.bool, device=device).tril()
+    elif bias is not None and bias.dtype == torch.bool:
+        mask = mask & bias
+    elif bias is not None:
+        mask = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+    sides = (queries, query), (keys, key), (keys, value)
+    padded = [side.put(x.transpose(1, 2).contiguous()).transpose(1, 2) for side, x in sides]
+    result = attention(*padded, mask=mask, dropout=dropout, is_causal=False, scale=scale)
+    return queries.take(result.transpose(1, 2))
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None) -> Tensor:
+    """Computes all sequences with torch's kernel for sequences of any lengths."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    queries, keys = packing.queries, packing.keys
+    result = varlen_attn(
+        query, key, value, _ends(queries, query.device), _ends(keys, key.device), max(queries.lengths),
+        max(keys.lengths), scale=scale, window_size=(-1, 0) if causal else (-1, -1),
+    )  # fmt: skip
+    assert isinstance(result, Tensor)
+    return result.unsqueeze(0)
+
+
+def _ends(rows: Rows, device: torch.device) -> Tensor:
+    return torch.tensor([0, *rows.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)

@@ -1,0 +1,208 @@
+"""Hooks by which a stack of layers gets the tokens of a batch, and its result the padding again."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.models.unpadded.packing import Packing
+from toolkit.models.unpadded.rows import Rows
+
+SHARED = ("position_embeddings", "position_ids", "cos", "sin", "sinusoidal_pos")
+"""Arguments of layers with one value per position of the padded batch."""
+CROSS_MASK, CROSS_STATES = "encoder_attention_mask", "encoder_hidden_states"
+WHOLE = ("AlbertTransformer",)
+"""Classes of stacks whose layers share their weights: the stack is handled like a single layer."""
+OTHER_LAYERS = ("MPNetLayer",)
+"""Classes of layers that transformers does not mark as such."""
+STATES = ("output_hidden_states", "output_attentions")
+
+Given = dict[str, Any]
+
+
+def stacks(model: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yields the layers of each stack, in the order in which they run."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if type(module).__name__ in WHOLE:
+            yield [module]
+        elif isinstance(module, nn.ModuleList) and len(module) and not _is_whole(model, module):
+            # Feature extractors of speech models have layers too, of convolutions.
+            layers = [
+                layer
+                for layer in module
+                if (isinstance(layer, GradientCheckpointingLayer) or type(layer).__name__ in OTHER_LAYERS)
+                and not type(layer).__name__.endswith("ConvLayer")
+            ]
+            if len(layers) == len(module):
+                yield layers
+
+
+def _is_whole(model: nn.Module, layers: nn.ModuleList) -> bool:
+    whole = [module for module in model.modules() if type(module).__name__ in WHOLE]
+    return any(layers is inner for module in whole for inner in module.modules())
+
+
+def parameters_of(module: nn.Module) -> list[str]:
+    """Returns the names of the parameters of a module's `forward`, in order."""
+    return list(inspect.signature(module.forward).parameters)
+
+
+def named(names: Sequence[str], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Given:
+    """Returns the arguments of a call by name."""
+    return {**dict(zip(names, arguments, strict=False)), **keywords}
+
+
+def replaced(
+    names: Sequence[str], arguments: tuple[Any, ...], keywords: Mapping[str, Any], changes: Given
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call with some of them changed."""
+    kept = tuple(changes.get(name, value) for name, value in zip(names, arguments, strict=False))
+    positional = names[: len(arguments)]
+    return kept, {**keywords, **{name: value for name, value in changes.items() if name not in positional}}
+
+
+def enter(
+    find: Callable[[Given], Packing | None],
+    names: list[str],
+    layer: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Hook before a layer: takes the tokens out of a padded batch, and out of all that belongs to its positions.
+
+    A layer that gets a cache of keys, as in generation, runs padded, and so does one without padding.
+
+    Args:
+        find: finds the packing among the arguments.
+        names: the parameters of the layer.
+        layer: the layer.
+        arguments: its positional arguments.
+        keywords: its named arguments.
+    """
+    from transformers.cache_utils import Cache
+
+    given = named(names, arguments, keywords)
+    packing = find(given)
+    if packing is None or any(isinstance(value, Cache) for value in given.values()):
+        return None
+    if isinstance(given.get(CROSS_MASK), Tensor):  # not a mask of `packed_mask`
+        return None
+    rows, states = packing.queries, given[names[0]]
+    if not rows.holds(states) and not rows.fits(states):
+        raise AssertionError(f"{type(layer).__name__} got {tuple(states.shape)} for {len(rows.lengths)} sequences")
+    changes = {names[0]: states if rows.holds(states) else rows.take(states)}
+    changes |= {name: _taken(packing, given[name]) for name in SHARED if given.get(name) is not None}
+    changes |= _crossing(given, rows) | _biases(layer, names, given, rows)
+    return replaced(names, arguments, keywords, changes)
+
+
+def leave(
+    find: Callable[[Given], Packing | None],
+    names: list[str],
+    layer: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    output: Any,
+) -> Any:
+    """Hook after the last layer: puts the tokens back into a padded batch; arguments as for `enter`."""
+    packing = find(named(names, arguments, keywords))
+    if packing is None:
+        return output
+    rows = packing.queries
+    return with_states(output, lambda states: rows.put(states) if rows.holds(states) else states)
+
+
+def with_states(output: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Returns a module's output with its first tensor changed; the output is a tensor, a tuple or a `ModelOutput`."""
+    if isinstance(output, Tensor):
+        return change(output)
+    if isinstance(output, tuple):
+        return change(output[0]), *output[1:]
+    output.last_hidden_state = change(output.last_hidden_state)
+    return output
+
+
+def self_packing(given: Given) -> Packing | None:
+    """Returns the packing of the layer's own tokens."""
+    return next((value for name, value in given.items() if isinstance(value, Packing) and name != CROSS_MASK), None)
+
+
+def plain(
+    names: list[str], model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Hook before the model of a stack: it makes no cache of its own, and collects no inner states.
+
+    Heads of speech models let it collect them in any case, and drop them.
+    """
+    given = named(names, arguments, keywords)
+    changes: Given = {name: False for name in STATES if given.get(name)}
+    if "use_cache" in names and given.get("past_key_values") is None:
+        changes["use_cache"] = False
+    return replaced(names, arguments, keywords, changes) if changes else None
+
+
+def refuse_states(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """Hook before the whole model.
+
+    Raises:
+        ValueError: if the states or attention weights of its layers are asked for; they have no padding.
+    """
+    for name in STATES:
+        if keywords.get(name):
+            raise ValueError(f"{name}: the layers of a model without padding (train.unpadded) cannot return theirs")
+
+
+def _taken(packing: Packing, value: Any) -> Any:
+    """Returns the tokens of a tensor `[B or 1, T, ...]`, or of each in a tuple."""
+    if isinstance(value, tuple):
+        return tuple(_taken(packing, part) for part in value)
+    if not isinstance(value, Tensor) or packing.queries.holds(value):
+        return value
+    return packing.take(value)
+
+
+def _crossing(given: Given, rows: Rows) -> Given:
+    """Returns the tokens of the encoder for a decoder's layer, and their packing."""
+    states = given.get(CROSS_STATES)
+    if states is None:
+        return {}
+    packing = given.get(CROSS_MASK)
+    if packing is None:  # the encoder's batch has no padding
+        keys = Rows(None, [states.shape[1]] * states.shape[0], states.shape[1])
+        packing = Packing(keys, rows, False, None, {})
+        return {CROSS_STATES: packing.take(states), CROSS_MASK: packing}
+    assert isinstance(packing, Packing), f"{CROSS_MASK} is a {type(packing).__name__}"
+    return {CROSS_STATES: packing.take(states), CROSS_MASK: packing.crossed_by(rows)}
+
+
+def _biases(layer: nn.Module, names: list[str], given: Given, rows: Rows) -> Given:
+    """Returns the position biases that T5's layers would compute for all tokens as one long sequence."""
+    changes: Given = {}
+    if "position_bias" in names and given.get("position_bias") is None:
+        own = [module for module in layer.modules() if getattr(module, "has_relative_attention_bias", False)]
+        if own:
+            changes["position_bias"] = own[0].compute_bias(rows.longest, rows.longest)  # type: ignore[operator]
+    cross = "encoder_decoder_position_bias"
+    if cross in names and given.get(cross) is None and given.get(CROSS_STATES) is not None:
+        changes[cross] = torch.zeros(1, 1, 1, 1, dtype=given[names[0]].dtype, device=given[names[0]].device)
+    return changes
+
+
+def hook(stack: list[nn.Module], find: Callable[[Given], Packing | None]) -> None:
+    """Installs the hooks of a stack.
+
+    Args:
+        stack: its layers.
+        find: finds the packing among the arguments of a layer.
+    """
+    for layer in stack:
+        layer.register_forward_pre_hook(partial(enter, find, parameters_of(layer)), with_kwargs=True)
+    last = stack[-1]
+    last.register_forward_hook(partial(leave, find, parameters_of(last)), with_kwargs=True)

@@ -1,0 +1,122 @@
+"""The mask that a model without padding hands to its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.models.unpadded.rows import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """What layers get in place of an attention mask.
+
+    Args:
+        keys: the tokens that are attended to.
+        queries: the tokens that attend; those of the decoder in cross attention, otherwise the same.
+        causal: whether tokens attend to none after them; None leaves it to the attention module.
+        window: which of T positions attend to which, `[T, T]` bool, if that is neither all nor all before; else None.
+        padded: the arguments of transformers' mask of the padded batch, for layers that run padded.
+    """
+
+    keys: Rows
+    queries: Rows
+    causal: bool
+    window: Tensor | None
+    padded: Mapping[str, Any]
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """The mask of the padded batch, `[B, 1, T, T]` bool."""
+        from transformers.masking_utils import sdpa_mask
+
+        return sdpa_mask(**self.padded)
+
+    @cached_property
+    def _taken(self) -> dict[int, tuple[Tensor, Tensor]]:
+        return {}
+
+    def take(self, padded: Tensor) -> Tensor:
+        """Returns the tokens of a tensor that all layers share, such as rotary embeddings or encoder states."""
+        key = id(padded)
+        if key not in self._taken:
+            self._taken[key] = padded, self.keys.take(padded)  # keeps `padded`, so that its id stays its own
+        return self._taken[key][1]
+
+    def crossed_by(self, queries: Rows) -> Packing:
+        """Returns the packing of a decoder's tokens that attend to these."""
+        return replace(self, queries=queries)
+
+
+def packed_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function: Callable[..., Any] | None = None,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **further: Any,
+) -> Packing | Tensor | None:
+    """Returns a `Packing` for a batch with padding, otherwise transformers' mask for `sdpa`; called by transformers.
+
+    Args:
+        batch_size: B.
+        q_length: number of positions that attend.
+        kv_length: number of positions attended to.
+        q_offset: first position that attends; above 0 in generation.
+        kv_offset: first position attended to.
+        mask_function: whether one position attends to another.
+        attention_mask: `[B, T]` bool, true at tokens.
+        local_size: size of the window of local attention.
+        allow_is_causal_skip: whether it is causal and nothing else is masked.
+        allow_is_bidirectional_skip: whether it is not causal and nothing else is masked.
+        **further: further arguments of transformers' mask.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    arguments = {
+        "batch_size": batch_size, "q_length": q_length, "kv_length": kv_length, "q_offset": q_offset,
+        "kv_offset": kv_offset, "mask_function": mask_function, "attention_mask": attention_mask,
+        "local_size": local_size, "allow_is_causal_skip": allow_is_causal_skip,
+        "allow_is_bidirectional_skip": allow_is_bidirectional_skip, **further,
+    }  # fmt: skip
+    plain = allow_is_causal_skip != allow_is_bidirectional_skip and not further.get("use_vmap")
+    if (
+        plain
+        and attention_mask is not None
+        and attention_mask.shape == (batch_size, kv_length)
+        and _is_zero(q_offset)
+        and _is_zero(kv_offset)
+    ):
+        rows = Rows.of(attention_mask.bool())
+        if rows is not None and rows.is_padded:
+            window = _window(arguments, max(rows.lengths))
+            return Packing(rows, rows, allow_is_causal_skip, window, arguments)
+    return sdpa_mask(**arguments)
+
+
+def _is_zero(offset: int | Tensor) -> bool:
+    return not isinstance(offset, torch.Tensor) and offset == 0
+
+
+def _window(arguments: dict[str, Any], longest: int) -> Tensor | None:
+    """Returns the window of local attention, if a row is longer than it."""
+    from transformers.masking_utils import sdpa_mask
+
+    size = arguments["local_size"]
+    if size is None or longest <= size:
+        return None
+    alone = {"batch_size": 1, "attention_mask": None, "allow_is_causal_skip": False}
+    mask = sdpa_mask(**{**arguments, **alone, "allow_is_bidirectional_skip": False})
+    assert mask is not None
+    return mask[0, 0]
