@@ -71,7 +71,6 @@ def test_the_steps_of_the_worked_example_are_those_of_its_runs() -> None:
 def test_the_gains_on_a_cpu() -> None:
     cases = read(RESULTS / "cpu_step.json")["cases"]
     assert cases.keys() >= {"fast_dropout_fp32", "fast_dropout_bf16", "labelled_logits_bf16", "flush_denormal_adamw"}
-    assert render_cpu.rendered() == (ROOT / "docs" / "cpu.md").read_text(encoding="utf-8")
     kept = [case for name, case in cases.items() if not name.startswith("autocast_cache")]
     assert min(case["ratio_median"] for case in kept) > 1
 
