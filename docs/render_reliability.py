@@ -63,8 +63,8 @@ def figures() -> Iterator[str]:
         yield f"| {meaning} | {record['counts'].get(name, 0):,} |"
     if found := record["measured"].get("rows"):
         yield (
-            f"\n{found['rows']:,} rows of text, {found['bad']:,} of them bad, were checked, tokenised and trained on for a "
-            f"step within {found['seconds']:,} s, with at most {found['peak_bytes'] / 2**30:.2g} GiB."
+            f"\n{found['rows']:,} rows of text, {found['bad']:,} of them bad, were checked, tokenised and trained on "
+            f"for a step within {found['seconds']:,} s, with at most {found['peak_bytes'] / 2**30:.2g} GiB."
         )
 
 

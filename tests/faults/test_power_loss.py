@@ -1,8 +1,8 @@
 """Power loss: whatever was not flushed is gone, and what is then found is whole or not there.
 
-A run's operations are logged, with the content of each file at each flush. For every flush, the disk is made again as it
-would be after a power loss just before the next one, in the two extremes that a file system may choose, as CrashMonkey
-does (Mohan et al. 2018, Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing).
+A run's operations are logged, with the content of each file at each flush. For every flush, the disk is made again as
+it would be after a power loss just before the next one, in the two extremes that a file system may choose, as
+CrashMonkey does (Mohan et al. 2018, Finding Crash-Consistency Bugs with Bounded Black-Box Crash Testing).
 """
 
 from __future__ import annotations

@@ -25,11 +25,12 @@ SHARDED = ("parallel.fsdp=2", "checkpoint.format=sharded")
 LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "loop": (1, 0, ()),
     "trainer": (1, 0, ("engine=trainer",)),
+    "async": (1, 0, ("checkpoint.async_save=true",)),
     "sharded-rank-0": (2, 0, SHARDED),
     "sharded-rank-1": (2, 1, SHARDED),
 }
 """Number of processes, the one with the fault, and settings."""
-PART = {"loop": 1.0, "trainer": 0.25, "sharded-rank-0": 0.25, "sharded-rank-1": 0.5}
+PART = {"loop": 1.0, "trainer": 0.25, "async": 0.5, "sharded-rank-0": 0.25, "sharded-rank-1": 0.5}
 """The share of the operations that a complete run tries: those of `loop` differ little from those of the others."""
 HALVED = ("write", "pwrite", "pwrite64", "writev", "mkdir", "ftruncate", "ftruncate64")
 """Operations of which half can be done; a kill in the middle of any other is one before the next."""

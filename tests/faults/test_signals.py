@@ -14,7 +14,6 @@ from forked import ForkServer, Started
 
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.store import steps
-from toolkit.config.train_section import TrainConfig
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
@@ -32,6 +31,7 @@ BEFORE_TRAINING = ("preparing", "building")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "loop": (1, ()),
     "trainer": (1, ("engine=trainer",)),
+    "async": (1, ("checkpoint.async_save=true",)),
     "loop-2": (2, ()),
     "sharded": (2, ("parallel.fsdp=2", "checkpoint.format=sharded")),
 }
@@ -127,9 +127,6 @@ def test_sigquit_ends_a_run_at_once_and_loses_nothing_saved(server, faults: Faul
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.skipif(
-    "heartbeat_timeout" not in TrainConfig.__dataclass_fields__, reason="stops wait for the end of an evaluation"
-)
 def test_a_stop_during_a_generation_of_a_minute_saves_within_ten_seconds(server, faults: Faults, tmp_path):
     """Each token takes a second here, and there are 48 of them."""
     place = "transformers.models.t5.modeling_t5.T5ForConditionalGeneration.forward"

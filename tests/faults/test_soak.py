@@ -11,8 +11,6 @@ from fault_runs import QUICK, RESUME, ROWS, STEPS_PER_EPOCH, argv, logging_rows
 from faults import Faults, differences, row_problems
 from forked import DEADLY, ForkServer, Hook
 
-from toolkit.config.sections import CheckpointConfig
-
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
 PHASES = {
@@ -24,7 +22,7 @@ PHASES = {
     "end": ("toolkit.run.qualities", "toolkit.run.write_results"),
 }
 """The functions of each phase, in which a run is killed at a random moment."""
-PER_PHASE = 6
+PER_PHASE = 4
 """Kills of each configuration in each phase."""
 SHARDED = ("parallel.fsdp=2", "checkpoint.format=sharded")
 ASYNC = ("checkpoint.async_save=true",)
@@ -49,13 +47,10 @@ KINDS = {
     "trainer-sharded": Kind(2, ("engine=trainer", *SHARDED)),
     "generation": Kind(1, recipe="summarization"),
     "generation-2": Kind(2, recipe="summarization"),
+    "loop-async": Kind(1, ASYNC),
+    "trainer-async": Kind(1, ("engine=trainer", *ASYNC)),
+    "sharded-async": Kind(2, (*SHARDED, *ASYNC)),
 }
-if "async_save" in CheckpointConfig.__dataclass_fields__:
-    KINDS |= {
-        "loop-async": Kind(1, ASYNC),
-        "trainer-async": Kind(1, ("engine=trainer", *ASYNC)),
-        "sharded-async": Kind(2, (*SHARDED, *ASYNC)),
-    }
 
 
 @dataclass(frozen=True)

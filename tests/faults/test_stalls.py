@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -12,14 +13,9 @@ from fault_runs import QUICK, RESUME, argv
 from faults import Faults, differences
 from forked import ForkServer, Started
 
-from toolkit.config.train_section import TrainConfig
-
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
 HEARTBEAT_SECONDS = 3
-needs_heartbeat = pytest.mark.skipif(
-    "heartbeat_timeout" not in TrainConfig.__dataclass_fields__, reason="there is no train.heartbeat_timeout"
-)
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "loop": (),
     "trainer": ("engine=trainer",),
@@ -29,6 +25,7 @@ PHASES = {
     "step": ("toolkit.engine.session.Session.window_gradient", 5),
     "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate", 1),
 }
+WORKER = ("train.dataloader_num_workers=1", "train.dataloader_prefetch_factor=1", "train.num_train_epochs=50")
 CASES = [(layout, phase, rank) for layout in LAYOUTS for phase in PHASES for rank in (0, 1)]
 
 
@@ -44,7 +41,6 @@ def stopped_in(server: ForkServer, folder: Path, layout: str, phase: str, rank: 
     return started
 
 
-@needs_heartbeat
 def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults, tmp_path):
     wrong = []
     for number, (layout, phase, rank) in enumerate(faults.sample(CASES, least=2)):
@@ -55,7 +51,7 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
         faults.count("stalls")
         began = time.monotonic()
         other = 1 - rank
-        ended = started.until(lambda: started.poll_rank(other), 60)
+        ended = started.until(partial(started.poll_rank, other), 60)
         seconds = time.monotonic() - began
         started.kill()
         output = started.wait().output
@@ -68,12 +64,10 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
     assert not wrong, "\n".join(wrong)
 
 
-@needs_heartbeat
 def test_a_stopped_worker_of_a_data_loader_is_found(server, faults: Faults, tmp_path):
     wrong = []
     for engine in faults.sample(("loop", "trainer")):
-        settings = (f"engine={engine}", "train.dataloader_num_workers=1", f"train.heartbeat_timeout={HEARTBEAT_SECONDS}",
-                    "train.dataloader_prefetch_factor=1", "train.num_train_epochs=50")  # fmt: skip
+        settings = (*WORKER, f"engine={engine}", f"train.heartbeat_timeout={HEARTBEAT_SECONDS}")
         started = server.start(argv(tmp_path / engine, *settings), hooks=QUICK)
         metrics = tmp_path / engine / "metrics.jsonl"
         assert started.until(lambda metrics=metrics: metrics.exists() and metrics.stat().st_size), started.output()
@@ -92,8 +86,7 @@ def test_a_stopped_worker_of_a_data_loader_is_found(server, faults: Faults, tmp_
 
 
 def test_a_killed_worker_of_a_data_loader_is_a_message(server, faults: Faults, tmp_path):
-    settings = ("train.dataloader_num_workers=1", "train.dataloader_prefetch_factor=1", "train.num_train_epochs=50")
-    started = server.start(argv(tmp_path / "run", *settings), hooks=QUICK)
+    started = server.start(argv(tmp_path / "run", *WORKER), hooks=QUICK)
     metrics = tmp_path / "run" / "metrics.jsonl"
     assert started.until(lambda: metrics.exists() and metrics.stat().st_size), started.output()
     workers = psutil.Process(started.pids[0]).children(recursive=True)

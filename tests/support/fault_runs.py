@@ -14,7 +14,7 @@ SMALL = (
     *("model.from_config.hidden_dropout_prob=0.1", "task.max_length=16"),
     *(f"data.max_train_samples={ROWS}", "data.max_eval_samples=6"),
     *("train.num_train_epochs=2", f"train.per_device_train_batch_size={BATCH}", "tracking.logging_steps=1"),
-    *("checkpoint.save_steps=4", "checkpoint.save_total_limit=2"),
+    *("checkpoint.save_steps=4", "checkpoint.save_total_limit=2", "checkpoint.async_save=false"),
 )
 """22 rows in windows of 4: six steps an epoch, the last of which is short, and checkpoints in the middle of epochs."""
 RESUME = "checkpoint.resume=auto"

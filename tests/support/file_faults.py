@@ -1,4 +1,4 @@
-"""Faults in the file operations of a process, by the C library `file_faults.c`, which the dynamic linker loads first."""
+"""Faults in the file operations of a process, by the C library `file_faults.c`, which the linker loads first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_suffix(".c")
 COUNT, KILL, HALF, ONCE, FROM = range(5)
-"""What happens at the n-th operation: nothing, a kill before it, a kill in its middle, an error once, or from then on."""
+"""What happens at the n-th operation: nothing, a kill before it or in its middle, an error once or from then on."""
 FAULTS: dict[str, tuple[int, int]] = {
     "kill": (KILL, 0),
     "half": (HALF, 0),

@@ -96,7 +96,7 @@ def run(argv: list[str]) -> None:
 
 
 def leave(code: int) -> None:
-    """Ends this child as `multiprocessing` does, without a teardown of the interpreter that it shares with its parent."""
+    """Ends this child as `multiprocessing` does, without a teardown of the interpreter."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()

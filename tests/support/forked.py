@@ -65,7 +65,8 @@ class Started:
 
     def poll(self, seconds: float = 0.0) -> bool:
         """Whether all ranks have ended, for which it waits at most `seconds`."""
-        return all([self.poll_rank(rank, seconds) for rank in range(len(self.pids))])
+        ended = [self.poll_rank(rank, seconds) for rank in range(len(self.pids))]  # each rank is asked
+        return all(ended)
 
     def poll_rank(self, rank: int, seconds: float = 0.0) -> bool:
         """Whether a rank has ended, for which it waits at most `seconds`."""

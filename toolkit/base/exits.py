@@ -167,11 +167,6 @@ def unexpected(error: Exception) -> str:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
     if isinstance(error, RuntimeError) and any(sign in text for sign in LOST_PEER):
         return ENDED_ELSEWHERE
-    if isinstance(error, RuntimeError) and "DataLoader worker" in text:
-        return (
-            f"{text.splitlines()[0]}\nA process that loads data was ended from outside, mostly because memory ran out: "
-            "lower train.dataloader_num_workers or train.dataloader_prefetch_factor."
-        )
     return disk_problem(error) or "".join(traceback.format_exception(error))
 
 

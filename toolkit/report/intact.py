@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
@@ -31,7 +32,8 @@ def digests(folder: Path) -> dict[str, str]:
 
 def of_former_session(files: Mapping[str, str]) -> dict[str, str]:
     """Returns which of the `digests` still hold when a session resumes the run."""
-    return {name: digest for name, digest in files.items() if not any(map(PurePath(name).match, BEFORE))}
+    patterns = [pattern.replace("/**", "") for pattern in BEFORE]  # here, `*` also stands for folders
+    return {name: digest for name, digest in files.items() if not any(fnmatchcase(name, each) for each in patterns)}
 
 
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:

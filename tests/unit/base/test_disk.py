@@ -49,9 +49,3 @@ def test_errors_of_rust_libraries_are_those_of_the_operating_system():
         raise Exception("Permission denied (os error 13)")  # as tokenizers does
     with pytest.raises(ValueError, match="a bug"), rust_errors_as_os_errors():
         raise ValueError("a bug")
-
-
-def test_a_killed_worker_of_a_data_loader_is_a_message_with_advice():
-    text = unexpected(RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. "))
-    assert text.startswith("RuntimeError: DataLoader worker (pid 7) is killed")
-    assert text.endswith("lower train.dataloader_num_workers or train.dataloader_prefetch_factor.")

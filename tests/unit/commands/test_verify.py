@@ -44,7 +44,8 @@ def test_a_finished_run_is_intact_and_its_card_may_be_edited(run, capsys):
 @pytest.mark.parametrize(
     "name",
     ["model/model.safetensors", "model/config.json", "model/tokenizer.json", "predictions.jsonl", "report.html",
-     "config.yaml", "metrics.jsonl", "run.json", "processor/tokenizer.json", "checkpoints/step-2/model.safetensors", "checkpoints/step-2/state.json"],
+     "config.yaml", "metrics.jsonl", "run.json", "processor/tokenizer.json",
+     "checkpoints/step-2/model.safetensors", "checkpoints/step-2/state.json"],
 )  # fmt: skip
 def test_a_flipped_bit_is_found(run, name, capsys):
     flip(run / name)
