@@ -68,7 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
     "gpt_neox": {"rotary_pct": 1.0},
     "phi": {"partial_rotary_factor": 1.0},
-    **dict.fromkeys(MIXTURES, {"experts_implementation": "eager"}),  # the default has no float64
+    **{kind: {"experts_implementation": "eager"} for kind in MIXTURES},  # the default has no float64
 }
 """Settings of a family beside its sizes."""
 IN_FLOAT32 = ("cohere", "cohere2", "gemma", "gemma3_text", "helium")
