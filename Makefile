@@ -10,13 +10,15 @@ SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
 # A file goes to one worker, which builds its fixtures once, and files in the order of their names: contracts, the longest,
 # are early. Slow tests are few and long, and go one by one.
 WORKERS := --numprocesses auto --maxprocesses 4
+FAULT_TESTS := --numprocesses auto --maxprocesses 4 --dist worksteal -m faults tests/faults
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real quality bench worked-example
+.PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak quality \
+    bench worked-example
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-slow test-distributed test-deepspeed test-real: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +74,13 @@ test-deepspeed: $(DEEPSPEED) ## run the tests of DeepSpeed, which has an environ
 
 test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)
 	$(BIN)/python -m pytest -m real
+
+test-faults: setup ## kill, damage and starve runs: a sample of all faults (FAULT_SHARE=0.1, FAULT_SEED=<number>)
+	$(BIN)/python -m pytest $(FAULT_TESTS)
+
+soak: setup ## all faults, up to 90 minutes; writes docs/reliability.md and the figures that it shows
+	FAULT_SHARE=1 FAULT_RECORD=tests/faults/soak.json $(BIN)/python -m pytest $(FAULT_TESTS)
+	$(BIN)/python docs/render_reliability.py
 
 quality: setup ## check style, format and types
 	$(BIN)/ruff check .

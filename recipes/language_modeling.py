@@ -181,19 +181,17 @@ class LanguageModeling:
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
         from toolkit.modalities import text
         from toolkit.tasks.blocks import pad_parts, separators
-        from toolkit.tasks.tokens import pad_labels
+        from toolkit.tasks.tokens import labelled_positions, pad_labels
 
         pairs = [self._input_and_labels(row, processor, random) for row in features]
         inputs = text.pad([{"input_ids": ids.tolist()} for ids, _ in pairs], processor)
         extra: dict[str, Any] = {"parts": pad_parts([row["targets"] for row in features], inputs["input_ids"])}
         if self.answers and not features[0]["answers"]:  # prompts without answers, which are to be generated
             extra |= {"prompts": [row["tokens"] for row in features], "end": separators(processor)[1]}
-        return {
-            # The cache of keys and values is for generation; it would be made, and kept, in every pass.
-            "inputs": inputs | ({"use_cache": False} if self.causal else {}),
-            "labels": pad_labels([labels for _, labels in pairs], inputs["input_ids"]),
-            "extra": extra,
-        }
+        labels = pad_labels([labels for _, labels in pairs], inputs["input_ids"])
+        # The cache of keys and values is for generation; it would be made, and kept, in every pass.
+        cache = {"use_cache": False} if self.causal else {}
+        return {"inputs": inputs | cache, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
 
     def _input_and_labels(
         self, row: dict[str, Any], processor: Processor, random: RowRandom
@@ -215,14 +213,14 @@ class LanguageModeling:
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         from toolkit.tasks.tokens import token_losses
 
-        return token_losses(outputs.logits, batch["labels"])
+        return token_losses(outputs.logits, batch["labels"], labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         from toolkit.tasks.blocks import sums_of_parts
         from toolkit.tasks.generation import continue_all
 
         extra = batch["extra"]
-        found = sums_of_parts(outputs.logits, batch["labels"], extra["parts"])
+        found = sums_of_parts(outputs.logits, batch["labels"], extra["parts"], batch["labelled"])
         if "prompts" in extra:
             room = (self.options.max_new_tokens, self.options.block_size)
             found["ids"] = continue_all(model, extra["prompts"], extra["end"], *room)

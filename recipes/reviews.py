@@ -25,6 +25,7 @@ from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:
     import datasets
+    import numpy as np
     from torch import Tensor, nn
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -167,12 +168,23 @@ class Reviews:
         return self.inputs.preprocess(rows[self.modality], processor, self.options) | {"label": targets}
 
     def collate(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
-        import torch
-
         return {
             "inputs": self.inputs.collate(features, processor, self.options, random),
-            "labels": torch.tensor([row["label"] for row in features]),
+            "labels": self._labels(features),
         }
+
+    def compact(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        inputs, tables = self.inputs.compact(features, processor, self.options, random)
+        batch: Batch = {"inputs": inputs, "labels": self._labels(features)}
+        return {**batch, "tables": tables} if tables else batch
+
+    def _labels(self, features: list[dict[str, Any]]) -> Tensor:
+        import torch
+
+        return torch.tensor([row["label"] for row in features])
+
+    def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
+        return self.inputs.decoded(row, processor, self.options, training)
 
     def count_items(self, batch: Batch) -> Tensor:
         return self.head.count_items(batch["labels"])

@@ -121,7 +121,10 @@ def test_contributing_names_the_place_of_every_change() -> None:
 def test_tests_are_named_as_tests_and_helpers_live_in_support() -> None:
     files = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
     helpers = {path for path in files if not path.name.startswith("test_")}
-    assert {path.parts[0] for path in helpers} == {"conftest.py", "support"}
+    assert {path.name if path.name == "conftest.py" else path.parts[0] for path in helpers} == {
+        "conftest.py",
+        "support",
+    }
     assert {path.parts[0] for path in set(files) - helpers} >= {"contracts", "recipes", "unit", "docs"}
     assert "support" not in {path.parts[0] for path in set(files) - helpers}
     assert {path.parts[1] for path in files if path.parts[0] == "unit"} <= set(LAYERS)
@@ -236,7 +239,7 @@ def test_the_commands_of_the_readme_exist() -> None:
 def test_dependencies_are_what_the_code_imports() -> None:
     distributions = importlib.metadata.packages_distributions()
     top_level = {name.split(".")[0] for path in SOURCES for name in imports(path)}
-    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*.py"))}
+    ours = {"toolkit", "recipes", *(path.stem for path in ROOT.glob("benchmarks/*"))}
     imported = {
         canonicalize_name(distribution)
         for name in top_level - sys.stdlib_module_names - ours - {"__future__"}

@@ -2,8 +2,8 @@
 
 `main` ends the process and shows no traceback for a user's mistake; `train` returns or raises.
 
-Exit codes: 0 success, 1 the run failed, 2 invalid input, 130 stopped by Ctrl-C, 143 stopped by SIGTERM. Heavy libraries
-are imported only after the configuration has been validated.
+Exit codes: 0 success, 1 the run failed, 2 invalid input, 76 a rank stalled, 130 stopped by Ctrl-C, 143 stopped by
+SIGTERM. Heavy libraries are imported only after the configuration has been validated.
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import FitResult, Observer, Run, best_metric
+from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
 from toolkit.base.console import quiet_libraries, warn
 from toolkit.base.exits import leave_group
@@ -26,18 +28,26 @@ from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
 from toolkit.data.batches import training_order
 from toolkit.distributed.collectives import on_main
+from toolkit.distributed.guard import GoBack, NonFiniteParameters, after_non_finite
+from toolkit.distributed.heartbeat import heartbeat
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.signals import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
+from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
 from toolkit.engine.warm_up import import_all
-from toolkit.modalities.inputs import read_inputs
+from toolkit.modalities.inputs import Inputs, read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.report.facts import write_start
+from toolkit.report.facts import write_resolved, write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
 
 
 def run(
@@ -65,11 +75,13 @@ def run(
     Raises:
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
-    damaged: dict[Path, str] = {}
+    damaged, retry = dict[Path, str](), FIRST_TRY
     while True:
         try:
-            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64) as prepared:
+            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
                 return fit_and_report(prepared, ends_process)
+        except (GoBack, NonFiniteParameters) as error:
+            retry = after_non_finite(cfg.train, retry, error)
         except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
             if error.checkpoint.path in damaged:
                 raise
@@ -88,19 +100,21 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
         The result; its figures are the same on every process.
 
     Raises:
-        ToolkitError: if the run fails.
+        ToolkitError: if the run fails or is stopped.
     """
-    result = fit(run)
-    run = replace(run, model=run.strategy.complete_model(partial(collected, run.accelerator, run.output_dir)))
-    result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
-    result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
-    if not ends_process:
-        on_main(run.accelerator, write_results, run, result)
-    else:
-        leave_group()
-        if run.accelerator.is_main_process:
-            write_results(run, result)
-    return result
+    has_checkpoints = run.cfg.checkpoint.save_steps is not None
+    with DeferredStop("Finish it with checkpoint.resume=auto." if has_checkpoints else "") as stop:
+        result = fit(run)
+        run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
+        result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
+        result = replace(result, figures=on_main(run.accelerator, summary_figures, run, result))
+        if not ends_process:
+            on_main(run.accelerator, write_results, run, result, stop.model_is_kept)
+        else:
+            leave_group()
+            if run.accelerator.is_main_process:
+                write_results(run, result, stop.model_is_kept)
+        return result
 
 
 @contextmanager
@@ -111,6 +125,7 @@ def prepared_run(
     observer: Observer | None = None,
     skip: Mapping[Path, str] = NOTHING,
     float64: bool = False,
+    retry: Retry = FIRST_TRY,
 ) -> Iterator[Run]:
     """Claims the output folder, reads the inputs and builds the model.
 
@@ -121,6 +136,7 @@ def prepared_run(
         observer: called during training, or None.
         skip: folders of damaged checkpoints, and the reasons.
         float64: whether to compute in float64.
+        retry: what is known from before the run went back to a checkpoint.
 
     Yields:
         The run; its output folder is locked until the block ends.
@@ -135,7 +151,8 @@ def prepared_run(
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
-    with quiet_libraries(), claim(cfg, accelerator, skip) as claimed:
+        watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
+    with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)
@@ -143,13 +160,26 @@ def prepared_run(
         on_main(accelerator, *start)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
-        model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
-        model = in_float64(model) if float64 else model
-        model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
+        model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
-        yield Run(
+        yield _resolved(Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
-            resolved=inputs.resolved,
-        )  # fmt: skip
+            retry=retry, resolved=inputs.resolved,
+        ))  # fmt: skip
+
+
+def _trainable_model(
+    cfg: Config, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
+) -> PreTrainedModel:
+    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+    model = in_float64(model) if float64 else model
+    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)
+
+
+def _resolved(run: Run) -> Run:
+    """Decides what settings of `auto` become that depend on the memory that the built model leaves."""
+    run = replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
+    on_main(run.accelerator, write_resolved, run)
+    return run

@@ -27,6 +27,7 @@ SLOW = (
     *(f"stage{n}:{run}" for n in (2, 3) for run in ("masked", "image", "audio", "lora", "recompute", "best", "few")),
     *(f"stage{n}:{run}" for n in (1, 3) for run in ("trainer-reviews", "trainer-translation", "freeze", "fused")),
     *(f"stage{n}:{run}" for n in (1, 3) for run in ("momentum", "decay")),
+    *(f"stage{n}:budget" for n in (1, 2, 3)),
     *(f"stage{n}-offload:reviews" for n in (1, 2, 3)),
 )
 STAGES = ("stage1:reviews", "stage2:reviews", "stage3:reviews")

@@ -53,6 +53,19 @@ def test_a_run_stopped_twice_ends_like_one_that_was_not(task, extra, tmp_path, s
     assert predictions(tmp_path / "whole") == predictions(tmp_path / "parts")
 
 
+def test_the_files_of_a_resumed_run_are_the_same(tmp_path, stop_before):
+    """Also the order of the tensors in them."""
+    train("reviews", tmp_path / "whole", *DROPOUT, "train.max_steps=8")
+    stop_before(5)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "parts", *DROPOUT, "train.max_steps=8")
+    stop_before(None)
+    train("reviews", tmp_path / "parts", *DROPOUT, "train.max_steps=8", "checkpoint.resume=auto")
+    for file in ("optimizer.safetensors", "model.safetensors"):
+        whole, parts = (tmp_path / run / "checkpoints" / "step-8" / file for run in ("whole", "parts"))
+        assert whole.read_bytes() == parts.read_bytes(), file
+
+
 def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
     """Checks that the test above would notice if the seed were not set before each step."""
     train("reviews", tmp_path / "whole", *DROPOUT)

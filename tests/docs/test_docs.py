@@ -291,7 +291,9 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert set(PAGES) - reached == set()
 
 
-@pytest.mark.parametrize("script", ["render_commands", "render_strategies", "render_switches", "render_unpadded"])
+@pytest.mark.parametrize(
+    "script", ["render_benchmarks", "render_commands", "render_strategies", "render_switches", "render_unpadded"]
+)
 def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     page = import_module(script)

@@ -16,6 +16,7 @@ from runs import ROOT, lines, predictions, train
 from tolerances import float32_tolerance
 
 from toolkit.base.errors import CheckpointError, ConfigError, DataError, RunError
+from toolkit.report.intact import sealed
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=9")
 
@@ -203,7 +204,7 @@ def test_code_in_a_runs_own_folder_is_not_run(finished, tmp_path, capsys):
     shutil.copytree(finished, foreign)
     (foreign / "recipe.py").write_text("raise SystemExit('this code was run')")
     facts = json.loads((foreign / "run.json").read_text())
-    (foreign / "run.json").write_text(json.dumps(facts | {"recipe": str(foreign / "recipe.py")}))
+    (foreign / "run.json").write_text(json.dumps(sealed(facts | {"recipe": str(foreign / "recipe.py")})))
     assert run_command("predict", foreign, "--input", "x.csv") == 2
     assert "if you trust it" in capsys.readouterr().err
 
@@ -382,10 +383,10 @@ def test_a_run_from_another_machine_finds_the_toolkits_recipe(finished, tmp_path
     moved = tmp_path / "moved"
     shutil.copytree(finished, moved)
     facts = json.loads((moved / "run.json").read_text())
-    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/elsewhere/recipes/reviews.py"}))
+    (moved / "run.json").write_text(json.dumps(sealed(facts | {"recipe": "/elsewhere/recipes/reviews.py"})))
     assert run_command("predict", moved, "--input-text", "Fine.") == 0
     assert "the toolkit's reviews is used" in capsys.readouterr().out
-    (moved / "run.json").write_text(json.dumps(facts | {"recipe": "/elsewhere/my_task.py"}))
+    (moved / "run.json").write_text(json.dumps(sealed(facts | {"recipe": "/elsewhere/my_task.py"})))
     assert run_command("predict", moved, "--input-text", "Fine.") == 2
     assert "my_task.py does not exist; name it with --recipe" in capsys.readouterr().err
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from toolkit.api.run import Checkpoint
-from toolkit.checkpoint.contents import model_group, optimizer_group, write_state
+from toolkit.checkpoint.contents import model_group, optimizer_group, state_file
 from toolkit.checkpoint.manifest import FileEntry
+from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, new_checkpoint
-from toolkit.checkpoint.writing import Group, write_groups
+from toolkit.checkpoint.writing import write_groups
+from toolkit.distributed.peers import Peers
 from toolkit.optim.state import optimizer_state
-
-ALONE: Any = SimpleNamespace(num_processes=1, process_index=0, is_main_process=True, device=torch.device("cpu"))
-"""Stands for the Accelerator of a single process."""
 
 
 class Tied(nn.Module):
@@ -62,8 +60,10 @@ def save(
     own = [model_group(model.state_dict(keep_vars=True)), optimizer_group(*optimizer_state(optimizer, model))]
     written: dict[str, FileEntry] = {}
     with new_checkpoint(root, step, written) as folder:
-        write_state(folder, state)
-        written |= write_groups(ALONE, folder, [*own, *groups], sharded)
+        for name, content in state_file(state).items():
+            (folder / name).write_bytes(content)
+        plans = [planned(Peers(), group, spread=sharded) for group in [*own, *groups]]
+        written |= write_groups(Peers(), folder, plans, sharded)
         extra(folder)
     return root / f"step-{step}"
 

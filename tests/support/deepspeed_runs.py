@@ -21,6 +21,7 @@ OWN = {
     "bf16": ("reviews", *SGD, "train.mixed_precision=bf16"),
     "momentum": ("reviews", *SGD, "train.optim_args={momentum: 0.9}"),
     "decay": ("reviews", *ADAMW, "train.layerwise_lr_decay=0.9", "train.weight_decay=0.1"),
+    "budget": ("reviews", *SGD, "train.max_tokens_per_batch=150"),
     "freeze": ("reviews", *SGD, "model.freeze=backbone"),
     "trainer-reviews": (*RUNS["reviews"], "engine=trainer"),
     "trainer-translation": (*RUNS["translation"], "engine=trainer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -13,9 +14,9 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from toolkit import run
-from toolkit.checkpoint import writing
+from toolkit.checkpoint import commit, writing
 from toolkit.data import prepare
-from toolkit.engine.checkpointer import Checkpointer
+from toolkit.engine import evaluation
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
@@ -70,6 +71,18 @@ def kill_in_save() -> None:
     writing.write_file = write_some
 
 
+def full_disk() -> None:
+    """Fails the first tensor file of the checkpoint after `FAULT_STEP`, in the thread that writes it."""
+    write_file = writing.write_file
+
+    def fails(path, *given):
+        if f"step-{FAULT_STEP + 1}" in str(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        return write_file(path, *given)
+
+    writing.write_file = fails
+
+
 def slow() -> None:
     """Makes a step take longer than the 10 s after which a rank under torchrun no longer waits for the others."""
     compute = Session.window_gradient
@@ -83,9 +96,60 @@ def slow() -> None:
     Session.window_gradient = window_gradient
 
 
+def stop() -> None:
+    """Stops the process before it computes its gradient, for which the other ranks wait."""
+    _before_gradient(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def stop_in_evaluation() -> None:
+    """Stops the process when it has predicted its part of the validation rows."""
+    gather = evaluation._gather
+
+    def stopped(*arguments: Any) -> Any:
+        (output_dir,) = [word.partition("=")[2] for word in sys.argv if word.startswith("output_dir=")]
+        note(Path(output_dir))
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return gather(*arguments)
+
+    evaluation._gather = stopped
+
+
+def sleep() -> None:
+    """Makes the process wait for something before it computes its gradient."""
+    _before_gradient(lambda: time.sleep(60))
+
+
+def compute() -> None:
+    """Makes the process compute for 6 s before its gradient."""
+
+    def loop() -> None:
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            pass
+
+    _before_gradient(loop)
+
+
+def compute_without_threads() -> None:
+    """Makes the process compute for some seconds in a call that lets no other Python thread run."""
+    _before_gradient(lambda: sum(range(400_000_000)))
+
+
+def _before_gradient(fault: Callable[[], object]) -> None:
+    window_gradient = Session.window_gradient
+
+    def faulty(self, batches, scale):
+        if self.state.step + 1 == FAULT_STEP:
+            note(Path(self.run.output_dir))
+            fault()
+        return window_gradient(self, batches, scale)
+
+    Session.window_gradient = faulty
+
+
 def slow_work() -> None:
     """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
-    for module, name in ((prepare, "tokenise"), (Checkpointer, "_finish"), (run, "write_results")):
+    for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 
@@ -104,7 +168,11 @@ def elsewhere() -> None:
 
 
 FAULTS: dict[str, Callable[[], None]] = {
-    each.__name__: each for each in (error, kill, kill_in_save, slow, slow_work, elsewhere)
+    each.__name__: each
+    for each in (
+        *(error, kill, kill_in_save, full_disk, slow, slow_work, elsewhere),
+        *(stop, stop_in_evaluation, sleep, compute, compute_without_threads),
+    )
 }
 
 if __name__ == "__main__":

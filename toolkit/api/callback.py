@@ -30,6 +30,7 @@ class TrainingContext:
         milestones: when the run logs, evaluates, saves and ends.
         state: the progress of the run.
         beat: signals that this process is alive; call it during long work.
+        is_stopping: whether a stop signal has arrived, so that an evaluation is abandoned.
         callbacks: callbacks by their name in checkpoints, in the order of their calls.
     """
 
@@ -41,6 +42,7 @@ class TrainingContext:
     milestones: Milestones
     state: TrainState
     beat: Callable[[], None]
+    is_stopping: Callable[[], bool] = lambda: False
     callbacks: dict[str, Callback] = field(default_factory=dict)
 
     @property

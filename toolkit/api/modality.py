@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolkit.api.task import Processor
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
     from transformers import PreTrainedConfig
 
@@ -79,6 +80,14 @@ class InputModality(Modality, Protocol):
         self, features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
     ) -> dict[str, Tensor]:
         """Builds the model's inputs from B feature rows; the first dimension of each tensor is B."""
+
+    def compact(
+        self, features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Builds the model's inputs like `collate`, some of them as positions in a table, and the tables by name."""
+
+    def decoded(self, row: dict[str, Any], processor: Processor, options: Any, training: bool) -> np.ndarray | None:
+        """Returns what a feature row's file contains; see `toolkit.api.supports.SupportsFiles`."""
 
     def shown(self, value: Any) -> str:
         """Returns the text for a value in messages and predictions."""

@@ -32,6 +32,24 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Retry:
+    """What a run knows when it has gone back to a checkpoint (`train.non_finite: rollback`).
+
+    Args:
+        left_out: steps whose windows it leaves out.
+        suspect_step: parameters are checked after every update up to this step, to find the one that breaks them.
+        count: how often it has gone back.
+    """
+
+    left_out: tuple[int, ...] = ()
+    suspect_step: int = 0
+    count: int = 0
+
+
+FIRST_TRY = Retry()
+
+
 class Observer(Protocol):
     """Observes a run without changing it, as certificates do."""
 
@@ -73,6 +91,7 @@ class Run:
         best: the metric that selects the best model, with its prefix.
         observer: an observer, or None.
         resolved: what settings of `auto` became, by dotted key.
+        retry: what is known from before the run went back to a checkpoint.
     """
 
     cfg: Config
@@ -90,6 +109,12 @@ class Run:
     best: Score
     observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
+    retry: Retry = FIRST_TRY
+
+    @property
+    def unpadded(self) -> bool:
+        """Whether the model is trained on rows without padding."""
+        return bool(self.resolved.get("train.unpadded", False))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 
@@ -27,13 +27,17 @@ class TrainState:
     """Items of all training lines of the run, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
+    evaluation_is_due: bool = False
+    """Whether a stop signal ended the evaluation after this step, which the resumed run does first."""
     ended: bool = False
     """Whether a callback ended training before the last planned step."""
     skipped_steps: int = 0
-    """Steps whose update the fp16 scaler skipped; the schedule does not count them."""
+    """Steps without an update, because of the fp16 scaler or `train.non_finite`; the schedule does not count them."""
+    left_out: list[int] = field(default_factory=list)
+    """Steps whose update `train.non_finite` leaves out; after going back to a checkpoint, also one to come."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Sets the fields from the values of a checkpoint; values that this version does not know are ignored."""
-        for field in fields(self):
-            if field.name in saved:
-                setattr(self, field.name, saved[field.name])
+        for each in fields(self):
+            if each.name in saved:
+                setattr(self, each.name, saved[each.name])

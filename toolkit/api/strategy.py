@@ -70,7 +70,7 @@ class Strategy(Protocol):
     wraps_model: bool
     """Whether accelerate wraps the model so that the last backward pass of a window exchanges gradients."""
     lost: LostGradient | None = None
-    """The gradient that only this process had to skip; the run stops at the next point where all processes can."""
+    """The gradient that only this process had to skip, until all processes agree on it."""
 
     outline: PreTrainedModel | None = None
     """The complete model without its weights, if this process holds only some of its parameters."""
@@ -116,6 +116,13 @@ class Strategy(Protocol):
 
     def skip_update(self, lost: LostGradient) -> None:
         """Skips this rank's update; called only if the gradient is not shared."""
+
+    def agree_on_lost(self) -> None:
+        """Ends the run, or notes the step that was left out; called on every rank once any of them has `lost` one.
+
+        Raises:
+            RunError: on every rank, if the run may not go on.
+        """
 
     def after_update(self) -> None:
         """Called after each update is counted.

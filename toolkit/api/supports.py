@@ -10,9 +10,11 @@ from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Process
 
 if TYPE_CHECKING:
     import datasets
+    import numpy as np
     from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
     from toolkit.metrics.quality import Quality
 
@@ -200,6 +202,25 @@ class SupportsQuality(Protocol):
 
 
 @runtime_checkable
+class SupportsFiles(Protocol):
+    """A task whose inputs may be in files, which take longer to read than to collate.
+
+    What `decoded` returns is kept for later epochs, within `data.media_cache`, and given to `compact` in the feature
+    rows, as `decoded`.
+    """
+
+    def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
+        """Returns what a feature row's file contains, processed as far as nothing is random.
+
+        Returns:
+            A uint8 or float32 array with at most 4 dimensions, or None if there is nothing to keep.
+        """
+
+    def compact(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        """Returns a batch as `Task.collate` does, with `tables` where inputs are smaller with them."""
+
+
+@runtime_checkable
 class SupportsThumbnails(Protocol):
     """A task whose rows may be images."""
 
@@ -220,6 +241,12 @@ class SupportsReport(Protocol):
             data: the set.
             folder: the run's output folder, for images of the Markdown report.
         """
+
+
+def reads_files(task: Task) -> bool:
+    """Whether a task's inputs are in files, with its options."""
+    used = any(column.file and column.used(task.options) for column in task.columns.values())
+    return used and isinstance(task, SupportsFiles)
 
 
 def state_of(task: Task) -> dict[str, Any]:

@@ -7,7 +7,7 @@ in `toolkit.api.supports`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Protocol, TypedDict
 
@@ -58,8 +58,14 @@ class Batch(TypedDict):
     """All keyword arguments of the model's forward pass."""
     labels: Tensor
     """`[B, ...]` labels of the loss; `IGNORE_INDEX` entries (NaN in floating-point labels) are ignored."""
+    labelled: NotRequired[Tensor]
+    """`[n]` positions of the labels that are not ignored, in the flattened labels `[B * T]`. With it, a language
+    model's logits may be `[1, n, vocabulary]`, of these positions only, as in `toolkit.tasks.tokens.token_losses`."""
     extra: NotRequired[dict[str, Any]]
     """Anything else that the task's loss or predictions need."""
+    tables: NotRequired[dict[str, Tensor]]
+    """`[C, N]` by the name of an input `[B, C, ...]` of whole numbers below N, which are positions in the row of their
+    channel. `toolkit.api.device.to_device` looks them up; only the batches of a task's `compact` have tables."""
     row_ids: NotRequired[Tensor]
     """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
     toolkit."""
@@ -80,6 +86,13 @@ class Description:
     expected: str | None = None
 
 
+class Kept(Protocol):
+    """Keeps what the files of feature rows contain; see `toolkit.data.kept.KeptRows`."""
+
+    def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        """Returns what was kept of a row, or else what `read` returns."""
+
+
 @dataclass(frozen=True)
 class EvalData:
     """An evaluation set.
@@ -89,12 +102,14 @@ class EvalData:
         features: the feature rows, one or more per example.
         processor: the processor that built the features; decodes predicted ids to text.
         num_skipped: number of rows of the source that cannot be used and were skipped.
+        kept: keeps what the features' files contain; None if they are evaluated once.
     """
 
     rows: datasets.Dataset
     features: datasets.Dataset
     processor: Processor
     num_skipped: int = 0
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,7 @@ class Prepared:
         fingerprints: sha256 of each source file (or hub id and revision) by split.
         bad_rows: number of skipped rows by split.
         notes: notes for the user about the rows, as sentences.
+        kept: keeps what the training rows' files contain, or None.
     """
 
     train: datasets.Dataset
@@ -114,6 +130,7 @@ class Prepared:
     fingerprints: Mapping[str, str] = field(default_factory=dict)
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    kept: Kept | None = None
 
 
 class Task(Protocol):

@@ -73,14 +73,14 @@ class Interrupted(ToolkitError):  # noqa: N818 - nothing went wrong
 
     Args:
         what: what stopped the run, and where.
-        resume: how it can be resumed.
+        resume: how it can be resumed; empty if it cannot.
         number: the signal.
     """
 
     shared = True
 
     def __init__(self, what: str, resume: str, number: int) -> None:
-        super().__init__(f"{what} {resume}")
+        super().__init__(f"{what} {resume}".rstrip())
         self.what, self.resume, self.number = what, resume, number
         self.exit_code = 128 + number
 

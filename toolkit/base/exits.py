@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 from toolkit.base.errors import Interrupted, ToolkitError
@@ -35,6 +36,7 @@ def guarded(work: Callable[[], None]) -> NoReturn:
 
     outlive_terminal()
     log_to_console()
+    _end_at_second_interrupt()
     try:
         work()
     except ToolkitError as error:
@@ -60,6 +62,24 @@ def guarded(work: Callable[[], None]) -> NoReturn:
     end_process(0)
 
 
+def _end_at_second_interrupt() -> None:
+    """Makes the first Ctrl-C raise KeyboardInterrupt as usual, and a second one end the process without more words."""
+    from toolkit.base.processes import ECHO_SECONDS
+
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, as by `nohup` or a shell's `&`
+        return
+    first: list[float] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not first:
+            first.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - first[0] > ECHO_SECONDS:
+            os._exit(EXIT_INTERRUPT)
+
+    signal.signal(signal.SIGINT, handle)
+
+
 @contextmanager
 def resumable(command: Sequence[str]) -> Iterator[None]:
     """Makes a stopped run print the full command that resumes it; `command` is the one that was started.
@@ -74,7 +94,7 @@ def resumable(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as stopped:
-        raise Interrupted(stopped.what, resume, stopped.number) from None
+        raise Interrupted(stopped.what, resume if stopped.resume else "", stopped.number) from None
     except KeyboardInterrupt:
         raise Interrupted("Stopped by Ctrl-C.", resume, signal.SIGINT) from None
 
@@ -131,7 +151,17 @@ def unexpected(error: Exception) -> str:
     if type(error).__name__ == "OutOfMemoryError":
         return (
             f"{text.splitlines()[0]}\nThe device has too little memory: lower train.per_device_train_batch_size and "
-            "raise train.gradient_accumulation_steps by the same factor; the results stay the same."
+            "raise train.gradient_accumulation_steps by the same factor, or lower train.max_tokens_per_batch; the "
+            "results stay the same."
+        )
+    for sign, message in KNOWN.items():
+        if sign in text:
+            return f"{text.splitlines()[0]}\n{message}"
+    if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
+        return (
+            f"{text.splitlines()[0]}\nThe machine, or a limit (`ulimit -a`, a container, the scheduler), gives this "
+            "process too little memory or too few threads: lower train.per_device_train_batch_size and "
+            "train.dataloader_num_workers, or raise the limit."
         )
     if "parameters that were not used in producing loss" in text:
         return "Some parameters of this model get no gradient: set train.ddp_find_unused_parameters=true."
@@ -141,6 +171,31 @@ def unexpected(error: Exception) -> str:
 
 
 ENDED_ELSEWHERE = "another process of this run has ended; its own message, or the launcher's, says why."
+
+
+KNOWN = {
+    "DataLoader worker": (
+        "A worker that loads batches has died, or was killed: mostly by the system, which was out of memory or shared "
+        "memory (/dev/shm). Lower train.dataloader_num_workers, or set it to 0."
+    ),
+    "without overflow": "A number became too large for float32: lower train.learning_rate.",
+    "index out of range in self": (
+        "A token id is beyond the model's embeddings: the tokenizer and the model in model.name_or_path do not belong "
+        "together."
+    ),
+}
+"""What to do after an error of a library, by a part of its message."""
+
+
+NO_MEMORY = (
+    "can't start new thread",
+    "Cannot allocate memory",
+    "can't allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "Resource temporarily unavailable",
+)
+"""Parts of the messages of libraries when the system gives no more memory or threads."""
 
 
 LOST_PEER = (

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -104,6 +106,30 @@ def kind_of(path: Path) -> str:
         return ""
 
 
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file; never waits for a pipe or reads a device, which may have no end.
+
+    Raises:
+        OSError: if it cannot be read, or is something else than a file.
+    """
+    with open_regular(path, os.O_RDONLY) as file:
+        return file.read()
+
+
+@contextmanager
+def open_regular(path: Path, flags: int) -> Iterator[IO[bytes]]:
+    """Opens a file of bytes, as `os.open` does with these flags, if it is a regular one; creates none.
+
+    Raises:
+        OSError: if it cannot be opened, or is something else than a file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb" if flags & os.O_ACCMODE == os.O_RDONLY else "r+b") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        yield file
+
+
 def sync(path: Path) -> None:
     """Flushes a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -121,15 +147,16 @@ def remove_leftovers(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file atomically; infinity and NaN, which JSON does not have, become null."""
-    write_text(path, json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Returns a value of JSON in which infinity and NaN are null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value
+        return {name: finite(entry) for name, entry in value.items()}
+    return [finite(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def write_text(path: Path, text: str) -> None:

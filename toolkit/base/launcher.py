@@ -23,10 +23,12 @@ from types import FrameType
 from typing import IO
 
 from toolkit.base.console import log_to_console, report_error
+from toolkit.base.cores import threads_per_process
 from toolkit.base.errors import InputError
 from toolkit.base.processes import (
     ECHO_SECONDS,
     EXIT_LOST_PEER,
+    EXIT_STALLED,
     OWN_LAUNCHER,
     STOP_SIGNALS,
     heeded_signals,
@@ -114,9 +116,8 @@ def _reserved_port() -> socket.socket:
 
 def _environments(processes: int, port: int) -> list[dict[str, str]]:
     """Returns the environment variables of each rank."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     common = {
-        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        "OMP_NUM_THREADS": str(threads_per_process(processes)),
         **os.environ,
         OWN_LAUNCHER: "1",
         "WORLD_SIZE": str(processes),
@@ -177,7 +178,9 @@ class _Ranks:
                 for process in self.processes:
                     process.kill()
             time.sleep(POLL_SECONDS)
-        causes = [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
+        # Those that found a stalled rank, and killed it, say why.
+        causes = sorted(rank for rank in self._failed if codes[rank] == EXIT_STALLED)
+        causes = causes or [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
         return next(iter(causes or self._failed), None)
 
     def explain(self, failed: int, output: IO[bytes] | None) -> int:

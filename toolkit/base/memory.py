@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ class MemoryUse:
         baseline: use before the model was built, libraries and rows included.
         train_peak: peak of the training steps above the baseline, weights included.
         peak: peak of the process since then, baseline included.
+        checkpoint_copy: the copy of a checkpoint that is written during training, on a CPU.
     """
 
     parameters: int
@@ -34,11 +35,13 @@ class MemoryUse:
     baseline: int
     train_peak: int
     peak: int
+    checkpoint_copy: int = 0
 
     @property
     def rest(self) -> int:
         """The remaining memory of training steps: activations, batches and the libraries' working memory."""
-        return max(0, self.train_peak - self.parameters - self.gradients - self.optimizer_state)
+        states = self.parameters + self.gradients + self.optimizer_state + self.checkpoint_copy
+        return max(0, self.train_peak - states)
 
 
 class MemoryWatch:
@@ -77,12 +80,13 @@ class MemoryWatch:
             self._train_peak = max(self._train_peak, peak_memory_bytes(self.device))
             self._training = False
 
-    def use(self, model: nn.Module, optimizer_state: int) -> MemoryUse:
+    def use(self, model: nn.Module, optimizer_state: int, checkpoint_copy: int = 0) -> MemoryUse:
         """Returns the memory use so far.
 
         Args:
             model: the model, whose parameters and buffers are counted.
             optimizer_state: bytes of its optimizer's state.
+            checkpoint_copy: bytes of CPU memory of the copy of a checkpoint.
         """
         return MemoryUse(
             parameters=_bytes(model.parameters()) + _bytes(model.buffers()),
@@ -91,7 +95,49 @@ class MemoryWatch:
             baseline=self.baseline,
             train_peak=max(0, self._train_peak - self.baseline),
             peak=self.peak,
+            checkpoint_copy=checkpoint_copy if self.device.type == "cpu" else 0,
         )
+
+
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_GROUP_FILES = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+"""By the controllers of a control group, in version 2 and 1: its limit, its use, and the part that can be freed."""
+
+
+def available_memory() -> int:
+    """Returns the bytes of CPU memory that are free for this process: of the machine and of what its limits leave."""
+    import psutil
+
+    free = [psutil.virtual_memory().available, *_free_in_groups()]
+    with suppress(ImportError):  # Windows
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - psutil.Process().memory_info().vms)
+    return max(0, min(free))
+
+
+def _free_in_groups() -> Iterator[int]:
+    """Yields what the limits of the process's control groups leave, with those that contain them."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        root = CONTROL_GROUPS / controllers
+        own = root / path.lstrip("/")
+        for group in (own, *own.parents) if controllers in _GROUP_FILES else ():
+            limit, use, freeable = _GROUP_FILES[controllers]
+            with suppress(OSError, ValueError, KeyError):  # outside of the container, or without a limit
+                cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())[freeable]
+                used = int((group / use).read_text()) - int(cached)
+                yield int((group / limit).read_text()) - used
+            if group == root:
+                break
 
 
 def held_bytes(device: torch.device) -> int:
@@ -135,6 +181,7 @@ MEMORY = {
     "parameters": "weights and buffers",
     "gradients": "gradients",
     "optimizer_state": "optimizer state",
+    "checkpoint_copy": "copy of a checkpoint",
     "rest": "activations and the rest",
     "train_peak": "peak of training steps",
 }

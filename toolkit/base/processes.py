@@ -27,6 +27,8 @@ OWN_LAUNCHER = "TOOLKIT_LAUNCHER"
 """Set for the ranks that `toolkit train --processes` starts."""
 EXIT_LOST_PEER = 75
 """Exit code of such a rank when another one has ended, which the launcher turns into the other's."""
+EXIT_STALLED = 76
+"""Exit code of a rank that has found another one dead, stopped or missing in a collective."""
 ECHO_SECONDS = 1.0
 """A stop signal may arrive more than once, from a scheduler and from a launcher, or for each thread of a dead launcher;
 what arrives within this time of the first is not a second one."""

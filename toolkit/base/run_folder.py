@@ -118,6 +118,11 @@ class RunFolder:
         return self.path / "tracking"
 
     @property
+    def stacks(self) -> Path:
+        """Folder of the stacks of all ranks, if one of them stalled."""
+        return self.path / "stacks"
+
+    @property
     def lock(self) -> Path:
         """The lock file of a run in progress."""
         return self.path / ".lock"

@@ -18,7 +18,7 @@ from toolkit.base.shipped import shipped_root
 
 def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Remembers a recipe that the user trains with; does nothing if the state folder cannot be written."""
-    with suppress(OSError):
+    with suppress(OSError, RuntimeError):  # also an account without a home
         note = _notes(environ) / _sha256(recipe)
         note.parent.mkdir(parents=True, exist_ok=True)
         note.touch()
@@ -37,8 +37,10 @@ def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str
         InputError: if it is neither.
     """
     shipped = shipped_root() / "recipes" / recipe.name
-    digest = _sha256(recipe)
-    if not (_notes(environ) / digest).exists() and not (shipped.is_file() and _sha256(shipped) == digest):
+    digest, is_known = _sha256(recipe), False
+    with suppress(RuntimeError):
+        is_known = (_notes(environ) / digest).exists()
+    if not is_known and not (shipped.is_file() and _sha256(shipped) == digest):
         raise InputError(
             f"{run}: nobody has trained with its recipe {recipe}, as it is now, under this account on this machine; "
             f"if you trust it, name it {how}"

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import RunError
+from toolkit.base.vitals import task_for_all
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -58,9 +59,11 @@ def local_main_first(accelerator: Accelerator) -> Iterator[None]:
     first = accelerator.process_index - accelerator.local_process_index
     if not accelerator.is_local_main_process:
         _meet(False, first)
-    yield
-    if accelerator.is_local_main_process:
-        _meet(True, first)
+        yield
+        return
+    with task_for_all():
+        yield
+    _meet(True, first)
 
 
 def _meet(has_come: bool, awaited: int) -> None:

@@ -24,6 +24,9 @@ FREE = (
     "train.max_time",
     "train.dataloader_*",
     "train.ddp_timeout",
+    "train.heartbeat_timeout",
+    "train.non_finite",
+    "train.max_non_finite_steps",
     "eval.*",
     "checkpoint.*",
     "tracking.*",
@@ -36,14 +39,16 @@ FREE = (
     "data.fingerprint.validation",
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
+    "data.media_cache",
     "data.max_eval_samples",
     f"{VERSIONS}*",
 )
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
+BUDGET = "train.max_tokens_per_batch"
 DIMENSIONS = tuple(Mesh().sizes)
-SPLIT = (BATCH, ACCUMULATION, *(f"mesh.{name}" for name in DIMENSIONS))
+SPLIT = (BATCH, ACCUMULATION, BUDGET, *(f"mesh.{name}" for name in DIMENSIONS))
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
 UNPADDED = "train.unpadded"
@@ -57,15 +62,36 @@ def layout(mesh: Mesh) -> dict[str, int]:
 
 
 def layout_of(saved: Mapping[str, Any]) -> Mesh:
-    """Returns how the processes of a saved run were arranged; runs of older versions were replicas."""
+    """Returns how the processes of a saved run were arranged; runs of older versions were replicas.
+
+    Raises:
+        CheckpointError: if the run does not say so.
+    """
     if "mesh.replicas" not in saved:
-        return Mesh(replicas=saved["num_processes"])
-    return Mesh(**{name: saved[f"mesh.{name}"] for name in DIMENSIONS})
+        return Mesh(replicas=_count(saved, "num_processes"))
+    return Mesh(**{name: _count(saved, f"mesh.{name}") for name in DIMENSIONS})
+
+
+def _count(identity: Mapping[str, Any], key: str) -> int:
+    """Returns a positive number of a run's identity."""
+    value = identity.get(key)
+    if type(value) is not int or value < 1:
+        raise CheckpointError(
+            f"state.json of the checkpoint has no usable {key} (it says {value!r}); it was not written by the toolkit: "
+            "use another checkpoint"
+        )
+    return value
+
+
+def _completed(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the identity of a saved run with what older versions did not know."""
+    return {BUDGET: None} | dict(saved) | layout(layout_of(saved))
 
 
 def window_rows(identity: Mapping[str, Any]) -> int:
     """Returns the rows of a complete window, over all processes."""
-    return int(identity[BATCH]) * (identity[ACCUMULATION] or 1) * layout_of(identity).data_size
+    accumulation = 1 if identity.get(ACCUMULATION) is None else _count(identity, ACCUMULATION)
+    return _count(identity, BATCH) * accumulation * layout_of(identity).data_size
 
 
 def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
@@ -79,8 +105,8 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     Returns:
         One message for each setting that differs and may not, sorted by key.
     """
-    now = json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
-    before = {key: value for key, value in OLDER.items() if key in now} | dict(saved) | layout(layout_of(saved))
+    now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
+    before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
     if elastic and any(before.get(key) != now.get(key) for key in SPLIT):
@@ -96,8 +122,8 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
 
 def changed_layout(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str | None:
     """Returns a note if rows or the model are split over the processes in another way than before."""
-    before = dict(saved) | layout(layout_of(saved))
-    if all((before[key] or 1) == (current[key] or 1) for key in SPLIT):
+    before = _completed(saved)
+    if all((before[key] or 1) == (current.get(key) or 1) for key in SPLIT):
         return None
     return (
         f"the checkpoint was saved by {described(before)}; this run uses {described(current)}. Rows and updates stay "
@@ -153,7 +179,8 @@ def described(identity: Mapping[str, Any]) -> str:
     mesh = layout_of(identity)
     sizes = ", ".join(f"{name} {size}" for name, size in mesh.sizes.items() if size > 1)
     processes = "1 process" if mesh.size == 1 else f"{mesh.size} processes ({sizes})"
-    return f"{processes} with {identity[BATCH]} x {identity[ACCUMULATION] or 1} rows per data rank"
+    budget = "" if identity.get(BUDGET) is None else f", cut by {BUDGET} {identity[BUDGET]}"
+    return f"{processes} with {identity[BATCH]} x {identity[ACCUMULATION] or 1} rows per data rank{budget}"
 
 
 def _advice(saved: Mapping[str, Any], key: str) -> str:

@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.api.run import Checkpoint
-from toolkit.base.console import say
+from toolkit.base.console import say, warn
 from toolkit.base.files import remove_leftovers
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.state import SavedState
 from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
-from toolkit.tracking.jsonl import bring_metrics
+from toolkit.tracking.jsonl import bring_metrics, has_changed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -39,13 +40,16 @@ class Claimed:
 
 
 @contextmanager
-def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING) -> Iterator[Claimed]:
+def claim(
+    cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING, again: bool = False
+) -> Iterator[Claimed]:
     """Locks the output folder for this run and selects the checkpoint to resume from.
 
     Args:
         cfg: resolved configuration.
         accelerator: the run's; the main process claims the folder for all processes.
         skip: folders of damaged checkpoints, and what is wrong with each.
+        again: whether this run has been in the folder before and goes back to its newest checkpoint.
 
     Yields:
         The folder, locked until the block ends, and the checkpoint.
@@ -59,14 +63,17 @@ def claim(cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTH
     def take() -> Checkpoint | None:
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         remove_leftovers(output_dir)
         with suppress(OSError):  # the first save tries again, with a message
             sweep(RunFolder(output_dir).checkpoints)
         for message in messages:
             say(message)
         if checkpoint is not None:
-            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, RunFolder(output_dir).metrics)
+            metrics = RunFolder(output_dir).metrics
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, metrics)
+            if has_changed(metrics, SavedState.from_json(checkpoint.state).metrics):
+                warn(f"{metrics}: lines before step {checkpoint.step} are not as they were written")
         return checkpoint
 
     with held:

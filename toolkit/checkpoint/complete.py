@@ -6,28 +6,24 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 from torch import Tensor
 
 from toolkit.base.errors import RunError
 from toolkit.checkpoint.contents import model_group
-from toolkit.checkpoint.writing import Group, Saved, planned, write_complete
-from toolkit.distributed.collectives import on_every, on_main
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
+from toolkit.checkpoint.planning import Plan, planned
+from toolkit.checkpoint.writing import write_complete
+from toolkit.distributed.peers import Peers, peers_of_run
 
 
-def collected(accelerator: Accelerator, folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns complete tensors on the main process; every process must call it.
 
     They are written into a file, one after another, which the main process maps into memory and removes. So the
     operating system can free their memory and read them again, and the disk space is freed with the tensors.
 
     Args:
-        accelerator: the run's Accelerator.
         folder: folder of the main process with space for the tensors.
         tensors: this process's tensors by name, split or not.
 
@@ -38,13 +34,13 @@ def collected(accelerator: Accelerator, folder: Path, tensors: Mapping[str, Tens
     Raises:
         RunError: on every process, if the file cannot be written.
     """
-    group = model_group(tensors)
-    saved = planned(accelerator, group, spread=False)
-    temporary = on_main(accelerator, _temporary, folder)
+    peers = peers_of_run()
+    plan = planned(peers, model_group(tensors), spread=False)
+    temporary = peers.on_first(_temporary, folder)
     try:
-        return on_every(accelerator, _collected, accelerator, temporary, group, saved)
+        return peers.on_every(_collected, peers, temporary, plan)
     finally:
-        if accelerator.is_main_process:
+        if peers.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -55,14 +51,14 @@ def _temporary(folder: Path) -> Path:
         raise _not_written(folder, error) from error
 
 
-def _collected(accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]) -> dict[str, Tensor]:
+def _collected(peers: Peers, folder: Path, plan: Plan) -> dict[str, Tensor]:
     file = folder / "model.safetensors"
     try:
-        write_complete(accelerator, file, group, saved)
-        if not accelerator.is_main_process:
+        write_complete(peers, file, plan)
+        if peers.rank:
             return {}
         with safe_open(file, framework="pt") as mapped:
-            return {name: mapped.get_tensor(name) for name in saved}
+            return {name: mapped.get_tensor(name) for name in plan.saved}
     except OSError as error:
         raise _not_written(folder.parent, error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
+from toolkit.base.disk import rust_errors_as_os_errors
 from toolkit.base.errors import CheckpointError
+from toolkit.base.files import temporary_name
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import fill_part, hull, local, own_parts
+from toolkit.checkpoint.planning import Group
 from toolkit.checkpoint.tensors import ONE_PROCESS, has_tensors, verified_tensors
-from toolkit.checkpoint.writing import Group
 from toolkit.optim.state import load_streamed_state
 
 _SCALARS = "state"
@@ -36,8 +39,8 @@ def model_group(tensors: Mapping[str, Tensor]) -> Group:
         if not memory.holds(tensor):
             memory.add(tensor)
             kept[name] = tensor
-    buffers = [name for name, tensor in kept.items() if not isinstance(tensor, nn.Parameter)]
-    return Group(MODEL, kept, {"format": "pt"}, first_only=buffers)
+    parameters = {name for name, tensor in kept.items() if isinstance(tensor, nn.Parameter)}
+    return Group(MODEL, kept, {"format": "pt"}, first_only=kept.keys() - parameters, steady=parameters)
 
 
 def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> Group:
@@ -47,12 +50,33 @@ def optimizer_group(tensors: Mapping[str, Tensor], scalars: Mapping[str, Any]) -
         tensors: the tensors that `toolkit.optim.state.optimizer_state` returned.
         scalars: the other values that it returned.
     """
-    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars, sort_keys=True)})
+    return Group(OPTIMIZER, tensors, {_SCALARS: json.dumps(scalars, sort_keys=True)}, steady=tensors.keys())
 
 
-def write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Writes JSON-able values with string keys; floats, NaN and infinities are restored exactly."""
-    CheckpointFolder(folder).state.write_text(json.dumps(state), encoding="utf-8")
+def state_file(state: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the file of JSON-able values with string keys; floats, NaN and infinities are restored exactly."""
+    return {CheckpointFolder(Path()).state.name: json.dumps(state).encode()}
+
+
+def processor_files(processor: Any, folder: Path) -> dict[str, bytes]:
+    """Returns the files of a processor, by their paths in a checkpoint.
+
+    Args:
+        processor: tokenizer, image processor or feature extractor.
+        folder: where a temporary folder may be made.
+
+    Raises:
+        OSError: if they cannot be written there.
+    """
+    place = CheckpointFolder(temporary_name(folder / "processor")).processor
+    try:
+        place.mkdir(parents=True)
+        with rust_errors_as_os_errors():
+            processor.save_pretrained(str(place))
+        files = [path for path in place.rglob("*") if path.is_file()]
+        return {path.relative_to(place.parent).as_posix(): path.read_bytes() for path in files}
+    finally:
+        shutil.rmtree(place.parent, ignore_errors=True)
 
 
 def load_model_into(

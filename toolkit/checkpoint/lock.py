@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,10 +19,13 @@ import psutil
 
 from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
 _HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
+EMPTY_SECONDS = 60.0
+"""Age from which an owner file without a content is that of a dead process."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -60,7 +64,7 @@ class OutputLock:
         if self._key in _held:
             raise CheckpointError(f"this process already runs in the output folder {self.path.parent}")
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            self._descriptor = _open(self.path, os.O_CREAT)
         except OSError as error:
             raise CheckpointError(f"cannot open the lock file {self.path}: {error.strerror}") from error
         try:
@@ -114,7 +118,7 @@ class OutputLock:
             BlockingIOError: if a run has it that may be alive.
         """
         if _is_of_dead_process(self._owner_file):
-            self._owner_file.unlink(missing_ok=True)
+            self._remove_owner_file()
         try:
             with self._owner_file.open("xb") as file:
                 file.write(_this_process())
@@ -122,10 +126,28 @@ class OutputLock:
             raise BlockingIOError from error
         self._owns_file = True
 
+    def _remove_owner_file(self) -> None:
+        """Removes the file of a dead run; of several processes that have seen it, one does.
+
+        Raises:
+            BlockingIOError: if another process does, or has done it and has the lock now.
+        """
+        turn = self._owner_file.with_name(f"{self._owner_file.name}.removal")
+        try:
+            os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
+        except FileExistsError as error:
+            raise BlockingIOError from error
+        try:
+            if not _is_of_dead_process(self._owner_file):  # replaced since it was read
+                raise BlockingIOError
+            self._owner_file.unlink()
+        finally:
+            turn.unlink()
+
     def _held_message(self) -> str:
         try:
             by_name = self._owner_file.exists()
-            owner = json.loads(self._owner_file.read_bytes() if by_name else os.pread(self._descriptor, 4096, 0))
+            owner = json.loads(read_file(self._owner_file) if by_name else os.pread(self._descriptor, 4096, 0))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (OSError, ValueError, KeyError, TypeError):  # the owner has not written its name yet
             who = "another process"
@@ -141,10 +163,26 @@ def _this_process() -> bytes:
     return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
 
 
+def _open(path: Path, more_flags: int = 0) -> int:
+    """Opens a lock file for reading and writing and returns its descriptor; neither follows a link nor waits.
+
+    Raises:
+        OSError: if it cannot be opened, or is something else than a file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | more_flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
 def _is_of_dead_process(file: Path) -> bool:
-    """Returns whether a process of this host wrote the file and has ended."""
+    """Returns whether a process of this host wrote the file and has ended, or one has left it empty."""
     try:
-        owner = json.loads(file.read_bytes())
+        content = read_file(file)
+        if not content:  # its owner's name follows at once, unless the owner has died before
+            return time.time() - file.stat().st_mtime > EMPTY_SECONDS
+        owner = json.loads(content)
         return bool(owner["host"] == socket.gethostname()) and not psutil.pid_exists(owner["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
@@ -161,12 +199,16 @@ def in_use(output_dir: Path) -> str | None:
 
     if lock._owner_file.exists() and not _is_of_dead_process(lock._owner_file):
         return lock._held_message()
-    with lock.path.open("r+b") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except _HELD:
-            lock._descriptor = file.fileno()
-            return lock._held_message()
-        except OSError:  # no locks here, and nobody has the other file
-            return None
+    try:
+        lock._descriptor = _open(lock.path)
+    except OSError as error:
+        return f"cannot open the lock file {lock.path}: {error.strerror}"
+    try:
+        fcntl.lockf(lock._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except _HELD:
+        return lock._held_message()
+    except OSError:  # no locks here, and nobody has the other file
+        return None
+    finally:
+        os.close(lock._descriptor)
     return None

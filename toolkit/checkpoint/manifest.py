@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from toolkit.base.files import sync
+from toolkit.base.files import read_file, sync
 from toolkit.base.run_folder import CheckpointFolder
 
 FORMATS = {"full": 1, "sharded": 2}
@@ -75,7 +75,7 @@ def read_manifest(folder: Path) -> Manifest:
         OSError: if it cannot be read.
         ValueError: if it is damaged or has another format; the message is short.
     """
-    content = CheckpointFolder(folder).manifest.read_bytes()
+    content = read_file(CheckpointFolder(folder).manifest)
     try:
         found: dict[str, Any] = json.loads(content)
         intact = found.pop("sha256") == _own_sha256(found)

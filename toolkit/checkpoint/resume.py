@@ -15,7 +15,7 @@ _NUM_SHOWN = 8
 
 
 def decide_resume(
-    output_dir: Path, resume: str, skip: Mapping[Path, str] = NOTHING
+    output_dir: Path, resume: str, skip: Mapping[Path, str] = NOTHING, again: bool = False
 ) -> tuple[Checkpoint | None, list[str]]:
     """Selects the checkpoint that a run starts from.
 
@@ -23,6 +23,7 @@ def decide_resume(
         output_dir: the run's folder.
         resume: the setting `checkpoint.resume`.
         skip: folders of checkpoints that were found damaged while loading, and what is wrong with each.
+        again: whether this run goes back to its newest checkpoint, or to where it started if it has none.
 
     Returns:
         The checkpoint to resume from, or None to start from the beginning, and messages for the user.
@@ -30,8 +31,10 @@ def decide_resume(
     Raises:
         CheckpointError: if the folder holds another run, or there are checkpoints but none can be used.
     """
+    if again and (resume == "none" or steps(RunFolder(output_dir).checkpoints)):
+        resume = "auto"
     if resume not in ("none", "auto"):
-        return _from_path(output_dir, Path(resume), skip)
+        return _from_path(output_dir, Path(resume), skip, again)
     if resume == "none":
         _refuse_former_run(output_dir)
         return None, []
@@ -84,12 +87,12 @@ def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, 
     return checkpoint, [*messages, f"using the newest valid checkpoint in {path}, {checkpoint.path.name}"]
 
 
-def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint, list[str]]:
+def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str], again: bool) -> tuple[Checkpoint, list[str]]:
     """Opens the checkpoint that `checkpoint.resume` names."""
     checkpoint, messages = newest(path, skip)
     own = RunFolder(output_dir).checkpoints.resolve()
     if checkpoint.path.resolve().parent != own:
-        if not skip:  # otherwise the folder's content is from this run, before it found the damage
+        if not skip and not again:  # otherwise the folder's content is from this run
             _refuse_former_run(output_dir)
     elif later := [folder.name for step, folder in steps(own) if step > checkpoint.step]:
         messages.append(f"going back to step {checkpoint.step}: the next save will remove {', '.join(later)}")
@@ -110,7 +113,7 @@ def _contents(output_dir: Path) -> list[str]:
     found = {
         path for path in output_dir.glob("*") if path not in (files.lock, files.lock_owner) and not is_temporary(path)
     }
-    before_training = {files.config, files.facts, files.diff, files.processor, files.base, files.bad_rows}
+    before_training = {files.config, files.facts, files.diff, files.processor, files.base, files.bad_rows, files.stacks}
     # A run that failed before its first step left nothing worth keeping.
     return [] if found <= before_training else sorted(path.name for path in found)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from toolkit.api.state import TrainState
 from toolkit.base.errors import CheckpointError
 
-_PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler")
+_PARTS = ("train", "identity", "extensions", "trainer_callbacks", "scaler", "metrics")
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class SavedState:
         callbacks: values of the toolkit's callbacks and of the strategy, by name.
         trainer_callbacks: attributes of a user's callbacks under `engine: trainer`, by name; None under `engine: loop`.
         scaler: state of the fp16 gradient scaler, or None.
+        metrics: size and sha256 of `metrics.jsonl`, or None.
     """
 
     train: Mapping[str, Any]
@@ -28,6 +33,7 @@ class SavedState:
     callbacks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     trainer_callbacks: Mapping[str, Mapping[str, Any]] | None = None
     scaler: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the content of the file."""
@@ -36,6 +42,7 @@ class SavedState:
             "identity": dict(self.identity),
             "trainer_callbacks": self.trainer_callbacks,
             "scaler": self.scaler,
+            "metrics": self.metrics,
             "extensions": dict(self.callbacks),  # the name in the file format
         }
         return {name: value for name, value in content.items() if value is not None}
@@ -50,16 +57,32 @@ class SavedState:
         parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
         wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
         missing = [name for name in ("train", "identity") if parts.get(name) is None]
-        step = (parts.get("train") or {}).get("step") if not wrong else None
-        if wrong or missing or type(step) is not int:
+        unusable = [*wrong, *missing] or [*_wrong_progress(content["train"]), *_wrong_marks(content.get("metrics"))]
+        if unusable:
             raise CheckpointError(
-                f"state.json of a checkpoint has no usable {', '.join([*wrong, *missing]) or 'train.step'}; it was not "
-                "written by the toolkit: use another checkpoint"
+                f"state.json of a checkpoint has no usable {', '.join(unusable)}; it was not written by the toolkit: "
+                "use another checkpoint"
             )
         return SavedState(
             train=content["train"],
             identity=content["identity"],
-            callbacks=content.get("extensions", {}),
+            callbacks=content.get("extensions") or {},
             trainer_callbacks=content.get("trainer_callbacks"),
             scaler=content.get("scaler"),
+            metrics=content.get("metrics"),
         )
+
+
+def _wrong_progress(train: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted keys of `train` whose values are missing or of another type."""
+    try:
+        TypeAdapter(TrainState).validate_json(json.dumps(dict(train)), strict=True)
+    except ValidationError as error:
+        return [f"train.{place['loc'][0]}" for place in error.errors()]
+    return [] if "step" in train and train["step"] >= 0 else ["train.step"]
+
+
+def _wrong_marks(metrics: Mapping[str, Any] | None) -> list[str]:
+    if metrics is None or (type(metrics.get("bytes")) is int and isinstance(metrics.get("sha256"), str)):
+        return []
+    return ["metrics"]

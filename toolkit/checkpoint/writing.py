@@ -12,98 +12,46 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.base.shards import Box, local, own_parts
+from toolkit.base.shards import Box
 from toolkit.checkpoint.manifest import FileEntry
+from toolkit.checkpoint.planning import DTYPE_NAMES, Plan
 from toolkit.checkpoint.store import not_written
-from toolkit.checkpoint.tensors import DTYPES, OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
-from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import on_every
+from toolkit.checkpoint.tensors import OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
+from toolkit.distributed.peers import Peers
 
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-
-_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ALIGNMENT = 8
 """The header's length in bytes is a multiple of this."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Tensors that are saved under one name.
-
-    Args:
-        name: `model`, `optimizer` or the name of a callback.
-        tensors: tensors by name, as far as this process has them; they may be split over processes.
-        metadata: additional strings for the header.
-        first_only: names of tensors that may differ between processes; those of the lowest rank are saved.
-    """
-
-    name: str
-    tensors: Mapping[str, Tensor]
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    first_only: Collection[str] = ()
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a tensor in a checkpoint: where it lies, which process saves it, and where that one holds it."""
-
-    box: Box
-    owner: int
-    place: Box
-
-    def of(self, own: Tensor) -> Tensor:
-        """Returns this part of the owner's tensor."""
-        held = local(own).detach()
-        return held[self.place.slices(Box.of(held.shape))]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A tensor in a checkpoint: its type, its complete shape and its parts."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    parts: list[Part]
-
-
-def write_groups(
-    accelerator: Accelerator, folder: Path, groups: Iterable[Group], sharded: bool
-) -> dict[str, FileEntry]:
+def write_groups(peers: Peers, folder: Path, plans: Iterable[Plan], sharded: bool) -> dict[str, FileEntry]:
     """Writes tensors into a new checkpoint. Every process must call it.
 
     Args:
-        accelerator: the run's.
+        peers: the processes.
         folder: the checkpoint's folder; if the tensors are sharded, every process must see it.
-        groups: the tensors.
+        plans: the tensors.
         sharded: whether each process writes its share into its own file. Otherwise the main process writes complete
             tensors into one file per group, and holds one of them at a time.
 
     Returns:
-        Sizes and hashes of all files by their paths in the folder, on the main process.
+        Sizes and hashes of all files by their paths in the folder.
 
     Raises:
-        CheckpointError: if a checkpoint cannot hold a tensor.
         RunError: on every process, if one of them cannot write.
     """
     written: dict[str, FileEntry] = {}
-    for group in groups:
-        saved = planned(accelerator, group, spread=sharded)
-        write = _write_shard if sharded else _write_complete
-        own = on_every(accelerator, write, accelerator, folder, group, saved)
-        for entries in objects_of_all(own):
+    for plan in plans:
+        own = peers.on_every(_write_shard if sharded else _write_complete, peers, folder, plan)
+        for entries in peers.objects(own):
             written |= entries
     return written
 
@@ -159,7 +107,7 @@ def write_file(
     end = 0
     for name, (dtype, shape) in entries.items():
         begin, end = end, end + math.prod(shape) * dtype.itemsize
-        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {"dtype": DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     digest, size = hashlib.sha256(), 0
@@ -174,64 +122,22 @@ def write_file(
     return FileEntry(size, digest.hexdigest())
 
 
-def planned(accelerator: Accelerator, group: Group, spread: bool) -> dict[str, Saved]:
-    """Decides which process saves which part of the tensors; every process must call it.
-
-    Args:
-        accelerator: the run's Accelerator.
-        group: this process's tensors.
-        spread: whether the least busy process that has a part saves it; otherwise the first one does.
-
-    Returns:
-        The tensors of all processes by name, the same on every process, those with the longest elements first.
-
-    Raises:
-        CheckpointError: if a checkpoint cannot hold a tensor.
-    """
-    own = {name: (tensor.dtype, tuple(tensor.shape), own_parts(tensor)) for name, tensor in group.tensors.items()}
-    if unknown := [name for name, (dtype, _, _) in own.items() if dtype not in _DTYPE_NAMES]:
-        types = sorted({str(own[name][0]) for name in unknown})
-        raise CheckpointError(f"a checkpoint cannot hold tensors of type {', '.join(types)}: {', '.join(unknown)}")
-    dtypes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    holders: dict[str, dict[Box, dict[int, Box]]] = {}
-    for rank, held in enumerate(objects_of_all(own)):
-        for name, (dtype, shape, boxes) in held.items():
-            dtypes[name] = dtype, shape
-            for box, place in boxes.items():
-                holders.setdefault(name, {}).setdefault(box, {})[rank] = place
-    saved, busy = {}, [0] * accelerator.num_processes
-    for name in sorted(dtypes, key=lambda name: (-dtypes[name][0].itemsize, name)):
-        dtype, shape = dtypes[name]
-        parts = []
-        for box, places in holders[name].items():
-            if box.size or not math.prod(shape):  # a process may hold nothing of a tensor that is not empty
-                several = spread and name not in group.first_only
-                owner = min(places, key=lambda rank: (busy[rank], rank)) if several else min(places)
-                busy[owner] += box.size * dtype.itemsize
-                parts.append(Part(box, owner, places[owner]))
-        saved[name] = Saved(dtype, shape, parts)
-    return saved
-
-
-def _write_complete(
-    accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]
-) -> dict[str, FileEntry]:
-    path = CheckpointFolder(folder).callback(group.name)
+def _write_complete(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]:
+    path = CheckpointFolder(folder).callback(plan.name)
     try:
-        entry = write_complete(accelerator, path, group, saved)
+        entry = write_complete(peers, path, plan)
     except OSError as error:
         raise not_written(folder, error) from error
     return {path.name: entry} if entry else {}
 
 
-def write_complete(accelerator: Accelerator, path: Path, group: Group, saved: Mapping[str, Saved]) -> FileEntry | None:
+def write_complete(peers: Peers, path: Path, plan: Plan) -> FileEntry | None:
     """Writes one file on the main process, to which the others send their parts; every process must call it.
 
     Args:
-        accelerator: the run's Accelerator.
+        peers: the processes.
         path: the file, which must not exist.
-        group: this process's tensors.
-        saved: what `planned` returned for them.
+        plan: the tensors, each saved by the first process that has it.
 
     Returns:
         Size and hash of the file, None on other processes than the main one.
@@ -239,56 +145,52 @@ def write_complete(accelerator: Accelerator, path: Path, group: Group, saved: Ma
     Raises:
         OSError: on the main process, if it cannot be written.
     """
-    stream = _gathered(accelerator, saved, group.tensors)
+    stream = _gathered(peers, plan)
     try:
-        if accelerator.is_main_process:
-            entries = {name: (each.dtype, each.shape) for name, each in saved.items()}
-            return write_file(path, entries, stream, group.metadata)
+        if peers.rank == 0:
+            entries = {name: (each.dtype, each.shape) for name, each in plan.saved.items()}
+            return write_file(path, entries, stream, plan.metadata)
     finally:
         deque(stream, maxlen=0)  # the others send all tensors, also after an error of the main process
     return None
 
 
-def _gathered(accelerator: Accelerator, saved: Mapping[str, Saved], tensors: Mapping[str, Tensor]) -> Iterator[Tensor]:
+def _gathered(peers: Peers, plan: Plan) -> Iterator[Tensor]:
     """Yields one complete tensor after another on the main process, and empty ones on the others."""
-    rank, device = accelerator.process_index, accelerator.device
-    for name, each in saved.items():
-        complete = torch.empty(each.shape if rank == 0 else 0, dtype=each.dtype)
+    for name, each in plan.saved.items():
+        complete = torch.empty(each.shape if peers.rank == 0 else 0, dtype=each.dtype)
         for part in each.parts:
-            if part.owner == rank:
-                values = part.of(tensors[name])
-            if part.owner == rank == 0 and part.box.shape == each.shape:
-                complete = values
-            elif part.owner == rank == 0:
-                complete[part.box.slices(Box.of(each.shape))] = values.cpu()
-            elif part.owner == rank:
-                dist.send(values.to(device).contiguous().view(-1).view(torch.uint8), dst=0)
-            elif rank == 0:
-                values = torch.empty(part.box.shape, dtype=each.dtype, device=device)
-                dist.recv(values.view(-1).view(torch.uint8), src=part.owner)
+            own = plan.values.get((name, part.box))
+            if own is not None and peers.rank > 0:
+                peers.send(own, to=0)
+            elif own is not None and part.box.shape == each.shape:
+                complete = own
+            elif peers.rank == 0:
+                values = own
+                if values is None:
+                    values = torch.empty(part.box.shape, dtype=each.dtype)
+                    peers.receive(values, part.owner)
                 complete[part.box.slices(Box.of(each.shape))] = values.cpu()
         yield complete
 
 
-def _write_shard(
-    accelerator: Accelerator, folder: Path, group: Group, saved: Mapping[str, Saved]
-) -> dict[str, FileEntry]:
+def _write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]:
     """Writes this process's share; a file holds one part of a tensor, so several parts take several files."""
-    rank, processes = accelerator.process_index, accelerator.num_processes
-    counts = (Counter(part.owner for part in each.parts) for each in saved.values())
+    counts = (Counter(part.owner for part in each.parts) for each in plan.saved.values())
     files = max((max(count.values()) for count in counts if count), default=1)
     written = {}
     for number in range(files):
-        path = CheckpointFolder(folder).shard(group.name, number * processes + rank, files * processes)
-        own = {name: parts[number] for name, each in saved.items()
-               if len(parts := [part for part in each.parts if part.owner == rank]) > number}  # fmt: skip
-        offsets = json.dumps({name: {OFFSETS: part.box.start} for name, part in own.items()})
-        metadata = {**(group.metadata if rank == number == 0 else {}), OFFSETS_KEY: offsets}
-        entries = {name: (saved[name].dtype, part.box.shape) for name, part in own.items()}
+        path = CheckpointFolder(folder).shard(plan.name, number * peers.size + peers.rank, files * peers.size)
+        own = {name: parts[number].box for name, each in plan.saved.items()
+               if len(parts := [part for part in each.parts if part.owner == peers.rank]) > number}  # fmt: skip
+        offsets = json.dumps({name: {OFFSETS: box.start} for name, box in own.items()})
+        metadata = {**(plan.metadata if peers.rank == number == 0 else {}), OFFSETS_KEY: offsets}
+        entries = {name: (plan.saved[name].dtype, box.shape) for name, box in own.items()}
         try:
             path.parent.mkdir(exist_ok=True)
-            tensors = (part.of(group.tensors[name]) for name, part in own.items())
-            written[path.relative_to(folder).as_posix()] = write_file(path, entries, tensors, metadata)
+            written[path.relative_to(folder).as_posix()] = write_file(
+                path, entries, (plan.values[item] for item in own.items()), metadata
+            )
         except OSError as error:
             raise not_written(folder, error) from error
     return written

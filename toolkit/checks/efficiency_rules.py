@@ -85,10 +85,20 @@ RULES = (
         "only inductor supports modes",
         "remove train.torch_compile_mode",
     ),
+    Rule(
+        lambda c: c.train.fast_dropout is True and c.train.torch_compile,
+        ("train.fast_dropout", "train.torch_compile"),
+        "compiled passes have PyTorch's own dropout",
+        "set train.fast_dropout to auto",
+    ),
     _workers_only("dataloader_persistent_workers", False),
     _workers_only("dataloader_prefetch_factor", None),
     Rule(
-        lambda c: c.train.auto_batch_size and c.train.per_device_train_batch_size == 1,
+        lambda c: (
+            c.train.auto_batch_size
+            and c.train.per_device_train_batch_size == 1
+            and c.train.max_tokens_per_batch is None
+        ),
         ("train.auto_batch_size", "train.per_device_train_batch_size"),
         "a micro-batch of one row cannot be split",
         "remove train.auto_batch_size",

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Collection
 
 from toolkit.api.run import best_metric
-from toolkit.api.supports import SupportsEnsembling, class_column
+from toolkit.api.supports import SupportsEnsembling, class_column, reads_files
 from toolkit.api.task import Task
 from toolkit.base.errors import problems_of
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
 from toolkit.checks.folder import folder_problems
-from toolkit.config.messages import Key
+from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
 from toolkit.data.first_rows import first_row_problems
 from toolkit.data.hub import find_hub
@@ -35,6 +35,27 @@ def _ensemble_problems(cfg: Config, task: Task) -> list[str]:
     if not cfg.train.snapshot_ensemble or isinstance(task, SupportsEnsembling):
         return []
     return ["train.snapshot_ensemble: received true, but this task's predictions cannot be averaged"]
+
+
+def _budget_problems(cfg: Config, task: Task) -> list[str]:
+    if task.modality != "image":
+        return []
+    budgets = {
+        "train.max_tokens_per_batch": (cfg.train.max_tokens_per_batch, "train.per_device_train_batch_size"),
+        "eval.max_tokens_per_batch": (cfg.eval.max_tokens_per_batch, "eval.per_device_eval_batch_size"),
+    }
+    return [
+        f"{key}: received {tokens}, but all images have the same size, so it would be a number of rows; set {rows}"
+        for key, (tokens, rows) in budgets.items()
+        if tokens is not None
+    ]
+
+
+def _media_problems(cfg: Config, task: Task) -> list[str]:
+    if cfg.data.media_cache == "auto" or reads_files(task):
+        return []
+    what = "has no effect, because this task's inputs are not in files of their own; remove it"
+    return [f"data.media_cache: received {show(cfg.data.media_cache)}, {what}"]
 
 
 def _process_problems(cfg: Config, task: Task) -> list[str]:
@@ -62,6 +83,8 @@ CHECKS = (
     Check("eval.metric_for_best_model", lambda cfg, task: problems_of(lambda: best_metric(cfg, task))),
     Check("train.train_sampling_strategy", _sampling_problems),
     Check("train.snapshot_ensemble", _ensemble_problems),
+    Check("the token budgets", _budget_problems),
+    Check("data.media_cache", _media_problems),
     Check("the optimizer's library", lambda cfg, task: library_problems(cfg.train), "libraries"),
     Check("DeepSpeed", lambda cfg, task: deepspeed_problems(cfg), "libraries"),
     Check("train.optim_args", lambda cfg, task: argument_problems(cfg.train)),

@@ -119,7 +119,7 @@ def _heading(subject: Subject, footprint: Footprint) -> list[str]:
     where = "a GPU" if subject.fused_attention or subject.device.type == "cuda" else "the CPU"
     return [
         f"{subject.config.model_type}, {footprint.total:,} weights, {footprint.trained:,} of them trained, on {where}",
-        f"micro-batches of {footprint.rows} rows ({sizes(subject.batch)}), {train.gradient_accumulation_steps or 1} in "
+        f"micro-batches of {footprint.rows} rows ({sizes(subject.batch)}), {subject.window} in "
         f"a step, {train.mixed_precision or 'no'} mixed precision",
         f"{show_flops(footprint.flops)} for forward and backward pass of one"
         + (f", {footprint.recomputed / footprint.flops:.0%} recomputed" if footprint.recomputed else ""),
@@ -137,6 +137,7 @@ def _calibrate(
 ) -> Correction | None:
     """Measures steps on this machine, and prints the correction and the scaling with processes."""
     from toolkit.base.console import format_bytes, say
+    from toolkit.data.budget import num_micro_batches
     from toolkit.lab.plan import render
     from toolkit.lab.plan.calibrate import calibrate, rows_that_fit, serial_seconds
     from toolkit.lab.plan.units import show_flops
@@ -160,7 +161,7 @@ def _calibrate(
         say("A GPU has a different allocator, so the plan for it is not corrected.\n")
     if large.seconds:
         serial = serial_seconds(runs)
-        larger = footprint.flops * (cfg.train.gradient_accumulation_steps or 1) / large.footprint.flops
+        larger = footprint.flops * num_micro_batches(cfg.train, footprint.rows) / large.footprint.flops
         seconds = serial + max(0.0, large.seconds - serial) * larger
         say(f"{show_flops(large.flops_per_second or 0.0)}/s; a step as configured would take {seconds:.3g} s here.\n")
         lines = _scaling(arguments, runs, seconds, footprint, bandwidth, found)

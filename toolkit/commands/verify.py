@@ -29,20 +29,22 @@ def work(arguments: argparse.Namespace) -> None:
     folder = Path(arguments.run).expanduser()
     if not RunFolder(folder).facts.is_file():
         raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")
-    problems = list(_problems(folder))
+    problems = list(damages(folder))
     if problems:
         raise RunError("\n".join([f"{folder} is damaged:", *(f"  - {problem}" for problem in problems)]))
     say(f"{folder}: every file is as it was written")
 
 
-def _problems(folder: Path) -> Iterator[str]:
-    """Yields one phrase for each damaged file."""
-    from toolkit.base.errors import InputError
+def damages(folder: Path) -> Iterator[str]:
+    """Yields one phrase for each damaged file of a run."""
+    from toolkit.base.errors import CheckpointError, InputError
     from toolkit.base.run_folder import RunFolder
     from toolkit.checkpoint.manifest import verify
-    from toolkit.checkpoint.store import steps
+    from toolkit.checkpoint.state import SavedState
+    from toolkit.checkpoint.store import open_checkpoint, steps
     from toolkit.report.intact import damaged
     from toolkit.report.runs import read_record
+    from toolkit.tracking.jsonl import has_changed
 
     files = RunFolder(folder)
     try:
@@ -56,8 +58,17 @@ def _problems(folder: Path) -> Iterator[str]:
     if files.metrics.exists():
         yield from _wrong_lines(files.metrics)
     if files.checkpoints.is_dir():
+        whole = None
         for _, checkpoint in steps(files.checkpoints):
-            yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in verify(checkpoint))
+            problems = verify(checkpoint)
+            whole = whole if problems else checkpoint
+            yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in problems)
+        try:
+            mark = None if whole is None else SavedState.from_json(open_checkpoint(whole).state).metrics
+            if has_changed(files.metrics, mark):
+                yield f"{files.metrics.name} is not as it was when the newest checkpoint was written"
+        except CheckpointError as error:
+            yield str(error)
 
 
 def _wrong_lines(metrics: Path) -> Iterator[str]:

@@ -18,3 +18,10 @@ ColumnName = Annotated[
     WithJsonSchema({"type": ["string", "integer"]}),
 ]
 """Name of a column; a number from 1 becomes text."""
+Room = Annotated[
+    str,
+    BeforeValidator(lambda size: str(size) if type(size) is int else size),
+    Field(pattern=r"^(auto|0|[1-9]\d{0,5}(KiB|MiB|GiB|TiB))$"),
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+"""A number of bytes, such as `20GiB`; `auto`, or 0."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive
+from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive, Room
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.train_section import TrainConfig
 
@@ -132,6 +132,10 @@ class DataConfig:
     """Maximum number of examples of each evaluation set; the first ones are used."""
     preprocessing_num_workers: Positive | None = None
     """Number of processes that preprocess rows; null uses the training process."""
+    media_cache: Room = "auto"
+    """How much of images and audio is kept after it was decoded, for later epochs and evaluations of the run, for
+    instance `20GiB`, on each machine. It is in a file in the temporary folder, which nothing else sees and which is
+    gone after the run. `auto` is a quarter of the free memory or of the free space there; 0 decodes every time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,10 @@ class EvalConfig:
 
     per_device_eval_batch_size: Positive = 8
     """Rows per process in each evaluation forward pass; metrics do not depend on it."""
+    max_tokens_per_batch: Positive | None = None
+    """Maximum number of tokens in each evaluation forward pass, padding included, beside the maximum number of rows
+    (`per_device_eval_batch_size`, so raise that too); audio is counted in samples. A longer row is evaluated alone.
+    Metrics do not depend on it. Null means no limit."""
     eval_steps: Every = None
     """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
     evaluates only at the end."""
@@ -165,6 +173,9 @@ class CheckpointConfig:
     """`full` writes complete tensors into one file each for model and optimizer, through the main process; `sharded`
     lets every process write its part, for which all of them must see the output folder. Both resume on any number of
     processes."""
+    async_save: Literal["auto"] | bool = "auto"
+    """Whether training goes on while a thread writes a copy of what is saved, which takes CPU memory. `auto`: if twice
+    that memory is free, and without DeepSpeed and `trainer.callbacks`."""
     resume: str = "none"
     """`none` starts a new run in an empty output folder; `auto` resumes from the newest valid checkpoint, if there is
     one; a path resumes from that checkpoint."""

@@ -14,6 +14,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from toolkit.base.errors import ConfigError
+from toolkit.base.files import read_file as read_regular
 from toolkit.config.messages import Key, join, nearest_key, show, show_typed
 
 Origin = Literal["default", "file", "override", "launcher"]
@@ -134,7 +135,7 @@ def read_file(file: Path) -> Settings:
     """
     settings = Settings(Source("default", str(file)))
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular(file).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(

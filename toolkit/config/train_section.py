@@ -20,6 +20,12 @@ class TrainConfig:
     """Micro-batch size: rows per process in each forward pass."""
     gradient_accumulation_steps: Positive | None = None
     """Forward passes per step. Null means the launcher's value, or 1."""
+    max_tokens_per_batch: Positive | None = None
+    """Token budget: cuts the rows of a step into micro-batches of at most this many tokens, balanced over processes,
+    instead of `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` rows. A step still has as
+    many rows as these two give. Padding counts, unless the model computes without it (`unpadded`); for translation and
+    summarization both sides count; audio is counted in samples. A longer row is a micro-batch of its own. Null means no
+    budget."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
     """Number of epochs; may be fractional."""
     max_steps: Annotated[int, Field(ge=-1)] = -1
@@ -96,6 +102,9 @@ class TrainConfig:
     (`full`), or in one of k layers (`every_2_layers`). The gradient does not change."""
     activation_offload: bool = False
     """Keep activations in CPU memory between the forward and the backward pass. The gradient does not change."""
+    fast_dropout: Literal["auto"] | bool = "auto"
+    """Draw dropout with 16-bit random numbers, several times as fast on a CPU; rates are rounded to multiples of
+    1/65536. `auto` does so on CPUs, except with `torch_compile`."""
     auto_batch_size: bool = False
     """After an out-of-memory error, split each micro-batch into smaller parts from then on, on all processes. The rows
     and the gradient of a step do not change. Evaluation has its own batch size."""
@@ -115,8 +124,10 @@ class TrainConfig:
     """Order of the training rows: `random`; `sequential`, as in the file; `group_by_length`, random but with rows of
     similar length in each step; `balanced`, where every class is drawn equally often (small classes are oversampled;
     the epoch length does not change)."""
-    dataloader_num_workers: Annotated[int, Field(ge=0)] = 0
-    """Number of worker processes that load and collate batches; 0 uses the training process."""
+    dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Number of worker processes per process that load and collate batches; 0 uses the training process. `auto` is 0
+    for text; for images and audio, the number of spare cores, at most 8, and 1 if training itself uses the CPU. The
+    results do not depend on it."""
     dataloader_pin_memory: bool = True
     """Load batches into pinned memory if there is a GPU."""
     dataloader_persistent_workers: bool = False
@@ -127,3 +138,13 @@ class TrainConfig:
     """Allow parameters without a gradient when several processes train."""
     ddp_timeout: Positive = 1800
     """Timeout in seconds of communication between processes."""
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """What happens at a gradient or a parameter that is not finite: `stop` ends the run before the update; `skip`
+    leaves the update out; `rollback` also goes back to the newest checkpoint (or the beginning) and leaves the window
+    out there, so that an update that broke the parameters is undone. What the fp16 scaler skips does not count."""
+    max_non_finite_steps: Positive = 10
+    """Maximum number of updates that a run leaves out (`non_finite: skip` or `rollback`)."""
+    heartbeat_timeout: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds after which a run on several processes ends if one of them is dead or stopped, or does not come to a
+    collective in which others wait and does not compute. A process that computes, reads or writes has no limit, nor
+    has what the first process does for all."""

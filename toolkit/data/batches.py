@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
-from toolkit.api.task import IGNORE_INDEX, Batch, Processor, Task
-from toolkit.base.processes import STOP_SIGNALS
+from toolkit.api.supports import SupportsFiles
+from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
+from toolkit.data.budget import Budget, lengths_of, training_budget
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.workers import WatchedLoader
 
 if TYPE_CHECKING:
     import datasets
@@ -25,15 +25,34 @@ if TYPE_CHECKING:
     from toolkit.config.sections import Config, TrainConfig
 
 
-def collate(features: list[dict[str, Any]], task: Task, processor: Processor, random: RowRandom) -> Batch:
-    """Returns the task's batch of feature rows, with `row_ids`."""
-    batch = task.collate(features, processor, random)
+def collate(
+    features: list[dict[str, Any]], task: Task, processor: Processor, random: RowRandom, kept: Kept | None = None
+) -> Batch:
+    """Returns the task's batch of feature rows, with `row_ids`; `kept` has what their files contain."""
+    if isinstance(task, SupportsFiles):
+        if kept is not None:
+            features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
+        batch = task.compact(features, processor, random)
+    else:
+        batch = task.collate(features, processor, random)
     batch["row_ids"] = torch.tensor([row["row_id"] for row in features])
     return batch
 
 
+def _decoded(
+    row: dict[str, Any], task: SupportsFiles, processor: Processor, training: bool, kept: Kept
+) -> np.ndarray | None:
+    return kept.decoded(row["row_id"], lambda: task.decoded(row, processor, training))
+
+
 def collate_or_mask(
-    features: list[dict[str, Any]], *, task: Task, processor: Processor, random: RowRandom, stand_in: dict[str, Any]
+    features: list[dict[str, Any]],
+    *,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    stand_in: dict[str, Any],
+    kept: Kept | None = None,
 ) -> Batch:
     """Collates rows; an empty list gives a batch of one masked row, since models such as BERT fail on empty batches.
 
@@ -45,10 +64,11 @@ def collate_or_mask(
         processor: the processor for the collator.
         random: random numbers of the rows.
         stand_in: the feature row to mask.
+        kept: what the rows' files contain.
     """
     if features:
-        return collate(features, task, processor, random)
-    batch = collate([stand_in], task, processor, random)
+        return collate(features, task, processor, random, kept)
+    batch = collate([stand_in], task, processor, random, kept)
     labels = batch["labels"]
     batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
     batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
@@ -56,29 +76,37 @@ def collate_or_mask(
 
 
 def split_batch(
-    features: datasets.Dataset, task: Task, processor: Processor, seed: int, epoch: int, batch: Batch, size: int
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    batch: Batch,
+    size: int,
+    budget: Budget | None = None,
 ) -> Iterator[Batch]:
-    """Splits a training micro-batch into parts of at most `size` rows, each collated and padded separately.
+    """Splits a training micro-batch into smaller parts, each collated and padded separately.
 
     Args:
         features: the training features.
         task: collates them.
         processor: the processor for the collator.
-        seed: the run's seed.
-        epoch: the epoch of the micro-batch.
+        random: random numbers of the rows in the epoch of the micro-batch.
         batch: the micro-batch, with `row_ids` `[B]`.
-        size: maximum number of rows of a part.
+        size: maximum number of rows of a part, or of tokens if there is a budget.
+        budget: what cut the micro-batch, or None.
 
     Yields:
         The parts, in order; the micro-batch itself if it is small enough.
     """
     ids = batch["row_ids"].tolist()
-    if len(ids) <= size:
-        yield batch
-        return
-    random = RowRandom(seed, epoch)
-    for start in range(0, len(ids), size):
-        yield collate(features.__getitems__(ids[start : start + size]), task, processor, random)
+    if ids == [-1]:
+        parts = [ids]
+    elif budget is not None:
+        parts = budget.cut(ids, size)
+    else:
+        parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    for part in parts:
+        yield collate(features.__getitems__(part), task, processor, random) if len(parts) > 1 else batch
 
 
 def _loader(
@@ -88,42 +116,35 @@ def _loader(
     processor: Processor,
     random: RowRandom,
     train: TrainConfig,
+    workers: int,
+    kept: Kept | None,
     persistent: bool = False,
-) -> DataLoader:
-    return DataLoader(
+) -> WatchedLoader:
+    collator = partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0], kept=kept)
+    return WatchedLoader(
         features,
         batch_sampler=batches,
         # New workers get the sampler's epoch with `random`; persistent ones share it.
-        collate_fn=partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0]),
-        num_workers=train.dataloader_num_workers,
-        worker_init_fn=_outlive_stop_signals,
+        collate_fn=collator,
+        num_workers=workers,
+        heartbeat_timeout=train.heartbeat_timeout,
         persistent_workers=persistent,
-        prefetch_factor=train.dataloader_prefetch_factor,
+        prefetch_factor=train.dataloader_prefetch_factor if workers else None,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
         # Without its own generator, the loader would draw a base seed from the global one in every epoch.
         generator=torch.Generator().manual_seed(0),
     )
 
 
-def _outlive_stop_signals(worker: int) -> None:
-    """Ignores stop signals: schedulers and terminals send them to every process, but the rank must finish and save."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: Budget | None = None) -> Order:
+    """Returns the order of the training rows.
 
-
-@contextmanager
-def ended_workers(loader: DataLoader) -> Iterator[None]:
-    """Ends persistent workers on exit; Python would end them with SIGTERM, which they ignore."""
-    try:
-        yield
-    finally:
-        if loader._iterator is not None:
-            loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
-            loader._iterator = None
-
-
-def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh) -> Order:
-    """Returns the order of the training rows; arguments as for `training_loader`."""
+    Args:
+        features: the training features.
+        cfg: resolved configuration.
+        mesh: arrangement of the processes.
+        budget: cuts windows into micro-batches; which rows a window has does not depend on it.
+    """
     train = cfg.train
     return Order(
         num_rows=len(features),
@@ -134,12 +155,43 @@ def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh) -> Order
         strategy=train.train_sampling_strategy,
         lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
         classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
+        budget=budget,
     )
 
 
+class Windows:
+    """The windows of an epoch from where a sampler starts, each a list of this rank's micro-batches.
+
+    A window is complete before it is trained on.
+
+    Args:
+        loader: loads the sampler's micro-batches.
+        sampler: determines where an iteration starts.
+    """
+
+    def __init__(self, loader: WatchedLoader, sampler: WindowSampler) -> None:
+        self.loader, self.sampler = loader, sampler
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        batches = iter(self.loader)
+        for rows in self.sampler.windows():
+            yield list(islice(batches, len(rows)))
+
+    def __len__(self) -> int:
+        return self.sampler.order.windows_per_epoch
+
+
 def training_loader(
-    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
-) -> tuple[DataLoader, WindowSampler]:
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    cfg: Config,
+    mesh: Mesh,
+    workers: int = 0,
+    kept: Kept | None = None,
+    unpadded: bool = False,
+) -> tuple[WatchedLoader, WindowSampler]:
     """Returns the loader of this rank's training micro-batches, and its sampler, which sets where it starts.
 
     Args:
@@ -148,24 +200,41 @@ def training_loader(
         processor: the processor for the collator.
         cfg: resolved configuration.
         mesh: arrangement of the processes.
+        workers: number of worker processes (see `num_workers`); 0 loads batches in this process.
+        kept: what the rows' files contain; None reads them whenever they are needed.
+        unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
     """
     train = cfg.train
-    sampler = WindowSampler(training_order(features, cfg, mesh), mesh.data_rank)
-    if train.dataloader_persistent_workers:
+    budget = training_budget(features, cfg, mesh, task.modality, unpadded)
+    sampler = WindowSampler(training_order(features, cfg, mesh, budget), mesh.data_rank)
+    persistent = train.dataloader_persistent_workers and workers > 0
+    if persistent:
         sampler.random.share()
-    loader = _loader(
-        features, sampler, task, processor, sampler.random, train, persistent=train.dataloader_persistent_workers
-    )
-    return loader, sampler
+    return _loader(features, sampler, task, processor, sampler.random, train, workers, kept, persistent), sampler
 
 
 def evaluation_loader(
-    features: datasets.Dataset, task: Task, processor: Processor, cfg: Config, mesh: Mesh
-) -> DataLoader:
-    """Returns the loader of this rank's part of an evaluation set; arguments as for `training_loader`."""
-    lengths = np.asarray(features["length"][:])
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    cfg: Config,
+    mesh: Mesh,
+    workers: int = 0,
+    kept: Kept | None = None,
+) -> WatchedLoader:
+    """Returns the loader of this rank's part of an evaluation set.
+
+    Batches have up to `eval.per_device_eval_batch_size` rows and `eval.max_tokens_per_batch` tokens; arguments as for
+    `training_loader`.
+    """
     # Processes that gather parameters from one another must make the same number of passes.
     batches = evaluation_batches(
-        lengths, cfg.eval.per_device_eval_batch_size, mesh.data_rank, mesh.data_size, equally_many=mesh.fsdp > 1
+        lengths_of(features),
+        cfg.eval.per_device_eval_batch_size,
+        mesh.data_rank,
+        mesh.data_size,
+        equally_many=mesh.is_split,
+        max_tokens=cfg.eval.max_tokens_per_batch,
     )
-    return _loader(features, batches, task, processor, RowRandom(cfg.seed, epoch=-1), cfg.train)
+    random = RowRandom(cfg.seed, epoch=-1)
+    return _loader(features, batches, task, processor, random, cfg.train, workers, kept)

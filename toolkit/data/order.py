@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain
 from math import ceil
 
 import numpy as np
 from torch.utils.data import Sampler
 
 from toolkit.api.random import RowRandom
+from toolkit.data.budget import Budget
 
 GROUPED_WINDOWS = 50
 """Windows that `group_by_length` sorts together: the mega-batch of 50 batches of transformers' LengthGroupedSampler."""
@@ -34,6 +36,7 @@ class Order:
         strategy: `random`, `sequential`, `group_by_length` or `balanced`.
         lengths: `[num_rows]` length of each row; required for `group_by_length`.
         classes: `[num_rows]` class id of each row; required for `balanced`.
+        budget: cuts windows into micro-batches; None cuts them into `accumulation` of `batch_size` rows.
     """
 
     num_rows: int
@@ -44,6 +47,7 @@ class Order:
     strategy: str = "random"
     lengths: np.ndarray | None = field(default=None, repr=False)
     classes: np.ndarray | None = field(default=None, repr=False)
+    budget: Budget | None = None
 
     @property
     def window_size(self) -> int:
@@ -60,11 +64,13 @@ class Order:
         return _permutation(self, epoch)[index * self.window_size : (index + 1) * self.window_size]
 
     def micro_batches(self, epoch: int, index: int, rank: int) -> list[list[int]]:
-        """Returns the `accumulation` micro-batches of a data rank in a window, as row numbers.
+        """Returns the micro-batches of a data rank in a window, as row numbers.
 
-        In a short window, micro-batches may be empty.
+        Without a budget, there are `accumulation`. In a short window, micro-batches may be empty.
         """
         rows = self.window(epoch, index)
+        if self.budget is not None:
+            return self.budget.micro_batches(rows.tolist(), rank, self.data_size)
         starts = [(step * self.data_size + rank) * self.batch_size for step in range(self.accumulation)]
         return [rows[start : start + self.batch_size].tolist() for start in starts]
 
@@ -110,6 +116,10 @@ class WindowSampler(Sampler[list[int]]):
     """Batch sampler over one rank's micro-batches, which can start at any epoch and window.
 
     Its length is always that of a complete epoch, also after `seek`.
+
+    Args:
+        order: the rows of each rank.
+        rank: the data rank.
     """
 
     def __init__(self, order: Order, rank: int) -> None:
@@ -122,30 +132,62 @@ class WindowSampler(Sampler[list[int]]):
         self.random.epoch, self._window = epoch, window
 
     def __iter__(self) -> Iterator[list[int]]:
-        for window in range(self._window, self.order.windows_per_epoch):
-            yield from self.order.micro_batches(self.random.epoch, window, self.rank)
+        return chain.from_iterable(self.windows())
+
+    def windows(self) -> Iterator[list[list[int]]]:
+        """Returns the micro-batches of each window, from the one where the next iteration starts."""
+        return self._cut(range(self._window, self.order.windows_per_epoch))
 
     def __len__(self) -> int:
-        return self.order.windows_per_epoch * self.order.accumulation
+        return sum(map(len, self._cut(range(self.order.windows_per_epoch))))
+
+    def _cut(self, windows: range) -> Iterator[list[list[int]]]:
+        return map(partial(self.order.micro_batches, self.random.epoch, rank=self.rank), windows)
 
 
 def evaluation_batches(
-    lengths: np.ndarray, batch_size: int, data_rank: int, data_size: int, equally_many: bool = False
+    lengths: np.ndarray,
+    batch_size: int,
+    data_rank: int,
+    data_size: int,
+    equally_many: bool = False,
+    max_tokens: int | None = None,
 ) -> list[list[int]]:
     """Distributes evaluation rows over data ranks, each row exactly once, with rows of similar length together.
 
     Predictions are reordered by row id later, so any order is possible; this one has the least padding.
 
     Args:
-        lengths: `[rows]` length of each row.
-        batch_size: rows per batch.
+        lengths: length of each row, `[rows]`, or of the parts that are padded separately, `[rows, sides]`.
+        batch_size: maximum number of rows per batch.
         data_rank: this process's data rank.
         data_size: number of data ranks.
         equally_many: whether every data rank gets the same number of batches; some may be empty.
+        max_tokens: maximum number of tokens per batch, padding included; a longer row is alone. None: no maximum.
 
     Returns:
         This rank's batches of row numbers.
     """
-    mine = np.argsort(-lengths, kind="stable")[data_rank::data_size].tolist()
-    longest = -(-len(lengths) // data_size) if equally_many else len(mine)
-    return [mine[start : start + batch_size] for start in range(0, longest, batch_size)]
+    sides = lengths.reshape(len(lengths), -1)
+    order = np.argsort(-sides.sum(axis=1), kind="stable")
+    ranks = range(data_size) if equally_many else [data_rank]
+    batches = {rank: _consecutive(order[rank::data_size], sides, batch_size, max_tokens) for rank in ranks}
+    count = max(map(len, batches.values()))
+    return batches[data_rank] + [[] for _ in range(count - len(batches[data_rank]))]
+
+
+def _consecutive(rows: np.ndarray, lengths: np.ndarray, batch_size: int, max_tokens: int | None) -> list[list[int]]:
+    if max_tokens is None:
+        return [rows[start : start + batch_size].tolist() for start in range(0, len(rows), batch_size)]
+    batches: list[list[int]] = []
+    longest: list[int] = []
+    for row, sides in zip(rows.tolist(), lengths[rows].tolist(), strict=True):
+        if batches and len(batches[-1]) < batch_size:
+            both = list(map(max, longest, sides))
+            if (len(batches[-1]) + 1) * sum(both) <= max_tokens:
+                batches[-1].append(row)
+                longest = both
+                continue
+        batches.append([row])
+        longest = sides
+    return batches

@@ -13,6 +13,7 @@ from toolkit.api.supports import (
     SupportsNotes,
     SupportsPacking,
     class_column,
+    reads_files,
     state_of,
 )
 from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
@@ -23,6 +24,7 @@ from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
+from toolkit.data.kept import keep_rows
 from toolkit.data.loading import CheckedRows
 from toolkit.data.rows import NUMBER
 
@@ -53,7 +55,14 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
         }
     if cfg.train.train_sampling_strategy == "balanced":
         features["train"] = _with_classes(features["train"], rows.splits["train"], task)
-    evals = {name: EvalData(rows.splits[name], part, processor) for name, part in features.items() if name != "train"}
+    kept = {}
+    if reads_files(task):
+        kept = keep_rows({name: len(part) for name, part in features.items()}, cfg.data.media_cache, accelerator)
+    evals = {
+        name: EvalData(rows.splits[name], part, processor, kept=kept.get(name))
+        for name, part in features.items()
+        if name != "train"
+    }
     notes: list[str] = []
     if isinstance(task, SupportsNotes):
         for name, part in rows.splits.items():
@@ -62,7 +71,7 @@ def prepare(rows: CheckedRows, task: Task, processor: Processor, cfg: Config, ac
     for note in notes:
         say(note)
     found = [*rows.findings.warnings(), *rows.findings.notes(), *notes]
-    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, found)
+    return Prepared(features["train"], evals, rows.fingerprints, rows.bad_rows, found, kept.get("train"))
 
 
 def _with_classes(features: datasets.Dataset, rows: datasets.Dataset, task: Task) -> datasets.Dataset:

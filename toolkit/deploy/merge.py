@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from toolkit.api.task import Batch
     from toolkit.config.sections import Config
     from toolkit.deploy.trained import TrainedRun
 
@@ -46,12 +47,11 @@ def _rows_file(cfg: Config, given: str | None) -> str:
     raise InputError(f"--data: give a file with rows to compare on; the run's own files were not found {known}")
 
 
-def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
+def _batch(run: TrainedRun, file: str) -> Batch:
     """Returns the first rows of a file as a batch of model inputs."""
     from dataclasses import replace
 
-    from accelerate.utils import send_to_device
-
+    from toolkit.api.device import to_device
     from toolkit.api.mesh import Mesh
     from toolkit.data.bad_rows import apply_policy
     from toolkit.data.batches import evaluation_loader
@@ -66,10 +66,10 @@ def _batch(run: TrainedRun, file: str) -> dict[str, Any]:
     features = tokenise(rows.select(range(min(ROWS, len(rows)))), run.task, run.processor, labelled=False)
     cfg = replace(run.cfg, eval=replace(run.cfg.eval, per_device_eval_batch_size=ROWS))
     loader = evaluation_loader(features, run.task, run.processor, cfg, Mesh())
-    return send_to_device(next(iter(loader)), run.accelerator.device)
+    return to_device(next(iter(loader)), run.accelerator.device)
 
 
-def _logits(run: TrainedRun, model: Any, batch: dict[str, Any]) -> Tensor:
+def _logits(run: TrainedRun, model: Any, batch: Batch) -> Tensor:
     """Returns all outputs of a model as one tensor `[N]`."""
     import torch
 

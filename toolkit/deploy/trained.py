@@ -17,6 +17,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.base.turns import local_main_first
@@ -190,7 +191,7 @@ def read_settings(
         kind = "a finished run" if finished else "a run"
         raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts: dict[str, Any] = json.loads(files.facts.read_text(encoding="utf-8"))
+        facts: dict[str, Any] = json.loads(read_file(files.facts))
         path, state = recipe or facts["recipe"], facts["task_state"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error

@@ -10,6 +10,7 @@ import torch
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
 from toolkit.base.turns import wait_for_main
+from toolkit.base.vitals import task_for_all
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,7 +33,8 @@ def on_main(accelerator: Accelerator, function: Callable[..., T], *args: Any) ->
     outcome: list[Any] = [None, None]
     if accelerator.is_main_process:
         try:
-            outcome = [function(*args), None]
+            with task_for_all():
+                outcome = [function(*args), None]
         except ToolkitError as failure:
             outcome = [None, failure]
     if accelerator.num_processes > 1:
@@ -61,7 +63,8 @@ def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -
     result: Any = None
     errors: list[ToolkitError | None] = [None]
     try:
-        result = function(*args)
+        with task_for_all():
+            result = function(*args)
     except ToolkitError as failure:
         errors = [failure]
     if accelerator.num_processes > 1:

@@ -35,6 +35,12 @@ def _stage_one(key: str, when: Callable[[Config], bool], why: str, instead: str)
 
 RULES = (
     _refused(
+        lambda c: c.checkpoint.async_save is True,
+        ("checkpoint.async_save", "parallel.backend"),
+        "DeepSpeed makes complete copies for each checkpoint, for which training waits",
+        f"set checkpoint.async_save to auto or false, or {_TORCH}",
+    ),
+    _refused(
         lambda c: c.parallel.zero_stage is None,
         ("parallel.backend", "parallel.zero_stage"),
         "DeepSpeed is used for ZeRO only",

@@ -37,8 +37,9 @@ def _sharded_only(name: str) -> Rule:
     )
 
 
-def _accumulation(config: Config) -> int:
-    return config.train.gradient_accumulation_steps or 1
+def _accumulation(config: Config) -> int | None:
+    """Returns the micro-batches of a window, or None if the token budget decides on their number."""
+    return (config.train.gradient_accumulation_steps or 1) if config.train.max_tokens_per_batch is None else None
 
 
 PIPELINE_RULES = (
@@ -61,7 +62,7 @@ PIPELINE_RULES = (
         "set parallel.schedule to 1f1b, or remove train.activation_checkpointing and train.activation_offload",
     ),
     Rule(
-        lambda c: _accumulation(c) < c.parallel.pipeline,
+        lambda c: (_accumulation(c) or c.parallel.pipeline) < c.parallel.pipeline,
         ("train.gradient_accumulation_steps", "parallel.pipeline"),
         "the micro-batches of a window pass through the stages one after another, so some stages would always wait",
         "set train.gradient_accumulation_steps to at least parallel.pipeline, and lower "
@@ -71,7 +72,7 @@ PIPELINE_RULES = (
         lambda c: (
             c.parallel.pipeline > 1
             and c.parallel.schedule == "interleaved_1f1b"
-            and bool(_accumulation(c) % c.parallel.pipeline)
+            and bool((_accumulation(c) or 0) % c.parallel.pipeline)
         ),
         ("train.gradient_accumulation_steps", "parallel.pipeline", "parallel.schedule"),
         "the interleaved schedule runs as many micro-batches as there are stages through one chunk at a time",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.optim.presets import PRESETS
@@ -37,6 +39,15 @@ def _refused_launch(variable: str, name: str) -> Rule:
         "need more memory, and could give other numbers",
         f"launch without {name}, for instance with accelerate_configs/ddp.yaml",
         launcher=variable,
+    )
+
+
+def _not_with_rollback(condition: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
+    return Rule(
+        lambda c: c.train.non_finite == "rollback" and condition(c),
+        ("train.non_finite", key),
+        why,
+        f"set train.non_finite to skip, or {instead}",
     )
 
 
@@ -84,5 +95,31 @@ RULES = (
         ("train.local_sgd_average_moments", "train.optim"),
         "8-bit moments are codes, which cannot be averaged",
         "set train.local_sgd_average_moments to false, or train.optim to an optimizer with 32-bit moments",
+    ),
+    only_if(
+        "train.max_non_finite_steps",
+        TrainConfig().max_non_finite_steps,
+        "train.non_finite",
+        lambda mode: mode != "stop",
+        "the run stops at the first one",
+        "set train.non_finite to skip or rollback",
+    ),
+    _not_with_rollback(
+        _is_local,
+        "train.strategy",
+        "each process leaves out updates of its own, whose windows the others have trained on",
+        "train.strategy to sync",
+    ),
+    _not_with_rollback(
+        lambda c: c.train.mixed_precision == "fp16",
+        "train.mixed_precision",
+        "a window that is left out would change the scale of the losses after it",
+        "train.mixed_precision to bf16 or no",
+    ),
+    Rule(
+        lambda c: c.train.non_finite != "stop" and c.parallel.backend == "deepspeed",
+        ("train.non_finite", "parallel.backend"),
+        "DeepSpeed keeps the gradient of a window until it has updated",
+        "set train.non_finite to stop, or parallel.backend to torch",
     ),
 )

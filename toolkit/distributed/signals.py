@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, NoReturn
 
+from toolkit.base.errors import Interrupted
 from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, heeded_signals, leave_closed_terminal
 
 STOP_DEADLINE_SECONDS = 10.0
@@ -17,6 +19,14 @@ STOP_DEADLINE_SECONDS = 10.0
 
 
 POLL_SECONDS = 0.2
+
+_active: list[StopSignal] = []
+"""The stop signals of the training that runs in this process, if any."""
+
+
+def active_stop() -> StopSignal | None:
+    """Returns the stop signals of the training that runs in this process."""
+    return _active[-1] if _active else None
 
 
 class StopSignal:
@@ -39,6 +49,7 @@ class StopSignal:
         self._disarmed = threading.Event()
 
     def __enter__(self) -> StopSignal:
+        _active.append(self)
         if not self._installs:
             return self
         self._previous = {number: signal.signal(number, self._handle) for number in heeded_signals()}
@@ -50,10 +61,14 @@ class StopSignal:
             self._thread.start()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         self._disarmed.set()
+        _active.remove(self)
         if not self._installs:
             return
+        for owner in {getattr(handler, "__self__", None) for handler in self._previous.values()}:
+            if isinstance(owner, DeferredStop) and kind is None:
+                owner.take_over(self.received)
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         if self._watched:
@@ -61,6 +76,11 @@ class StopSignal:
             os.close(self._writer)  # which also ends the thread
             self._thread.join()
             os.close(self._reader)
+
+    def receive(self, number: int) -> None:
+        """Notes a stop signal that another rank of the run has received."""
+        if not self.received and number in STOP_SIGNALS:
+            self.received, self._first = number, time.monotonic()
 
     def beat(self) -> None:
         """Signals that this process is alive, which renews the deadline."""
@@ -94,3 +114,61 @@ class StopSignal:
         while received and not self._disarmed.wait(POLL_SECONDS):
             if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
                 os._exit(128 + received[0])
+
+
+class DeferredStop:
+    """Keeps a stop signal after training until the model is written; from then on, the signal ends the run at once.
+
+    During training, the handlers of `StopSignal` replace these. Before, signals do what they did without them.
+
+    Args:
+        resume: how the run can be finished later; empty if it cannot.
+    """
+
+    def __init__(self, resume: str) -> None:
+        self._resume = resume
+        self._received = 0
+        self._first = 0.0
+        self._is_trained = self._is_kept = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> DeferredStop:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._handle) for number in heeded_signals()}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def take_over(self, received: int) -> None:
+        """Begins to keep signals: training is over, in which `received` came too late, or 0."""
+        self._is_trained, self._received, self._first = True, received, time.monotonic()
+
+    def model_is_kept(self) -> None:
+        """Ends the run if a signal has arrived: the model is written.
+
+        Raises:
+            Interrupted: if so; also later, when a signal arrives.
+        """
+        self._is_kept = True
+        if self._received:
+            self._interrupt()
+
+    def _interrupt(self) -> NoReturn:
+        what = f"Stopped by {STOP_SIGNALS[signal.Signals(self._received)]} after training: the model is written, but "
+        raise Interrupted(f"{what}not all results are.", self._resume, self._received)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if not self._is_trained:
+            signal.signal(signum, self._previous[signum])
+            signal.raise_signal(signum)
+            return
+        leave_closed_terminal()
+        now = time.monotonic()
+        if self._received and now - self._first > ECHO_SECONDS:
+            os._exit(128 + self._received)
+        if not self._received:
+            self._received, self._first = signum, now
+            if self._is_kept:
+                self._interrupt()

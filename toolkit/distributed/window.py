@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import send_to_device
 from torch import nn
 
+from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
 from toolkit.distributed.collectives import sum_dtype
@@ -69,9 +70,11 @@ def micro_batch(
         backward: performs the backward pass of the scaled loss; None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
-    batch = send_to_device(batch, accelerator.device, non_blocking=True)
+    batch = to_device(batch, accelerator.device)
     with kept_buffers(model) if empty else nullcontext():
-        loss = task.loss_sum(model(**batch["inputs"]), batch)
+        with logits_at_labels(batch):
+            outputs = model(**batch["inputs"])
+        loss = task.loss_sum(outputs, batch)
         (backward or accelerator.backward)(loss * scale)
     return loss.detach()
 

@@ -7,20 +7,25 @@ number of processes nor on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
-from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
+from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
+from toolkit.data.workers import ended_workers, num_workers
 from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.engine.interrupting import abandon_together, any_rank_stops, interruptible
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -59,7 +64,12 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
 
 
 def predict(
-    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor,
+    model: nn.Module,
+    data: EvalData,
+    title: str,
+    beat: Callable[[], None] | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> tuple[Predictions, float, float]:
     """Predicts every row of an evaluation set.
 
@@ -69,42 +79,73 @@ def predict(
         data: rows and features.
         title: label of the progress bar.
         beat: called after each batch of an evaluation during training, whose own progress bar is shown.
+        is_stopping: whether this process should abandon the evaluation.
 
     Returns:
         Predictions `[rows, ...]` by name in row order on the main process (empty on others), and the summed loss and
         the number of items on every process.
-    """
-    from accelerate.utils import send_to_device
 
+    Raises:
+        Abandoned: on every process, if any of them should abandon the evaluation.
+    """
     accelerator, task = predictor.accelerator, predictor.task
-    loader = evaluation_loader(data.features, task, predictor.processor, predictor.cfg, predictor.mesh)
-    parts: list[Part] = []
-    loss_sum = num_items = 0.0
-    was_training = model.training
-    model.eval()
-    with torch.no_grad(), progress(len(data.features), title, inner=beat is not None, unit="row") as bar:
+    workers = num_workers(predictor.cfg.train, task, accelerator.device)
+    loader = evaluation_loader(
+        data.features, task, predictor.processor, predictor.cfg, predictor.mesh, workers, data.kept
+    )
+    parts, loss_sum, num_items = list[Part](), 0.0, 0.0
+    bar = progress(len(data.features), title, inner=beat is not None, unit="row")
+    stoppable = interruptible(model, predictor.mesh, is_stopping)
+    with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
         for cpu_batch in loader:
+            if any_rank_stops(predictor, is_stopping):
+                break
             num_items += float(count_items(task, cpu_batch))
-            batch = send_to_device(cpu_batch, accelerator.device, non_blocking=True)
-            outputs = model(**batch["inputs"])
-            if outputs is not None:  # else the last stage of a pipeline has them
-                loss_sum += float(task.loss_sum(outputs, batch))
-                predictions = task.predict(model, outputs, batch)
-            if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
-                parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            loss, found = _predict_batch(predictor, model, cpu_batch)
+            loss_sum += loss
+            parts += found
             # All ranks together; the last of their batches may have fewer rows.
             bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
                 beat()
-    model.train(was_training)
+    abandon_together(accelerator, is_stopping)
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
 
 
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
+    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline."""
+    task, row_ids = predictor.task, cpu_batch["row_ids"]
+    batch = to_device(cpu_batch, predictor.accelerator.device)
+    with logits_at_labels(batch):
+        outputs = model(**batch["inputs"])
+    if outputs is None:
+        return 0.0, []
+    loss, predictions = float(task.loss_sum(outputs, batch)), task.predict(model, outputs, batch)
+    if not (row_ids >= 0).all():  # a batch without rows holds a masked one
+        return loss, []
+    return loss, [(row_ids.numpy(), {name: tensor.cpu().numpy() for name, tensor in predictions.items()})]
+
+
 def evaluate(
-    predictor: Predictor, model: nn.Module, data: EvalData, title: str, beat: Callable[[], None] | None = None
+    predictor: Predictor,
+    model: nn.Module,
+    data: EvalData,
+    title: str,
+    beat: Callable[[], None] | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Predicts an evaluation set and computes its metrics.
 
@@ -114,14 +155,16 @@ def evaluate(
         data: rows and features.
         title: label of the progress bar.
         beat: called after each batch.
+        is_stopping: whether this process should abandon the evaluation.
 
     Returns:
         Metrics on every process, and predictions on the main process. Without items, the loss is NaN.
 
     Raises:
         RunError: on every process, if the loss of items is not finite.
+        Abandoned: on every process, if any of them should abandon the evaluation.
     """
-    predictions, loss_sum, num_items = predict(predictor, model, data, title, beat)
+    predictions, loss_sum, num_items = predict(predictor, model, data, title, beat, is_stopping)
     if num_items and not math.isfinite(loss_sum):
         raise RunError(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
     loss = loss_sum / num_items if num_items else math.nan

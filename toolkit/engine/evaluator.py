@@ -9,6 +9,7 @@ from toolkit.api.callback import TrainingContext
 from toolkit.api.run import Evaluation
 from toolkit.base.errors import RunError
 from toolkit.engine.evaluation import evaluate
+from toolkit.engine.interrupting import Abandoned
 
 
 class Evaluator:
@@ -34,6 +35,7 @@ class Evaluator:
 
         Raises:
             RunError: on every rank, if the loss is not finite.
+            Abandoned: on every rank, if any rank received a stop signal.
         """
         context, run = self._context, self._context.run
         if name not in run.data.evals:
@@ -41,11 +43,16 @@ class Evaluator:
         if name == "validation" and self._validation is not None and self._validation[0] == context.state.step:
             return self._validation[1]
         self._pause()
+        result = None
         with context.as_result(), run.strategy.full_model() as model:
             try:
-                result = evaluate(run, model, run.data.evals[name], name, context.beat)
+                result = evaluate(run, model, run.data.evals[name], name, context.beat, context.is_stopping)
+            except Abandoned:  # parameters must be those of training again when it is raised
+                pass
             except RunError as error:
                 raise RunError(f"step {context.state.step}: {error}. Checkpoints of earlier steps are kept") from error
+        if result is None:
+            raise Abandoned
         if name == "validation":
             self._validation = (context.state.step, result)
         return result

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
-
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import Batch
 from toolkit.base.console import progress
+from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
 from toolkit.optim.optimizers import build_optimizer
@@ -23,13 +20,14 @@ def fit(run: Run) -> FitResult:
         strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop)
+        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background)
         session.restore()
+        session.catch_up(session.evaluate)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:
                 setup.sampler.seek(*divmod(session.state.step, milestones.steps_per_epoch))
-                for window in windows(setup.loader, train.gradient_accumulation_steps or 1):
+                for window in setup.windows:
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
                     loss_sum = session.window_gradient(window, scale)
@@ -45,11 +43,4 @@ def fit(run: Run) -> FitResult:
                     bar.update()
                     if session.context.over:
                         break
-        return session.finish()
-
-
-def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """Groups micro-batches into windows of one step each; a complete window is fetched before it is trained on."""
-    iterator = iter(batches)
-    while window := list(islice(iterator, size)):
-        yield window
+        return finish(session)

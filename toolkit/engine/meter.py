@@ -26,6 +26,7 @@ class ProgressMeter:
         self._run, self._state = run, state
         device = run.accelerator.device
         self._pending_loss = torch.zeros((), dtype=sum_dtype(device), device=device)
+        self._lost_items = 0.0
         self._last: dict[str, float] = {}
         self._started_at = 0.0
         self._num_items = self._interval_items = self._interval_seconds = 0.0
@@ -37,7 +38,14 @@ class ProgressMeter:
         self._run.memory.train()
         self._started_at = time.perf_counter()
 
-    def add(self, loss_sum: torch.Tensor, num_items: float, grad_norm: float, learning_rate: float) -> None:
+    def add(
+        self,
+        loss_sum: torch.Tensor,
+        num_items: float,
+        grad_norm: float,
+        learning_rate: float,
+        lost_items: float | None = None,
+    ) -> None:
         """Adds a step.
 
         Args:
@@ -45,7 +53,11 @@ class ProgressMeter:
             num_items: items of all ranks.
             grad_norm: norm of the gradient before clipping.
             learning_rate: learning rate of this step.
+            lost_items: items of this rank, if it alone left its update out; neither they nor their loss count.
         """
+        if lost_items is not None:
+            loss_sum = torch.zeros_like(loss_sum)
+            self._lost_items += lost_items
         self._state.num_items += num_items
         self._num_items += num_items
         self._interval_items += num_items
@@ -61,9 +73,12 @@ class ProgressMeter:
 
     def reduce(self) -> None:
         """Sums the losses of all ranks. Every rank must call it."""
-        (loss,) = data_sum(self._run.accelerator, self._run.mesh, float(self._pending_loss))
+        sums = float(self._pending_loss), self._lost_items
+        loss, lost_items = data_sum(self._run.accelerator, self._run.mesh, *sums)
         self._state.loss_sum += loss
+        self._state.num_items -= lost_items
         self._pending_loss.zero_()
+        self._lost_items = 0.0
 
     @property
     def last_step(self) -> dict[str, float]:

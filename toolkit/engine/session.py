@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,25 +13,25 @@ from torch import nn
 
 from toolkit.api.callback import TrainingContext
 from toolkit.api.milestones import Due, Milestones
-from toolkit.api.run import FitResult, Run
+from toolkit.api.run import Run
 from toolkit.api.state import TrainState
-from toolkit.api.strategy import LostGradient, Replica
+from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
-from toolkit.base.errors import Interrupted
-from toolkit.base.processes import STOP_SIGNALS
-from toolkit.data.batches import split_batch
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.guard import is_lost, refuse, refuse_non_finite, row_numbers
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
 from toolkit.engine.evaluator import Evaluator
+from toolkit.engine.interrupting import Abandoned
 from toolkit.engine.meter import ProgressMeter
-from toolkit.optim.state import state_bytes
+from toolkit.engine.parts import splitter
+from toolkit.engine.stopping import Stopper
+from toolkit.engine.updates import UpdateGuard
 from toolkit.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Session:
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -62,6 +64,7 @@ class Session:
         milestones: Milestones,
         tracker: Tracker,
         stop: StopSignal,
+        background: BackgroundSave,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
@@ -69,23 +72,28 @@ class Session:
         self.state = TrainState()
         bare_model: nn.Module = run.accelerator.unwrap_model(model)
         self.strategy = run.strategy
-        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, self._split, stop.beat))
+        split = splitter(run, self.state, milestones)
+        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, stop.beat))
         self.context = TrainingContext(
             run, model, bare_model, optimizer, schedule, milestones, self.state, beat=stop.beat
         )
         self.context.callbacks |= build_callbacks(self.context)
         self.callbacks = list(self.context.callbacks.values())
+        self.stops = Stopper(self.context, stop, partial(self.save, now=True))
+        self.context.is_stopping = self.stops.asked
         self.meter = ProgressMeter(run, self.state)
-        self.evaluator = Evaluator(self.context, self._pause)
-        self.checkpointer = Checkpointer(self.context, stop, engine_state, on_save)
+        self.evaluator = Evaluator(self.context, self.pause)
+        self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
+        self.updates = UpdateGuard(self.context, self.checkpointer.join)
         self.window: Sequence[Batch] = ()
-        self._window_items = 0.0
+        self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
     def restore(self) -> None:
         """Restores the run's checkpoint, if any, and starts the clock."""
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
+        self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         self.meter.start()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
@@ -99,20 +107,24 @@ class Session:
 
         Raises:
             Interrupted: on every rank, after saving, if any rank received a stop signal.
-            RunError: on every rank, if any rank skipped its last update.
+            RunError: on every rank, if any rank lost its last update and the run may not go on, or could not write its
+                part of a checkpoint.
         """
         run = self.run
         # Dropout depends only on (seed, step, data rank), so exact resume needs no stored random state.
         seed_all(run.cfg.seed, self.state.step, run.mesh.data_rank)
-        own_items = sum(float(count_items(run.task, batch)) for batch in batches)
-        (items,) = data_sum(run.accelerator, run.mesh, own_items)
-        *stops, lost = all_sum(run.accelerator, *self._received(), float(self.strategy.lost is not None))
+        self._own_items = sum(float(count_items(run.task, batch)) for batch in batches)
+        (items,) = data_sum(run.accelerator, run.mesh, self._own_items)
+        own = *self.stops.received(), float(self.strategy.lost is not None), *self.checkpointer.flags()
+        *stops, lost, failed, written = all_sum(run.accelerator, *own)
         self.stop.beat()
         if lost:
-            refuse(self.strategy.lost)
-        self._stop_if(stops)
+            self.strategy.agree_on_lost()
+        self.checkpointer.heed(failed, written)
+        self.stops.stop_if(stops)
+        self.updates.begin()
         self.window, self._window_items = batches, items
-        return self.strategy.begin_step(own_items, items)
+        return self.strategy.begin_step(self._own_items, items)
 
     def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
         """Computes the gradient of a window.
@@ -130,25 +142,23 @@ class Session:
         return loss_sum
 
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
-        """Refuses a non-finite update, at once if the gradient is shared, otherwise when all ranks can stop.
+        """Decides about an update before it is applied.
 
         Args:
             grad_norm: norm of the exchanged gradient, before clipping.
             batches: this rank's micro-batches of the window.
 
         Raises:
-            RunError: if the update is not finite, with the step and the rows of its window; no parameter has changed.
+            RunError: as `UpdateGuard.check`.
         """
-        step = self.state.step + 1
-        if is_lost(self.run.accelerator, grad_norm):
-            lost = LostGradient(step, grad_norm, row_numbers(self.run.data.train, batches))
-            if self.strategy.gradient_is_shared:
-                refuse(lost)
-            self.strategy.skip_update(lost)
+        self.updates.check(grad_norm, batches)
+        if self.updates.leaves_out:
+            return
+        self.checkpointer.wait_for_copy()
         for callback in self.callbacks:
             callback.before_update()
         if self.run.observer is not None and self.strategy.lost is None:
-            self.run.observer.gradient(step, self.context.bare_model)
+            self.run.observer.gradient(self.state.step + 1, self.context.bare_model)
 
     def count_step(self, loss_sum: torch.Tensor, grad_norm: float, learning_rate: float) -> None:
         """Ends a step.
@@ -160,23 +170,30 @@ class Session:
         """
         self.state.step += 1
         self.state.skipped_steps += self.run.accelerator.optimizer_step_was_skipped
-        self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate)
+        if not self.updates.leaves_out:
+            lost_items = None if self.strategy.lost is None else self._own_items
+            self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         self.strategy.after_update()
+        self.updates.check_parameters(self.window)
         for callback in self.callbacks:
             callback.after_update()
         if self.run.observer is None:
-            self._estimate.add(self.meter.stop())
+            self._note_time(self.meter.stop())
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         loss = float(loss_sum)
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
         record["seconds"] = self.meter.stop()
-        self._estimate.add(record["seconds"])
+        self._note_time(record["seconds"])
         self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
+
+    def _note_time(self, seconds: float) -> None:
+        self._estimate.add(seconds)
+        self.stops.stepped(seconds)
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""
-        if due.log:
+        if due.log and self.state.num_items:
             self.log()
         if due.evaluate:
             self.evaluate()
@@ -186,13 +203,13 @@ class Session:
 
     def shown(self) -> dict[str, str]:
         """Returns what the progress bar shows: loss, main metric, and the age of this session's last checkpoint."""
-        saved_at = self.checkpointer.saved_at
+        saved_at = self.checkpointer.written_at
         age = {} if saved_at is None else {"saved": f"{format_duration(time.monotonic() - saved_at)} ago"}
         return {**self.tracker.shown, **age}
 
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
-        metrics = self.strategy.log_metrics()
+        metrics = self.strategy.log_metrics() | self.updates.metrics()
         for callback in self.callbacks:
             metrics |= callback.log_metrics()
         line = self.meter.line(self.context.epoch, metrics)
@@ -201,7 +218,8 @@ class Session:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates on the validation rows, if any, tracks the best step and returns the metrics."""
-        result = self.evaluator.evaluate("validation")
+        with self.abandoned_if_stopped(due=True):
+            result = self.evaluator.evaluate("validation")
         if result is None:
             return {}
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
@@ -217,81 +235,47 @@ class Session:
             callback.after_evaluation(metrics)
         return metrics
 
-    def save(self) -> None:
-        """Writes a checkpoint of this step unless it exists."""
-        if self.checkpointer.is_saved:
+    def save(self, now: bool = False) -> None:
+        """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
+        with self.stops.saving():
+            if not self.checkpointer.is_saved:
+                self.meter.reduce()
+                self.tracker.flush()
+                self.pause()
+                self.checkpointer.save(now)
+            if now:
+                self.checkpointer.join()
+
+    def catch_up(self, evaluate: Callable[[], object]) -> None:
+        """Evaluates the step of the checkpoint if a stop signal has ended that, and saves it anew if that was due.
+
+        Args:
+            evaluate: the engine's evaluation.
+        """
+        if not self.state.evaluation_is_due:
             return
-        self.meter.reduce()
-        self.tracker.flush()
-        self._pause()
-        self.checkpointer.save()
-
-    def finish(self) -> FitResult:
-        """Saves and evaluates the last step, and restores the best parameters if configured."""
-        run, state, checkpoint = self.run, self.state, self.run.cfg.checkpoint
-        run.memory.pause()
-        if state.num_items and self.meter.last_step:  # the run ended before its last milestone
-            self.log()
-        if self.context.milestones.save_every is not None:
+        self.state.evaluation_is_due = False
+        evaluate()
+        if self.context.milestones.after(self.state.step).save:
+            self.checkpointer.forget()
             self.save()
-        self.evaluate()
-        self._stop_if(all_sum(run.accelerator, *self._received()))
-        best_is_earlier = state.best_step not in (None, state.step)
-        if checkpoint.load_best_model_at_end and best_is_earlier and self.checkpointer.load_best():
-            self.evaluator.forget()
-        self._pause()
-        for callback in self.callbacks:
-            callback.finish()
-        refuse_non_finite(run.accelerator, self.strategy.own_parameters(), state.step)
-        return self._result()
 
-    def _result(self) -> FitResult:
-        run, state = self.run, self.state
-        place = {"step": state.step, "epoch": self.context.epoch}
-        evaluations = {name: found for name in run.data.evals if (found := self.evaluator.evaluate(name)) is not None}
-        if test := evaluations.get("test"):
-            self.tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
-        further = self.strategy.exchanged()
-        for callback in self.callbacks:
-            further |= callback.final_metrics()
-        if further:
-            self.tracker.log(place | further)
-        return FitResult(
-            steps=state.step,
-            train_loss=self.meter.train_loss,
-            evaluations=evaluations,
-            best=state.best_metric,
-            best_step=state.best_step,
-            train_seconds=self.meter.seconds,
-            items_per_second=self.meter.items_per_second,
-            memory=run.memory.use(self.context.bare_model, state_bytes(self.context.optimizer)),
-            further=further,
-        )
+    @contextmanager
+    def abandoned_if_stopped(self, due: bool = False) -> Iterator[None]:
+        """Saves and stops, on every rank, if an evaluation inside the block is abandoned.
 
-    def _pause(self) -> None:
+        Args:
+            due: whether a resumed run repeats it before anything else.
+        """
+        try:
+            yield
+        except Abandoned:
+            self.state.evaluation_is_due = due
+            self.stops.stop_now()
+            raise
+
+    def pause(self) -> None:
         """Synchronises the parameters of all ranks before they are read."""
         self.run.memory.pause()
+        self.checkpointer.wait_for_copy()
         self.strategy.settle()
-
-    def _split(self, batch: Batch, size: int) -> Iterator[Batch]:
-        run = self.run
-        epoch = self.state.step // self.context.milestones.steps_per_epoch
-        return split_batch(run.data.train, run.task, run.processor, run.cfg.seed, epoch, batch, size)
-
-    def _received(self) -> list[float]:
-        """Returns for each stop signal whether this rank received it."""
-        return [float(self.stop.received == number) for number in STOP_SIGNALS]
-
-    def _stop_if(self, stops: Sequence[float]) -> None:
-        """Saves and stops if any rank received a stop signal; `stops` are the sums of `_received` over all ranks."""
-        number = next((number for number, ranks in zip(STOP_SIGNALS, stops, strict=True) if ranks), None)
-        if number is None:
-            return
-        self.stop.disarm()
-        if self.state.step > 0:
-            self.save()
-        raise Interrupted(
-            f"Stopped by {STOP_SIGNALS[number]} at step {self.state.step} of {self.context.milestones.total_steps}.",
-            f"Resume with checkpoint.resume=auto (output_dir={json.dumps(str(self.run.output_dir))}).",
-            number,
-        )

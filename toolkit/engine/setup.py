@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.base.console import warn
 from toolkit.base.run_folder import RunFolder
-from toolkit.data.batches import ended_workers, training_loader
+from toolkit.data.batches import Windows, training_loader
+from toolkit.data.budget import over_budget
 from toolkit.data.order import WindowSampler
+from toolkit.data.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
+from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
 from toolkit.tracking.tracker import Tracker
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,21 @@ class Setup:
 
     Args:
         loader: this rank's micro-batches.
+        windows: the same, grouped into windows.
         sampler: determines where the loader starts.
         milestones: steps at which to log, evaluate, save and end.
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
+        background: writes checkpoints while training goes on.
     """
 
-    loader: DataLoader
+    loader: WatchedLoader
+    windows: Windows
     sampler: WindowSampler
     milestones: Milestones
     tracker: Tracker
     stop: StopSignal
+    background: BackgroundSave
 
 
 @contextmanager
@@ -47,7 +51,11 @@ def opened(run: Run) -> Iterator[Setup]:
     Raises:
         CheckpointError: if the run does not fit on the disk.
     """
-    loader, sampler = training_loader(run.data.train, run.task, run.processor, run.cfg, run.mesh)
+    workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
+    loader, sampler = training_loader(
+        run.data.train, run.task, run.processor, run.cfg, run.mesh, workers, run.data.kept, run.unpadded
+    )
+    _note_long_rows(run)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     on_main(run.accelerator, refuse_full_disk, run, milestones)
     start_step = run.resume.step if run.resume else 0
@@ -56,5 +64,15 @@ def opened(run: Run) -> Iterator[Setup]:
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
         Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
+        BackgroundSave(run.accelerator.num_processes) as background,
     ):
-        yield Setup(loader, sampler, milestones, tracker, stop)
+        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background)
+
+
+def _note_long_rows(run: Run) -> None:
+    """Says which rows are longer than a token budget."""
+    budgets = [("train", run.cfg.train.max_tokens_per_batch, run.data.train)]
+    budgets += [("eval", run.cfg.eval.max_tokens_per_batch, data.features) for data in run.data.evals.values()]
+    for section, tokens, features in budgets:
+        for note in over_budget(f"{section}.max_tokens_per_batch", tokens, features, run.task.modality):
+            warn(note)

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
@@ -24,6 +23,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
+from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
@@ -51,7 +51,7 @@ def fit(run: Run) -> FitResult:
             trainer.train()
         if not trainer.session.context.over:
             trainer.session.context.end()
-        return trainer.session.finish()
+        return finish(trainer.session)
 
 
 class WindowTrainer(Trainer):
@@ -68,6 +68,8 @@ class WindowTrainer(Trainer):
         self.bar: Any
         self.schedule: LambdaLR
         self.window: list[Batch] = []
+        # Windows then differ in their number of micro-batches, so each is one item for the Trainer.
+        self.has_budget = run.cfg.train.max_tokens_per_batch is not None
         self.scale = self.grad_norm = 0.0
         self.loss_sum: torch.Tensor
         # Counted once, and before the strategy can leave empty parameters.
@@ -89,9 +91,9 @@ class WindowTrainer(Trainer):
         super().create_accelerator_and_postprocess()
         self.accelerator = self.run.accelerator
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Returns the toolkit's loader, which is already split over the ranks."""
-        return self.setup.loader
+    def get_train_dataloader(self) -> Any:
+        """Returns the toolkit's loader, which is already split over the ranks; with a token budget, that of windows."""
+        return self.setup.windows if self.has_budget else self.setup.loader
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         """Builds the configured optimizer and its schedule, which needs the optimizer before it is prepared."""
@@ -118,13 +120,14 @@ class WindowTrainer(Trainer):
         return self.run.resume.step // self.setup.milestones.steps_per_epoch, 0
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], None]:
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], None]:
         """Fetches a window and counts its items; returns an empty window at the end of the run or epoch."""
-        self.window = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
+        found = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
+        self.window = found[0] if found and self.has_budget else found
         if self.window:
             self.scale = self.session.begin_window(self.window)
-        return self.window, None
+        return found, None
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Computes the gradient of the window at its last micro-batch and returns its loss, zero before."""
@@ -173,9 +176,10 @@ class WindowTrainer(Trainer):
         self.state.best_global_step = self.session.state.best_step
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Estimates a micro-batch's operations like the library, without counting the parameters every time."""
-        main = inputs["inputs"].get(self.run.model.main_input_name)
-        return 0 if main is None else 6 * main.numel() * self.num_weights
+        """Estimates an item's operations like the library, without counting the parameters every time."""
+        batches = inputs if self.has_budget else [inputs]
+        mains = [batch["inputs"].get(self.run.model.main_input_name) for batch in batches]
+        return sum(6 * main.numel() * self.num_weights for main in mains if main is not None)
 
     def callback_states(self) -> dict[str, Any]:
         """Returns the callbacks' states for a checkpoint."""
@@ -194,9 +198,10 @@ class _Steps(TrainerCallback):
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
             t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
-            engine_state=t.callback_states, on_save=t.on_save,
+            setup.background, engine_state=t.callback_states, on_save=t.on_save,
         )  # fmt: skip
         t.session.restore()
+        t.session.catch_up(t.evaluate)
         t.model_wrapped.train()
         t._tell_best()
 

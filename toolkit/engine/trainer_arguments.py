@@ -36,7 +36,8 @@ def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:
             fp16=precision == "fp16",
             per_device_train_batch_size=train.per_device_train_batch_size,
             per_device_eval_batch_size=cfg.eval.per_device_eval_batch_size,
-            gradient_accumulation_steps=train.gradient_accumulation_steps or 1,
+            # With a token budget, a window is one item for the Trainer.
+            gradient_accumulation_steps=1 if train.max_tokens_per_batch else train.gradient_accumulation_steps or 1,
             max_steps=milestones.total_steps,
             learning_rate=train.learning_rate,
             weight_decay=train.weight_decay,

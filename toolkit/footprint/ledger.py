@@ -47,12 +47,10 @@ class Ledger(TorchDispatchMode):
         """Floating-point operations; a multiply-add counts as two (`torch.utils.flop_counter`)."""
         self.recomputed = 0
         """Part of `flops` that recomputes the forward pass during the backward pass."""
-        self.backward = False
-        """Whether the backward pass is running; set by the caller."""
         self.total = self.peak = 0
         self._kinds: dict[int, list[Any]] = {}
         self._naming = WORKING
-        self._guess = False
+        self._guess = self._recomputing = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs an operation on fake tensors and counts the tensors it returns."""
@@ -67,8 +65,7 @@ class Ledger(TorchDispatchMode):
         if (count := flop_registry.get(func._overloadpacket)) is not None:
             flops = count(*args, **kwargs, out_val=result)
             self.flops += flops
-            # During the backward pass, gradient mode is on only while a forward pass is recomputed.
-            self.recomputed += flops * (self.backward and torch.is_grad_enabled())
+            self.recomputed += flops * self._recomputing
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._enter(tensor, args)
@@ -145,6 +142,15 @@ class Ledger(TorchDispatchMode):
             yield
         finally:
             self._naming, self._guess = before
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Counts the operations inside as recomputed."""
+        self._recomputing = True
+        try:
+            yield
+        finally:
+            self._recomputing = False
 
     def reset_peak(self) -> None:
         """Resets the peak to the memory that is allocated now."""

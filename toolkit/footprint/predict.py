@@ -10,6 +10,7 @@ import torch
 
 from toolkit.base.console import LOGGER
 from toolkit.base.errors import InputError
+from toolkit.data.budget import largest, lengths_of
 from toolkit.footprint.rows import longest_batch
 from toolkit.footprint.simulate import Subject, simulate
 
@@ -61,6 +62,8 @@ OF_MEMORY = (
     "activation_checkpointing",
     "activation_offload",
     "gradient_accumulation_steps",
+    "per_device_train_batch_size",
+    "max_tokens_per_batch",
     "ema_decay",
     "unpadded",
 )
@@ -72,9 +75,10 @@ _PREDICTED: dict[str, Footprint] = {}
 def predicted_footprint(run: Run) -> Footprint:
     """See `toolkit.footprint.predict.predicted`."""
     cfg, device = run.cfg, run.accelerator.device
-    size = min(cfg.train.per_device_train_batch_size, len(run.data.train))
+    longest = int(lengths_of(run.data.train).sum(axis=1).max())
+    size = min(largest(cfg.train, longest), len(run.data.train))
     batch = longest_batch(run.data.train, run.task, run.processor, cfg.seed, size)
-    subject = Subject(cfg, run.task, run.model.config, batch, device)
+    subject = Subject(cfg, run.task, run.model.config, batch, device, longest=longest)
     key = json.dumps(
         [run.model.config.to_dict(), asdict(cfg.model), {name: getattr(cfg.train, name) for name in OF_MEMORY},
          asdict(run.task.options), shapes(batch), type(run.task).__name__, str(device)],

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit.api.device import looked_up
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Batch, Processor, Task, limits_of
 from toolkit.data.batches import collate
@@ -40,7 +41,7 @@ def collated(features: datasets.Dataset, picked: list[int], task: Task, processo
     """Collates the rows with the numbers in `picked`, which may repeat."""
     numbers = sorted(set(picked))
     rows = dict(zip(numbers, features.__getitems__(numbers), strict=True))
-    return collate([rows[number] for number in picked], task, processor, RowRandom(seed, epoch=0))
+    return looked_up(collate([rows[number] for number in picked], task, processor, RowRandom(seed, epoch=0)))
 
 
 def limits(task: Task, processor: Processor) -> tuple[int | None, int | None]:

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.data.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
@@ -24,7 +26,9 @@ from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
 from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
+from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
+from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import LAYERDROP, build_model
 from toolkit.models.unpadded.choice import choose
 from toolkit.models.unpadded.install import NAME, install
@@ -53,6 +57,7 @@ class Subject:
         batch: a real micro-batch; only its shapes and the values of its masks matter.
         device: the device of the run; kernels differ between devices.
         fused_attention: whether attention is one kernel that does not store the attention weights, as on a GPU.
+        longest: tokens of the longest row, which a token budget divides by.
     """
 
     cfg: Config
@@ -61,11 +66,17 @@ class Subject:
     batch: Batch
     device: torch.device
     fused_attention: bool = False
+    longest: int = 1
 
     @property
     def rows(self) -> int:
         """Rows of the micro-batch."""
         return len(self.batch["row_ids"])
+
+    @property
+    def window(self) -> int:
+        """Micro-batches of a step."""
+        return num_micro_batches(self.cfg.train, self.rows)
 
 
 def simulate(subject: Subject) -> Footprint:
@@ -76,7 +87,7 @@ def simulate(subject: Subject) -> Footprint:
     Raises:
         InputError: if the step cannot be simulated, for instance because the model reads values of its tensors.
     """
-    window = subject.cfg.train.gradient_accumulation_steps or 1
+    window = subject.window
     with _quiet(), without_memory() as ledger, fused_attention() if subject.fused_attention else nullcontext():
         try:
             model, batch = _model(subject, ledger), _batch(subject, ledger)
@@ -146,7 +157,12 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
             with movable_fakes():
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
-        spare_activations(model, replace(cfg.train, activation_offload=False))
+        head_at_labels(model)
+        fast_dropout = is_chosen(cfg.train, subject.device) and not subject.fused_attention
+        if fast_dropout:
+            use_fast_dropout(model)
+        resident = replace(cfg.train, activation_offload=False)
+        spare_activations(model, resident, lambda: (nullcontext(), _recomputing(ledger, fast_dropout)))
     ledger.name(model.parameters(), "parameters")
     ledger.name((b for b in model.buffers()), "buffers")
     for parameter in _trained(model):
@@ -154,6 +170,12 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     model.train()
     ledger.reset_peak()
     return model
+
+
+@contextmanager
+def _recomputing(ledger: Ledger, fast_dropout: bool) -> Iterator[None]:
+    with ledger.recomputing(), FastDropout() if fast_dropout else nullcontext():
+        yield
 
 
 def _batch(subject: Subject, ledger: Ledger) -> Batch:
@@ -202,7 +224,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
     offload = _OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
-        with precision:
+        with precision, logits_at_labels(batch):
             outputs = model(**batch["inputs"])
         ledger.name(_tensors(outputs), "logits")
         ledger.name_rest("activations")
@@ -210,7 +232,6 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
             loss = subject.task.loss_sum(outputs, batch)
     del outputs
     kept = {kind: ledger.alive[kind] for kind in KEPT}
-    ledger.backward = True
     (loss * 1.0).backward()
     del loss
     return kept | {"flops": ledger.flops, "recomputed": ledger.recomputed}

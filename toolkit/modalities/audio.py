@@ -209,15 +209,57 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on (data loader workers decode them); `length` is in samples at the model's rate."""
-    seconds = [min(file["frames"] / file["rate"], options.audio.max_seconds) for file in files]
+    """Passes references on; `length` is in samples at the model's rate, equal for models of spectrograms."""
+    longest, waveforms = options.audio.max_seconds, _takes_waveforms(extractor)
+    seconds = [min(file["frames"] / file["rate"], longest) if waveforms else longest for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
+
+
+def decoded(row: Mapping[str, Any], extractor: Processor, options: Any, training: bool) -> np.ndarray | None:
+    """Reads the clip of a feature row, unless training crops, places or plays it at random.
+
+    Returns:
+        `[samples]` float32 for models of waveforms, otherwise the spectrogram in the shape of the model's input, or
+        None.
+
+    Raises:
+        DataError: if the file has changed since it was checked.
+    """
+    audio: AudioOptions = options.audio
+    is_whole = row["file"]["frames"] <= round(audio.max_seconds * row["file"]["rate"])
+    placed = extractor.model_input_names[0] == "pixel_values"
+    if training and (audio.speed or (audio.crop == "random" and (placed or not is_whole))):
+        return None
+    return _features(row, extractor, audio, None)
+
+
+def _features(
+    row: Mapping[str, Any], extractor: Processor, options: AudioOptions, generator: np.random.Generator | None
+) -> np.ndarray:
+    """Returns a row's waveform, or its spectrogram if the model takes spectrograms."""
+    name, rate = extractor.model_input_names[0], extractor.sampling_rate
+    length = round(options.max_seconds * rate) if name == "pixel_values" else None
+    clip = read(row["file"], rate, options, generator, length)
+    if _takes_waveforms(extractor):
+        return clip
+    # One by one: batched transforms round differently, and a row must not depend on the others of its batch.
+    made = extractor(clip, sampling_rate=rate, return_tensors="np")
+    if name != "pixel_values":
+        frames: np.ndarray = made[name][0]
+        return frames
+    # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
+    spectrogram = made["input_values"][0]
+    return np.maximum(spectrogram - spectrogram.max(), np.float32(-1.0)).T[None]
+
+
+def _takes_waveforms(extractor: Processor) -> bool:
+    return extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins")
 
 
 def collate(
     features: Sequence[dict[str, Any]], extractor: Processor, options: Any, random: RowRandom
 ) -> dict[str, torch.Tensor]:
-    """Decodes clips and returns the model's float32 inputs.
+    """Returns the model's float32 inputs; clips of rows without `decoded` are read.
 
     Returns:
         `input_values` `[B, samples]` with or without `attention_mask` (wav2vec 2.0 and similar models),
@@ -227,22 +269,23 @@ def collate(
     Raises:
         DataError: if a file has changed since it was checked.
     """
-    name, rate = extractor.model_input_names[0], extractor.sampling_rate
-    length = round(options.audio.max_seconds * rate) if name == "pixel_values" else None
-    clips = [
-        read(row["file"], rate, options.audio, random.generator(row["row_id"]) if random.training else None, length)
-        for row in features
-    ]
-    if name == "input_values" and not hasattr(extractor, "num_mel_bins"):
-        return dict(extractor(clips, sampling_rate=rate, padding=True, return_tensors="pt"))
-    # One by one: batched transforms round differently, and a row must not depend on the others of its batch.
-    frames = [extractor(clip, sampling_rate=rate, return_tensors="pt") for clip in clips]
-    if name == "pixel_values":
-        spectrograms = torch.cat([part["input_values"] for part in frames])
-        # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
-        spectrograms = (spectrograms - spectrograms.amax(dim=(1, 2), keepdim=True)).clamp(min=-1.0)
-        return {name: spectrograms.transpose(1, 2).unsqueeze(1).contiguous()}
-    return {name: torch.cat([part[name] for part in frames])}
+
+    def found(row: dict[str, Any]) -> np.ndarray:
+        if row.get("decoded") is not None:
+            return row["decoded"]
+        return _features(row, extractor, options.audio, random.generator(row["row_id"]) if random.training else None)
+
+    arrays = [found(row) for row in features]
+    if _takes_waveforms(extractor):
+        return dict(extractor(arrays, sampling_rate=extractor.sampling_rate, padding=True, return_tensors="pt"))
+    return {extractor.model_input_names[0]: torch.from_numpy(np.stack(arrays))}
+
+
+def compact(
+    features: Sequence[dict[str, Any]], extractor: Processor, options: Any, random: RowRandom
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Returns the model's inputs, and no tables: they are numbers already."""
+    return collate(features, extractor, options, random), {}
 
 
 def shown(file: Mapping[str, Any]) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
 from toolkit.config.sections import Config
+from toolkit.data.workers import num_workers
+from toolkit.models.fast_dropout import is_chosen
 from toolkit.models.unpadded import choice as unpadded
 
 if TYPE_CHECKING:
@@ -35,8 +37,14 @@ class Circumstances:
     mesh: Mesh
 
 
+def _num_workers(it: Circumstances) -> int:
+    return num_workers(it.cfg.train, it.task, it.device)
+
+
 CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
-    "train.unpadded": lambda c: unpadded.choose(c.cfg, c.model_config, c.device),
+    "train.unpadded": lambda given: unpadded.choose(given.cfg, given.model_config, given.device),
+    "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
+    "train.dataloader_num_workers": _num_workers,
 }
 """How each setting is decided, by its dotted key; a setting that is not `auto` is returned as it is."""
 

@@ -123,8 +123,8 @@ def encode_pairs(
     """Tokenises pairs and truncates each side to its limit.
 
     Returns:
-        `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides), and
-        `truncated_source` and `truncated_target`.
+        `input_ids`, `attention_mask` and `labels` (empty without targets), `length` (tokens of both sides),
+        `target_length`, and `truncated_source` and `truncated_target`.
     """
     encoded, source_cut = _encode(tokenizer, "text", sources, max_source_length)
     labels: list[list[int]] = [[] for _ in sources]
@@ -135,6 +135,7 @@ def encode_pairs(
     return {name: encoded[name] for name in MODEL_INPUTS} | {
         "labels": labels,
         "length": [len(ids) + len(label) for ids, label in zip(encoded["input_ids"], labels, strict=True)],
+        "target_length": list(map(len, labels)),
         "truncated_source": source_cut,
         "truncated_target": target_cut,
     }

@@ -271,6 +271,17 @@ def collate(
     return pad(features, tokenizer)
 
 
+def compact(
+    features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Any, random: RowRandom
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Returns the model's inputs, and no tables."""
+    return collate(features, tokenizer, options, random), {}
+
+
+def decoded(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, options: Any, training: bool) -> None:
+    """Returns None, because texts are not in files of their own."""
+
+
 def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
     """Pads token columns on the right to the longest row and returns them as `[B, T]` int64 tensors."""
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +18,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEY = "train.activation_checkpointing"
+Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+"""Returns the contexts of a part of the forward pass and of its recomputation in the backward pass."""
 
 
-def spare_activations(model: PreTrainedModel, train: TrainConfig) -> None:
+def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Contexts | None = None) -> None:
     """Sets up activation checkpointing and offloading as configured in `train`.
+
+    Args:
+        model: the model.
+        train: the settings.
+        contexts: the contexts of what is recomputed, or None.
 
     Raises:
         ConfigError: if the model does not support the setting.
     """
     if train.activation_checkpointing != "none":
-        _checkpoint(model, train.activation_checkpointing)
+        _checkpoint(model, train.activation_checkpointing, contexts)
     if train.activation_offload:
         offload_activations(model)
 
 
-def _checkpoint(model: PreTrainedModel, setting: str) -> None:
+def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None) -> None:
     name = type(model).__name__
     if not model.supports_gradient_checkpointing:
         raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot recompute activations; set it to none"])
-    arguments = {"use_reentrant": False}
+    arguments: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
     try:
         if hasattr(model, "activation_checkpointing_enable"):
             model.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)

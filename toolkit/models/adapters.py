@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.files import read_file
 from toolkit.config.sections import AdapterConfig, ModelConfig
 from toolkit.models.adapter_checks import PROMPTABLE
 from toolkit.models.parts import head_modules, repeated_linears, suffixes
@@ -127,7 +128,7 @@ def base_of(folder: Path, key: str) -> str:
     if (folder / BASE).is_dir():
         return str(folder / BASE)
     try:
-        return str(json.loads((folder / FILE).read_text(encoding="utf-8"))["base_model_name_or_path"])
+        return str(json.loads(read_file(folder / FILE))["base_model_name_or_path"])
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{key}: {folder / FILE} does not name a base model ({type(error).__name__})") from error
 

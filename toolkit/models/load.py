@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,19 @@ def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) ->
         raise ConfigError(problems)
 
 
+MOST_LAYERS = 10_000
+"""Most layers of a model; building more takes hours or all memory, and is a typing error or a damaged file."""
+
+
+def _refuse_endless(values: Mapping[str, Any], key: str) -> None:
+    """Raises ConfigError if fields of a configuration ask for a number of layers that no model has."""
+    endless = [name for name, value in values.items() if "layer" in name and type(value) is int and value > MOST_LAYERS]
+    if endless:
+        raise ConfigError(
+            [f"{key}.{name}: received {values[name]}, expected at most {MOST_LAYERS}" for name in endless]
+        )
+
+
 def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -60,6 +74,7 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
         )
     sizes = {name: value for name, value in fields.items() if name != "model_type"}
     _check_fields(AutoConfig.for_model(model_type), sizes, "model.from_config")
+    _refuse_endless(sizes, "model.from_config")
     try:
         return AutoConfig.for_model(model_type, **sizes)
     except Exception as error:  # each configuration class has its own checks and exception types
@@ -86,7 +101,9 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
             )
         except Exception as error:  # Hub, JSON and configuration errors are all caused by this setting
             raise pretrained_error("model.name_or_path", name, error) from error
+        _refuse_endless(config.to_dict(), "model.name_or_path")
     _check_fields(config, model.config_overrides, "model.config_overrides")
+    _refuse_endless(model.config_overrides, "model.config_overrides")
     try:
         for name, value in model.config_overrides.items():
             setattr(config, name, value)

@@ -13,7 +13,9 @@ from toolkit.distributed.collectives import on_main
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.compilation import compile_training
+from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.freezing import freeze
+from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import batch_dependence
 from toolkit.models.parts import count_parameters
 from toolkit.models.unpadded.install import install
@@ -24,10 +26,14 @@ if TYPE_CHECKING:
 
 
 def make_trainable(
-    model: PreTrainedModel, cfg: Config, auto_model: str, accelerator: Accelerator, output_dir: Path,
+    model: PreTrainedModel,
+    cfg: Config,
+    auto_model: str,
+    accelerator: Accelerator,
+    output_dir: Path,
     resolved: Mapping[str, bool | int],
-) -> PreTrainedModel:  # fmt: skip
-    """Takes out padding, freezes parameters or adds adapters, and sets up activation memory and compilation.
+) -> PreTrainedModel:
+    """Takes out padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
 
     Args:
         model: the model with its weights.
@@ -56,6 +62,11 @@ def make_trainable(
         say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
     for reason in batch_dependence(model):
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
-    spare_activations(model, cfg.train)
+    if not cfg.train.torch_compile:  # compiled passes have fixed shapes
+        head_at_labels(model)
+    fast_dropout = resolved["train.fast_dropout"]
+    if fast_dropout:
+        use_fast_dropout(model)
+    spare_activations(model, cfg.train, recomputing if fast_dropout else None)
     compile_training(model, cfg.train)
     return model

@@ -10,16 +10,17 @@ from typing import Any
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
-from toolkit.api.run import best_metric
+from toolkit.api.run import Run, best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.files import read_file, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
+from toolkit.report.intact import of_former_session, sealed
 
 MOST_DIFF_BYTES = 2**20
 
@@ -62,15 +63,22 @@ def write_start(
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
-    write_json(files.facts, facts | _former_result(files.facts))
+    write_json(files.facts, sealed(facts | _former_result(files.facts)))
+
+
+def write_resolved(run: Run) -> None:
+    """Adds to `run.json` what settings of `auto` became once the model was built."""
+    file = RunFolder(run.output_dir).facts
+    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), "resolved": dict(run.resolved)})
 
 
 def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
-        former = json.loads(file.read_text(encoding="utf-8"))
-        return {name: former[name] for name in ("result", "memory", "files") if name in former}
-    except (OSError, ValueError, TypeError):  # a new run, or a damaged file
+        former = json.loads(read_file(file))
+        kept = {name: former[name] for name in ("result", "memory", "files") if name in former}
+        return {**kept, "files": of_former_session(kept["files"])} if "files" in kept else kept
+    except (OSError, ValueError, TypeError, AttributeError):  # a new run, or a damaged file
         return {}
 
 

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from toolkit.base.console import warn
 from toolkit.base.errors import InputError
+from toolkit.base.files import finite, read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
 
-PATTERNS = ("model/**/*", "predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
+AT_THE_END = ("model/**/*", "predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
 """Files that are written at the end of a run; the model card is meant to be edited."""
+BEFORE = ("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*")
+"""Files that are written until then, and again by a session that resumes the run."""
+_SEAL = "sha256"
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file that a run has written at its end, by its path in the run's folder."""
+    """Returns the sha256 of each file of a run that has ended, by its path in the run's folder."""
     card = RunFolder(folder).model_card
-    files = sorted(file for pattern in PATTERNS for file in folder.glob(pattern) if file.is_file() and file != card)
+    patterns = (*AT_THE_END, *BEFORE)
+    files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file() and file != card)
     return {file.relative_to(folder).as_posix(): file_sha256(file) for file in files}
+
+
+def of_former_session(files: Mapping[str, str]) -> dict[str, str]:
+    """Returns which of the `digests` still hold when a session resumes the run."""
+    patterns = [pattern.replace("/**", "") for pattern in BEFORE]  # here, `*` also stands for folders
+    return {name: digest for name, digest in files.items() if not any(fnmatchcase(name, each) for each in patterns)}
+
+
+def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content of `run.json` with its own sha256."""
+    content = {name: value for name, value in facts.items() if name != _SEAL}
+    return {**content, _SEAL: _own_sha256(content)}
+
+
+def is_intact(facts: Mapping[str, Any]) -> bool:
+    """Whether the content of `run.json` is as it was written; that of an older version is taken to be."""
+    return _SEAL not in facts or facts[_SEAL] == sealed(facts)[_SEAL]
+
+
+def _own_sha256(content: Mapping[str, Any]) -> str:
+    as_read = json.loads(json.dumps(finite(content)))  # keys are strings
+    text = json.dumps(as_read, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[str]:
@@ -30,7 +61,7 @@ def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[st
         facts: content of its `run.json`; that of an older version has no checksums.
         within: only files whose path begins with this.
     """
-    problems = []
+    problems = [] if is_intact(facts) else ["run.json is not as it was written (its sha256 differs)"]
     for name, expected in facts.get("files", {}).items():
         if not name.startswith(within):
             continue
@@ -43,11 +74,15 @@ def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[st
 
 
 def refuse_damaged_model(folder: Path) -> None:
-    """Refuses a finished run whose model is not as it was written.
+    """Refuses a finished run whose model or facts are not as they were written, and warns of changed settings.
 
     Raises:
         InputError: naming the files.
     """
-    facts = json.loads(RunFolder(folder).facts.read_text(encoding="utf-8"))
+    files = RunFolder(folder)
+    facts = json.loads(read_file(files.facts))
     if problems := damaged(folder, facts, "model/"):
         raise InputError(f"{folder}: the model is damaged: {'; '.join(problems)}. `toolkit verify` checks all files")
+    expected = facts.get("files", {}).get(files.config.name)
+    if expected is not None and file_sha256(files.config) != expected:
+        warn(f"{files.config} is not as the run wrote it; its settings are used as they are now")

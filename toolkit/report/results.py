@@ -15,7 +15,7 @@ from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsS
 from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.disk import disk_problem
-from toolkit.base.errors import RunError, ToolkitError
+from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
@@ -28,7 +28,7 @@ from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
-from toolkit.report.intact import digests
+from toolkit.report.intact import digests, sealed
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
@@ -60,7 +60,7 @@ class Shown:
                 keeper.see(line, record)
 
 
-def write_results(run: Run, result: FitResult) -> None:
+def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]) -> None:
     """Writes the results of a run, shows a summary and pushes the model. Call it on the main process only.
 
     No other process may be needed here, because those of a command line have exited. If one step fails, the others are
@@ -69,15 +69,18 @@ def write_results(run: Run, result: FitResult) -> None:
     Args:
         run: the trained run.
         result: the engine's result, with `figures`.
+        model_is_kept: called when the model is written; may raise Interrupted, which may also come later.
 
     Raises:
         RunError: if a result could not be written or pushed.
+        Interrupted: after a stop signal.
     """
     files, shown, failures = RunFolder(run.output_dir), Shown(), Failures(run.output_dir)
     checkpoints = f"The checkpoints in {files.checkpoints} are intact: rerun with checkpoint.resume=auto."
     with failures.collected("write the model"):
         write_model(run, result)
     failures.raise_any(checkpoints)
+    model_is_kept()
     with failures.collected("write the predictions"):
         write_all_predictions(run, result, shown)
     with failures.collected("write the report"):
@@ -110,6 +113,8 @@ class Failures:
         """Collects an error inside the block, with the message `cannot <step>: ...`."""
         try:
             yield
+        except Interrupted:
+            raise
         except ToolkitError as error:
             self._messages.append(str(error))
             self._last = error
@@ -144,7 +149,7 @@ def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
     file = RunFolder(run.output_dir).facts
     own = {"result": result.figures, "memory": asdict(result.memory), "files": digests(run.output_dir)}
-    write_json(file, _facts(run) | own)
+    write_json(file, sealed(_facts(run) | own))
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:

@@ -11,11 +11,20 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.errors import InputError
+from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.metrics.measured import MEASURED
+from toolkit.report.intact import is_intact
 
 SECTIONS = ("setting", "data", "version", "machine", "result")
 """Parts of a run that are compared, from cause to effect."""
+_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("recipe", "engine", "metric_for_best_model"), str),
+    **dict.fromkeys(("num_rows", "data_fingerprints", "versions", "hardware", "result", "files"), dict),
+    "num_processes": int,
+}
+_NEEDED = ("recipe", "engine", "num_rows", "data_fingerprints", "versions", "hardware", "num_processes", "git")
+"""Facts that are read from `run.json`, and those that every run has."""
 PLACES = ("output_dir", "checkpoint.resume")
 """Settings that describe the location of a run and are not compared."""
 OF_ONE_RUN = ("seed", "tracking.run_name")
@@ -51,8 +60,8 @@ class Record:
                 f"{split} fingerprint": value for split, value in facts["data_fingerprints"].items()
             }
         if section == "version":
-            code = facts["git"] or {}
-            changes = (code.get("diff_sha256") or "")[:12] or None
+            code = facts["git"] if isinstance(facts["git"], Mapping) else {}
+            changes = str(code.get("diff_sha256") or "")[:12] or None
             return {**facts["versions"], "commit": code.get("commit"), "uncommitted changes": changes}
         if section == "machine":
             return {"processes": facts["num_processes"], **facts["hardware"]}
@@ -122,7 +131,7 @@ def read_record(folder: Path) -> Record:
 
     files = RunFolder(folder)
     try:
-        facts = json.loads(files.facts.read_text(encoding="utf-8"))
+        facts = json.loads(read_file(files.facts))
         settings = YAML(typ="safe", pure=True).load(files.config)
     except FileNotFoundError as error:
         raise InputError(
@@ -132,7 +141,23 @@ def read_record(folder: Path) -> Record:
         raise InputError(
             f"{folder}: run.json or config.yaml cannot be read ({type(error).__name__}: {error})"
         ) from error
+    if problem := _unusable(facts, settings):
+        raise InputError(f"{folder}: {problem}; `toolkit verify` checks all files")
     return Record(folder, dict(_flat(settings)), facts)
+
+
+def _unusable(facts: Any, settings: Any) -> str | None:
+    """Returns what is wrong with the content of `run.json` and `config.yaml`, if anything."""
+    if not isinstance(settings, Mapping):
+        return "config.yaml does not hold settings"
+    if not isinstance(facts, Mapping) or not is_intact(facts):
+        return "run.json is not as it was written"
+    wrong = [name for name, kind in _TYPES.items() if not isinstance(facts.get(name, kind()), kind)]
+    wrong += [name for name in _NEEDED if name not in facts]
+    figures = facts.get("result", {}) if not wrong else {}
+    wrong += [f"result.{name}" for name in ("steps", "train_seconds") if figures and name not in figures]
+    wrong += [f"result.{name}" for name, value in figures.items() if not isinstance(value, int | float | None)]
+    return f"run.json has no usable {', '.join(wrong)}" if wrong else None
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from toolkit.api.task import IGNORE_INDEX, Predictions
 from toolkit.base.errors import InputError
 from toolkit.metrics.likelihood import perplexity
-from toolkit.tasks.tokens import token_losses
+from toolkit.tasks.tokens import are_correct, token_losses
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -169,22 +169,22 @@ def pad_parts(targets: Sequence[Sequence[int]], input_ids: Tensor) -> Tensor:
     return parts
 
 
-def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor) -> dict[str, Tensor]:
+def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor, labelled: Tensor | None = None) -> dict[str, Tensor]:
     """Returns `loss`, and the number of `tokens` and of `correct` ones, summed for each part of each block.
 
     Args:
-        logits: `[B, T, vocabulary]`.
+        logits: `[B, T, vocabulary]`, or `[1, n, vocabulary]` at the labelled positions.
         labels: `[B, T]`.
         parts: `[B, T]` from `pad_parts`.
+        labelled: the labelled positions, as for `token_losses`.
 
     Returns:
         Sums `[B, parts]` by name.
     """
-    counted = labels != IGNORE_INDEX
     values = {
-        "loss": token_losses(logits, labels, "none"),
-        "tokens": counted.long(),
-        "correct": (counted & (logits.argmax(-1) == labels)).long(),
+        "loss": token_losses(logits, labels, "none", labelled=labelled),
+        "tokens": (labels != IGNORE_INDEX).long(),
+        "correct": are_correct(logits, labels, labelled).long(),
     }
     shape = (len(labels), int(parts.max()) + 1)
     return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}

@@ -137,6 +137,7 @@ class TextToText(ABC):
             InputError: if neither the language nor the model's configuration defines the decoder's start token.
         """
         from toolkit.modalities import seq2seq
+        from toolkit.tasks.tokens import labelled_positions
 
         start, first = seq2seq.language_ids(processor, self.options.source_lang, self.options.target_lang)
         start = self.state["decoder_start_token_id"] if start is None else start
@@ -146,17 +147,20 @@ class TextToText(ABC):
                 "known; set model.config_overrides.decoder_start_token_id"
             )
         inputs, labels = seq2seq.pad_pairs(features, processor, start)
-        return {"inputs": inputs, "labels": labels, "extra": {"start": start, "first": first}}
+        extra = {"start": start, "first": first}
+        return {"inputs": inputs, "labels": labels, "labelled": labelled_positions(labels), "extra": extra}
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
         """See `Task`."""
         from toolkit.tasks.tokens import token_losses
 
-        return token_losses(outputs.logits, batch["labels"], label_smoothing=self.options.label_smoothing_factor)
+        smoothing = self.options.label_smoothing_factor
+        return token_losses(outputs.logits, batch["labels"], label_smoothing=smoothing, labelled=batch["labelled"])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         """See `Task`; returns `ids` `[B, T]`, and the number of `tokens` and of `correct` ones `[B]`."""
         from toolkit.modalities import seq2seq
+        from toolkit.tasks.tokens import are_correct
 
         options, labels = self.options, batch["labels"]
         ids = seq2seq.generate(
@@ -168,7 +172,7 @@ class TextToText(ABC):
         return {
             "ids": ids,
             "tokens": (labels != IGNORE_INDEX).sum(-1).int(),
-            "correct": (outputs.logits.argmax(-1) == labels).sum(-1).int(),  # never so where a label is ignored
+            "correct": are_correct(outputs.logits, labels, batch["labelled"]).sum(-1).int(),
         }
 
     def decode(self, predictions: Predictions, data: EvalData) -> list[Record]:

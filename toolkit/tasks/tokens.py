@@ -19,17 +19,45 @@ def pad_labels(labels: Sequence[Sequence[int] | np.ndarray], input_ids: Tensor) 
     return padded
 
 
-def token_losses(logits: Tensor, labels: Tensor, reduction: str = "sum", label_smoothing: float = 0.0) -> Tensor:
+def labelled_positions(labels: Tensor) -> Tensor:
+    """Returns the positions `[n]` of labels that are not ignored, in the flattened labels."""
+    return (labels.flatten() != IGNORE_INDEX).nonzero().squeeze(-1)
+
+
+def token_losses(
+    logits: Tensor,
+    labels: Tensor,
+    reduction: str = "sum",
+    label_smoothing: float = 0.0,
+    labelled: Tensor | None = None,
+) -> Tensor:
     """Returns the cross entropy of tokens.
 
     Args:
-        logits: `[B, T, classes]`.
+        logits: `[B, T, classes]`, or `[1, n, classes]` at the labelled positions.
         labels: `[B, T]` class ids; `IGNORE_INDEX` is ignored.
         reduction: `sum` for a scalar, `none` for `[B, T]`.
         label_smoothing: part of each label's probability that is distributed over all classes.
+        labelled: the labelled positions `[n]`, if the model may have computed only their logits.
     """
+    some = labelled is not None and logits.shape[:2] != labels.shape
+    targets = labels.flatten()[labelled] if some else labels.flatten()
     losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction=reduction,
-        label_smoothing=label_smoothing,
-    )  # fmt: skip
-    return losses.view_as(labels) if reduction == "none" else losses
+        logits.flatten(0, 1), targets, ignore_index=IGNORE_INDEX, reduction=reduction, label_smoothing=label_smoothing
+    )
+    return losses if reduction == "sum" else _spread(losses, labels, labelled if some else None)
+
+
+def are_correct(logits: Tensor, labels: Tensor, labelled: Tensor | None = None) -> Tensor:
+    """Returns whether the most likely class is the label, `[B, T]`; arguments are those of `token_losses`."""
+    found = logits.argmax(-1)
+    if labelled is None or found.shape == labels.shape:
+        return found == labels  # never so where a label is ignored
+    return _spread(found.flatten() == labels.flatten()[labelled], labels, labelled)
+
+
+def _spread(values: Tensor, labels: Tensor, labelled: Tensor | None) -> Tensor:
+    """Returns values `[n]` at the labelled positions in the shape of the labels, with 0 elsewhere."""
+    if labelled is None:
+        return values.view_as(labels)
+    return values.new_zeros(labels.numel()).index_copy(0, labelled, values).view_as(labels)

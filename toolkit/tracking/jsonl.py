@@ -1,14 +1,16 @@
-"""Reads, copies and truncates `metrics.jsonl`."""
+"""Reads, copies, truncates and verifies `metrics.jsonl`."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
-from toolkit.base.files import written_whole
+from toolkit.base.files import read_file, written_whole
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -24,7 +26,7 @@ def bring_metrics(former: Path, path: Path) -> None:
     try:
         if former.exists() and not path.exists():
             with written_whole(path, "wb") as file:
-                file.write(former.read_bytes())
+                file.write(read_file(former))
     except OSError as error:
         raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {error.strerror}") from error
 
@@ -41,7 +43,7 @@ def truncate_metrics(path: Path, step: int) -> None:
     try:
         if not path.exists():
             return
-        lines = [(number, line, _step(line)) for number, line in enumerate(path.read_bytes().split(b"\n"), start=1)]
+        lines = [(number, line, _step(line)) for number, line in enumerate(read_file(path).split(b"\n"), start=1)]
         kept = [(number, line) for number, line, found in lines if found is not None and found <= step]
         last = kept[-1][0] if kept else 0
         damaged = [(number, line) for number, line, found in lines if found is None and number < last]
@@ -55,6 +57,32 @@ def truncate_metrics(path: Path, step: int) -> None:
             file.writelines(line + b"\n" for _, line in kept)
     except OSError as error:
         raise RunError(f"cannot truncate {path.absolute()} to step {step}: {error.strerror}") from error
+
+
+def mark_of(path: Path) -> dict[str, Any]:
+    """Returns size and sha256 of `metrics.jsonl` as it is now; a missing file is an empty one.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
+    """Whether the lines that `metrics.jsonl` had when `mark_of` returned `mark` have changed.
+
+    Args:
+        path: the file; lines may have been added.
+        mark: from a checkpoint; those of older versions have none.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    if mark is None:
+        return False
+    content = path.read_bytes() if path.exists() else b""
+    return hashlib.sha256(content[: mark["bytes"]]).hexdigest() != mark["sha256"]
 
 
 def _step(line: bytes) -> float | None:
@@ -72,4 +100,4 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         OSError: if the file cannot be read.
         ValueError: if a line is not JSON.
     """
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in read_file(path).decode().splitlines()]

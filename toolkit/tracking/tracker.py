@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.vitals import task_for_all
 from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.tracking.jsonl import read_metrics, truncate_metrics
@@ -59,7 +60,8 @@ class Tracker:
     def __enter__(self) -> Tracker:
         if self._main:
             if self._cfg.tracking.report_to:
-                self._trackers = self._start_trackers()
+                with task_for_all():  # a tracker may wait for its server
+                    self._trackers = self._start_trackers()
             truncate_metrics(self._path, self._start)
             self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
             self._file = self._path.open("a", encoding="utf-8")
@@ -80,7 +82,8 @@ class Tracker:
         if self._file is not None:
             self._file.close()
         if self._trackers is not None:
-            self._trackers.finish()
+            with task_for_all():
+                self._trackers.finish()
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Writes one line, unless there is already one with the same step and names.
@@ -95,7 +98,8 @@ class Tracker:
             self._file.write(json.dumps(_json_value(line)) + "\n")
             self._file.flush()
         if self._trackers is not None:
-            self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
+            with task_for_all():
+                self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import os
 import pytest
 from safetensors import SafetensorError
 
-from toolkit.base.disk import disk_problem
+from toolkit.base.disk import disk_problem, rust_errors_as_os_errors
 from toolkit.base.exits import unexpected
 
 
@@ -37,3 +37,15 @@ def test_an_error_of_a_file_names_it(tmp_path):
 def test_other_errors_are_not_changed(error):
     assert disk_problem(error) is None
     assert unexpected(error).startswith(type(error).__name__)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), Exception("denied (os error 13)")])
+def test_an_error_of_a_disk_without_a_path_is_a_message(error):
+    assert unexpected(error) == f"a file cannot be read or written ({error})"
+
+
+def test_errors_of_rust_libraries_are_those_of_the_operating_system():
+    with pytest.raises(PermissionError), rust_errors_as_os_errors():
+        raise Exception("Permission denied (os error 13)")  # as tokenizers does
+    with pytest.raises(ValueError, match="a bug"), rust_errors_as_os_errors():
+        raise ValueError("a bug")

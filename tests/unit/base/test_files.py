@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from toolkit.base.files import remove_leftovers, temporary_file, temporary_name, write_json, write_text, written_whole
+from toolkit.base.errors import ConfigError, RunError
+from toolkit.base.files import (
+    read_file,
+    remove_leftovers,
+    temporary_file,
+    temporary_name,
+    write_json,
+    write_text,
+    written_whole,
+)
+from toolkit.config.source import read_file as load_config_file
+from toolkit.tracking.jsonl import read_metrics, truncate_metrics
 
 
 def names(folder: Path) -> list[str]:
@@ -101,3 +113,21 @@ def test_json_has_no_infinity(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", {"a": [float("nan"), (float("inf"), 1.5)], "ü": None})
     text = '{\n  "a": [\n    null,\n    [\n      null,\n      1.5\n    ]\n  ],\n  "ü": null\n}\n'
     assert (tmp_path / "a.json").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A pipe without a writer, or a device without an end, would never return."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_file(tmp_path / "file") == b"content"
+    for name in ("pipe", "device"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_file(tmp_path / name)
+        with pytest.raises(OSError, match="not a regular file"):
+            read_metrics(tmp_path / name)
+        with pytest.raises(RunError, match="not a regular file"):
+            truncate_metrics(tmp_path / name, 3)
+        with pytest.raises(ConfigError, match=rf"{name}: cannot be read: not a regular file"):
+            load_config_file(tmp_path / name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from torch import nn
 from toolkit.base.errors import RunError
 from toolkit.checkpoint import complete
 from toolkit.checkpoint.complete import collected
-
-ONE: Any = SimpleNamespace(num_processes=1, process_index=0, is_main_process=True, device=torch.device("cpu"))
 
 
 def own_memory() -> int:
@@ -27,7 +24,7 @@ def own_memory() -> int:
 def test_tensors_come_back_and_tied_ones_once(tmp_path: Path) -> None:
     tied = nn.Parameter(torch.arange(6.0).reshape(2, 3))
     tensors = {"embed": tied, "head": tied, "half": torch.ones(3, dtype=torch.bfloat16), "count": torch.tensor(4)}
-    found = collected(ONE, tmp_path, tensors)
+    found = collected(tmp_path, tensors)
     assert found.keys() == {"embed", "half", "count"}
     assert all(
         torch.equal(value, tensors[name]) and value.dtype == tensors[name].dtype for name, value in found.items()
@@ -39,7 +36,7 @@ def test_tensors_come_back_and_tied_ones_once(tmp_path: Path) -> None:
 def test_complete_tensors_are_not_held_in_memory(tmp_path: Path) -> None:
     tensors = {str(number): torch.full((1 << 22,), float(number)) for number in range(8)}
     before = own_memory()
-    found = collected(ONE, tmp_path, tensors)
+    found = collected(tmp_path, tensors)
     assert sum(float(tensor[-1]) for tensor in found.values()) == sum(range(8))
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
     assert own_memory() - before < sum(tensor.nbytes for tensor in tensors.values()) / 4
@@ -51,7 +48,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(complete, "write_complete", full)
     with pytest.raises(RunError, match=r"No space left.*Checkpoints are intact: free some space"):
-        collected(ONE, tmp_path, {"a": torch.zeros(1)})
+        collected(tmp_path, {"a": torch.zeros(1)})
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(RunError, match=f"into {tmp_path}/missing: "):
-        collected(ONE, tmp_path / "missing", {"a": torch.zeros(1)})
+        collected(tmp_path / "missing", {"a": torch.zeros(1)})

@@ -19,7 +19,7 @@ from checkpoints import save
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
-from toolkit.checkpoint import manifest
+from toolkit.checkpoint import lock, manifest
 from toolkit.checkpoint.changes import changed_layout, changed_settings, changed_versions, layout, refuse_changes
 from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.probe import probe
@@ -105,6 +105,63 @@ def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypa
     owner.write_text(json.dumps(here | {"pid": 2**22 + 1}))  # above the highest number of a process
     with OutputLock(tmp_path):
         assert json.loads(owner.read_text())["pid"] == os.getpid()
+
+
+def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has read the dead run's file before the first replaces it, and acts after that."""
+
+    def none(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", none)
+    owner, dead = tmp_path / ".lock.owner", lock._is_of_dead_process
+    former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
+    owner.write_text(json.dumps(former))
+    first = []
+
+    def seen_dead(file: Path) -> bool:
+        if not first:  # this is the second run, which has read the file; now the first one takes the folder
+            first.append(OutputLock(tmp_path))
+            first[0].__enter__()
+            lock._held.clear()  # the runs are different processes
+            return True
+        return dead(file)
+
+    monkeypatch.setattr(lock, "_is_of_dead_process", seen_dead)
+    with pytest.raises(CheckpointError, match="in use by process"):
+        OutputLock(tmp_path).__enter__()
+    assert json.loads(owner.read_text())["pid"] == os.getpid()
+    first[0].__exit__(None, None, None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
+
+
+def test_an_owner_file_without_content_is_that_of_a_dead_run_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", none)
+    owner = tmp_path / ".lock.owner"
+    owner.touch()
+    with pytest.raises(CheckpointError, match="in use by another process"):
+        OutputLock(tmp_path).__enter__()
+    os.utime(owner, (1, 1))
+    with OutputLock(tmp_path):
+        assert json.loads(owner.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_that_is_a_link_or_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("content")
+    (tmp_path / ".lock").symlink_to(target)
+    for reason in ("Too many levels of symbolic links", "not a regular file"):
+        assert reason in str(in_use(tmp_path))
+        with pytest.raises(CheckpointError, match=f"cannot open the lock file .*: {reason}"):
+            OutputLock(tmp_path).__enter__()
+        (tmp_path / ".lock").unlink()
+        os.mkfifo(tmp_path / ".lock")
+    assert target.read_text() == "content"
 
 
 def test_a_folder_that_cannot_be_locked_is_told(tmp_path: Path) -> None:
@@ -258,12 +315,16 @@ SAVED: dict[str, Any] = {
     "model.name_or_path": None,
     "task.labels": ["a", "b"],
     "train.gradient_accumulation_steps": 3,
+    "train.max_tokens_per_batch": None,
     "train.per_device_train_batch_size": 4,
     "train.strategy": "sync",
     "train.max_steps": 10,
     "train.num_train_epochs": 3.0,
     "train.dataloader_num_workers": 0,
     "train.ddp_timeout": 1800,
+    "train.heartbeat_timeout": 120.0,
+    "train.non_finite": "stop",
+    "train.max_non_finite_steps": 10,
     "eval.eval_steps": None,
     "checkpoint.save_steps": 5,
     "tracking.project": "x",
@@ -287,7 +348,14 @@ def test_free_settings_may_change() -> None:
         "train.gradient_accumulation_steps",
         "data.fingerprint.train",
         "num_processes",
-        *(key for key in SAVED if key.startswith("train.") and "max" not in key and "num" not in key),
+        *(
+            key
+            for key in SAVED
+            if key.startswith("train.")
+            and "max" not in key
+            and "num" not in key
+            and key not in ("train.heartbeat_timeout", "train.non_finite")
+        ),
     }
     current = {key: value if key in kept else "changed" for key, value in SAVED.items()}
     del current["data.fingerprint.validation"]
@@ -389,6 +457,17 @@ def test_local_sgd_keeps_its_processes() -> None:
         "train.per_device_train_batch_size",
     ]
     assert "mesh.replicas: the run was started with 2, now 1" in problems
+    cut = {"train.strategy": "local_sgd", "train.max_tokens_per_batch": 64}
+    (problem,) = changed_settings(local, split(4, 3, Mesh(replicas=2), **cut))
+    assert problem.startswith("train.max_tokens_per_batch: the run was started with null, now 64")
+
+
+def test_runs_from_before_there_were_budgets_go_on() -> None:
+    for strategy in ("sync", "local_sgd"):
+        saved = {name: value for name, value in SAVED.items() if name != "train.max_tokens_per_batch"}
+        now = split(4, 3, Mesh(replicas=2), **{"train.strategy": strategy})
+        assert changed_settings(saved | {"train.strategy": strategy}, now) == []
+        assert changed_layout(saved | {"train.strategy": strategy}, now) is None
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"step": 3, "lo', b'{"step": 2}', b"\xff\xfe\n", b'"step"\n{"loss": 1}\n\n'])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +18,10 @@ from toolkit.base.shards import Box
 from toolkit.checkpoint import manifest, writing
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import FileEntry, read_manifest, verify
+from toolkit.checkpoint.planning import Group, Part, Plan, Saved, planned, values_of
 from toolkit.checkpoint.store import new_checkpoint, open_checkpoint
 from toolkit.checkpoint.tensors import DamagedCheckpoint, TensorFile, verified_tensors
-from toolkit.checkpoint.writing import Group, Part, Saved
+from toolkit.distributed.peers import Peers
 
 COMPLETE = {
     "rows": torch.arange(35, dtype=torch.float64).reshape(7, 5),
@@ -36,8 +36,8 @@ PARTS = {
 """What each of two processes saves of each tensor: an uneven number of rows, of columns, and nothing."""
 
 
-def as_rank(rank: int) -> Any:
-    return SimpleNamespace(num_processes=2, process_index=rank, is_main_process=rank == 0)
+def plan_of(rank: int, group: Group, saved: dict[str, Saved]) -> Plan:
+    return Plan(group.name, saved, values_of(rank, group, saved))
 
 
 def save_in_two_shards(root: Path) -> Checkpoint:
@@ -54,7 +54,7 @@ def save_in_two_shards(root: Path) -> Checkpoint:
             own = {name: COMPLETE[name][box.slices(Box.of(COMPLETE[name].shape))] for name, parts in PARTS.items()
                    if (box := parts[rank]) is not None}  # fmt: skip
             for name in ("model", "optimizer", "ema"):
-                written |= writing._write_shard(as_rank(rank), folder, Group(name, own), saved)
+                written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, own), saved))
         (folder / "state.json").write_text("{}")
     return open_checkpoint(root / "step-2")
 
@@ -137,9 +137,9 @@ def test_several_parts_of_a_tensor_take_several_files(tmp_path: Path) -> None:
     with new_checkpoint(tmp_path, 2, written) as folder:
         for rank in range(2):
             group, saved = Group("ema", {"columns": complete[:, rank::2]}), Saved(complete.dtype, (2, 6), parts)
-            written |= writing._write_shard(as_rank(rank), folder, group, {"columns": saved})
+            written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, group, {"columns": saved}))
             for name in ("model", "optimizer"):
-                written |= writing._write_shard(as_rank(rank), folder, Group(name, {}), {})
+                written |= writing._write_shard(Peers(rank, 2), folder, plan_of(rank, Group(name, {}), {}))
         (folder / "state.json").write_text("{}")
     found = open_checkpoint(tmp_path / "step-2")
     assert len(list(found.path.glob("ema/*"))) == 6
@@ -172,19 +172,19 @@ def test_both_formats_hold_the_same_bits(tmp_path: Path, optimizer: Any) -> None
 
 
 def test_what_several_processes_hold_is_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "objects_of_all", lambda value: [value, value])
+    monkeypatch.setattr(Peers, "objects", lambda self, own: [own, own])
     tensors = {f"{number}": torch.zeros(8) for number in range(6)} | {"buffer": torch.zeros(2)}
     group = Group("model", tensors, first_only=["buffer"])
-    owners = {name: each.parts[0].owner for name, each in writing.planned(as_rank(0), group, spread=True).items()}
+    owners = {name: each.parts[0].owner for name, each in planned(Peers(0, 2), group, spread=True).saved.items()}
     assert sorted(owners[str(number)] for number in range(6)) == [0, 0, 0, 1, 1, 1]
     assert owners["buffer"] == 0
-    complete = writing.planned(as_rank(0), group, spread=False)
+    complete = planned(Peers(0, 2), group, spread=False).saved
     assert {part.owner for each in complete.values() for part in each.parts} == {0}
 
 
 def test_a_type_that_no_checkpoint_holds_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"cannot hold tensors of type torch\.complex64: phase"):
-        writing.planned(as_rank(0), Group("model", {"phase": torch.zeros(2, dtype=torch.complex64)}), spread=False)
+        planned(Peers(), Group("model", {"phase": torch.zeros(2, dtype=torch.complex64)}), spread=False)
 
 
 def test_a_view_of_a_larger_weight_is_saved_once(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from toolkit.api.state import TrainState
 from toolkit.base.errors import CheckpointError
+from toolkit.checkpoint.changes import layout_of
 from toolkit.checkpoint.state import SavedState
 
 
@@ -38,3 +39,22 @@ def test_a_checkpoint_of_an_older_version_is_read() -> None:
 def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
     with pytest.raises(CheckpointError, match=r"state\.json of a checkpoint has no usable .*; it was not written by"):
         SavedState.from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"train": {"step": 1, "num_items": "many"}, "identity": {}}, "train.num_items"),
+        ({"train": {"step": -1}, "identity": {}}, "train.step"),
+        ({"train": {"step": 1}, "identity": {}, "metrics": {"bytes": "1"}}, "metrics"),
+    ],
+)
+def test_values_that_the_toolkit_does_not_write_are_refused(content, named):
+    with pytest.raises(CheckpointError, match=f"no usable {named};"):
+        SavedState.from_json(content)
+
+
+@pytest.mark.parametrize("count", [None, 0, "2"])
+def test_an_identity_without_processes_is_refused(count):
+    with pytest.raises(CheckpointError, match="no usable num_processes"):
+        layout_of({"num_processes": count})

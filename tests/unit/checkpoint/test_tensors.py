@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import ALONE, make, newest, save, train
+from checkpoints import make, newest, save, train
 from torch import nn
 
 from toolkit.api.run import Checkpoint
@@ -17,9 +17,11 @@ from toolkit.base.errors import CheckpointError
 from toolkit.checkpoint import manifest
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, new_checkpoint, open_checkpoint, steps
 from toolkit.checkpoint.tensors import DTYPES, DamagedCheckpoint
-from toolkit.checkpoint.writing import Group, write_groups
+from toolkit.checkpoint.writing import write_groups
+from toolkit.distributed.peers import Peers
 
 ONES = torch.ones(3)
 
@@ -118,7 +120,7 @@ def test_a_transaction_may_be_given_complete_tensors(tmp_path: Path) -> None:
     with new_checkpoint(tmp_path, 4) as folder:
         for name in ("optimizer.safetensors", "state.json"):
             shutil.copy(tmp_path / "step-2" / name, folder)
-        write_groups(ALONE, folder, [Group("model", complete)], sharded=False)
+        write_groups(Peers(), folder, [planned(Peers(), Group("model", complete), spread=False)], sharded=False)
         assert steps(tmp_path) == [(2, tmp_path / "step-2")], "it has no name before it is complete"
     other, _ = make()
     load_model_into(open_checkpoint(tmp_path / "step-4"), other)

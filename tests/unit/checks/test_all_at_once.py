@@ -35,6 +35,7 @@ train:
   optim: sgd
   optim_args: {momentun: 0.9}
   lr_scheduler_kwargs: {bar: 2}
+  dataloader_num_workers: 0
   dataloader_prefetch_factor: 3
   activation_offload: true
 eval: {metric_for_best_model: bananas}

@@ -37,11 +37,12 @@ def test_what_the_trainer_cannot_do_is_said_with_the_rest_by_a_run_and_by_valida
 
 def test_what_a_task_cannot_do_is_said_with_the_rest(tmp_path):
     settings = ("train.train_sampling_strategy=balanced", "train.snapshot_ensemble=true",
-                "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs.num_cycles=2")  # fmt: skip
+                "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs.num_cycles=2",
+                "data.media_cache=2GiB")  # fmt: skip
     with pytest.raises(ConfigError) as wrong:
         train("translation", tmp_path / "run", *settings)
     keys = [problem.split(":")[0] for problem in wrong.value.problems]
-    assert keys == ["train.train_sampling_strategy", "train.snapshot_ensemble"]
+    assert keys == ["train.train_sampling_strategy", "train.snapshot_ensemble", "data.media_cache"]
 
 
 def test_names_that_no_file_can_have_are_wrong_settings():

@@ -227,6 +227,30 @@ def test_the_cheapest_switches_that_fit_are_found() -> None:
     assert fit.footprint.peak < whole.peak
 
 
+def test_a_smaller_budget_is_found_where_there_is_one() -> None:
+    planned = replace(subject("bert", rows=8, length=48, max_tokens_per_batch=400), longest=48)
+    assert planned.window == 1
+
+    def load(more: list[str]) -> Any:
+        tokens = int(next((text.partition("=")[2] for text in more if "tokens" in text), 400))
+        return replace(planned.cfg, train=replace(planned.cfg.train, max_tokens_per_batch=tokens))
+
+    def peak(found: Footprint) -> int:
+        return found.peak
+
+    fit, fits = smallest_fit(planned, load, simulate(planned).peak - 1, peak)
+    assert fits
+    assert (fit.overrides, fit.footprint.rows) == (("train.max_tokens_per_batch=192",), 4)
+
+
+def test_a_budget_decides_about_the_rows_and_the_micro_batches_of_the_plan(capsys, tmp_path) -> None:
+    for budget, rows, window in ((64 * 5 + 1, 5, 4), (10, 1, 16), (10**6, 16, 1)):
+        code, out, err = call(capsys, f"train.max_tokens_per_batch={budget}", "--output", tmp_path / f"{budget}.json")
+        assert code == 0, err
+        assert f"micro-batches of {rows} rows (input_ids 64), {window} in a step" in out
+        assert json.loads((tmp_path / f"{budget}.json").read_text())["footprint"]["rows"] == rows
+
+
 def test_if_nothing_fits_the_nearest_is_named(monkeypatch) -> None:
     monkeypatch.setattr("toolkit.lab.plan.fit.SWITCHES", (((1.0, "train.activation_checkpointing=full"),),))
     planned = subject("bert", rows=2)

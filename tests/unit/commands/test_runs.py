@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from toolkit.base.environment import Checkout
 from toolkit.commands.cli import main
 from toolkit.report import facts
+from toolkit.report.intact import sealed
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
 
@@ -57,7 +58,7 @@ def copied(folder: Path, target: Path, seed: int, accuracy: float) -> None:
     target.mkdir()
     noted = json.loads((folder / "run.json").read_text())
     noted["result"]["eval_accuracy"] = accuracy
-    (target / "run.json").write_text(json.dumps(noted))
+    (target / "run.json").write_text(json.dumps(sealed(noted)))
     settings = (folder / "config.yaml").read_text()
     (target / "config.yaml").write_text(re.sub(r"^seed: .*$", f"seed: {seed}", settings, flags=re.MULTILINE))
 
@@ -77,7 +78,7 @@ def test_an_unfinished_run_says_so(folder, capsys, tmp_path):
     noted = json.loads((folder / "one" / "run.json").read_text())
     del noted["result"]
     (tmp_path / "begun").mkdir()
-    (tmp_path / "begun" / "run.json").write_text(json.dumps(noted))
+    (tmp_path / "begun" / "run.json").write_text(json.dumps(sealed(noted)))
     (tmp_path / "begun" / "config.yaml").write_text((folder / "one" / "config.yaml").read_text())
     _, out, _ = call(capsys, "runs", tmp_path)
     assert "not finished" in out
@@ -98,9 +99,21 @@ def test_a_difference_is_named_by_its_key(folder, capsys):
     assert (code, "not a run, missing run.json" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "content", ["[1, 2]", '{"result": [1], "num_rows": {}}', "7", '{"num_rows": 3, "hardware": 1}']
+)
+def test_facts_that_the_toolkit_did_not_write_are_a_message(content, capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(content)
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    for words in (["runs", tmp_path], ["diff", tmp_path / "run", tmp_path / "run"]):
+        code, _, err = call(capsys, *words)
+        assert (code, "run.json" in err) == (2, True)
+
+
 def change_facts(run, **changes) -> None:
     noted = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(noted | changes))
+    (run / "run.json").write_text(json.dumps(sealed(noted | changes)))
 
 
 def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, monkeypatch):

@@ -26,6 +26,7 @@ import toolkit
 from toolkit.base.errors import InputError
 from toolkit.base.trust import trust
 from toolkit.recipe import load_task_type
+from toolkit.report.intact import sealed
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 FEW = (*TINY, "train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=9", "eval.eval_steps=1")
@@ -173,7 +174,7 @@ def test_code_is_not_run_because_a_runs_folder_names_it(result, tmp_path, monkey
     run = tmp_path / "run"
     shutil.copytree(result.output_dir, run)
     facts = json.loads((run / "run.json").read_text())
-    (run / "run.json").write_text(json.dumps(facts | {"recipe": str(recipe)}))
+    (run / "run.json").write_text(json.dumps(sealed(facts | {"recipe": str(recipe)})))
     for command in (("predict", run, "--input-text", "good"), ("reproduce", run)):
         assert run_command(*command) == 2
     with pytest.raises(InputError, match=r"nobody has trained with its recipe .*name it with --recipe"):

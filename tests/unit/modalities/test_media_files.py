@@ -18,7 +18,7 @@ from PIL import Image
 
 from toolkit.api.task import BadRow
 from toolkit.data.files import reference
-from toolkit.modalities import audio, image
+from toolkit.modalities import audio, image, image_files
 from toolkit.modalities.options import AudioOptions, ImageOptions
 
 
@@ -46,9 +46,9 @@ def compressed(samples: np.ndarray, form: str = "ipod", codec: str = "aac", rate
 @pytest.fixture
 def without_heif(monkeypatch):
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    image._formats.cache_clear()
+    image_files._formats.cache_clear()
     yield
-    image._formats.cache_clear()
+    image_files._formats.cache_clear()
 
 
 def test_webp_and_heic_are_decoded(tmp_path):

@@ -87,6 +87,14 @@ def test_code_beside_a_model_does_not_run(tmp_path):
             {"from_config": {"model_type": "bert"}, "config_overrides": {"dropout": 0.1}},
             r"overrides\.dropout.*BertConfig has no",
         ),
+        (
+            {"from_config": {"model_type": "bert", "num_hidden_layers": 10**9}},
+            r"model\.from_config\.num_hidden_layers: received 1000000000, expected at most 10000",
+        ),
+        (
+            {"from_config": {"model_type": "t5"}, "config_overrides": {"num_layers": 10**9}},
+            r"model\.config_overrides\.num_layers: received 1000000000, expected at most 10000",
+        ),
         ({"name_or_path": "no/such-model"}, r"model\.name_or_path: cannot load 'no/such-model'"),
     ],
 )

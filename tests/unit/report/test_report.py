@@ -153,21 +153,22 @@ MEASURED = MemoryUse(2**20, 2**20, 2 * 2**20, baseline=300 * 2**20, train_peak=1
 def test_memory_stands_beside_what_was_predicted(page: str) -> None:
     parts = [row[0] for row in cells(page, "Memory")]
     assert parts == [
-        "weights and buffers", "gradients", "optimizer state", "activations and the rest", "peak of training steps",
+        "weights and buffers", "gradients", "optimizer state", "copy of a checkpoint", "activations and the rest",
+        "peak of training steps",
     ]  # fmt: skip
     assert all(row[1] == row[2] for row in cells(page, "Memory")[:3])  # what was predicted of the states is exact
     words, table = memory_table(MEASURED)
     assert "above the 300 MiB" in words.text
     assert [[shown(cell) for cell in row] for row in table.rows] == [
-        [name, size] for name, size in zip(parts, ("1 MiB", "1 MiB", "2 MiB", "6 MiB", "10 MiB"), strict=True)
+        [name, size] for name, size in zip(parts, ("1 MiB", "1 MiB", "2 MiB", "0 B", "6 MiB", "10 MiB"), strict=True)
     ]
     predicted = {"parameters": 2**20, "rest": 3 * 2**20}
     _, table = memory_table(MEASURED, predicted, "cpu")
-    assert [shown(row[3]) for row in table.rows] == ["1", "-", "-", "-", "-"]
+    assert [shown(row[3]) for row in table.rows] == ["1", "-", "-", "-", "-", "-"]
     _, table = memory_table(MEASURED, predicted)
     assert table.header == ["part", "measured", "predicted", "predicted / measured"]
     assert [[shown(cell) for cell in row[2:]] for row in table.rows] == [
-        ["1 MiB", "1"], ["-", "-"], ["-", "-"], ["3 MiB", "0.5"], ["-", "-"],
+        ["1 MiB", "1"], ["-", "-"], ["-", "-"], ["-", "-"], ["3 MiB", "0.5"], ["-", "-"],
     ]  # fmt: skip
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from toolkit.api.device import to_device
+from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, ModelOutput, Task
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
@@ -102,8 +103,9 @@ class Executor:
                 self.weights.compute(stage, number)
             else:
                 seed(stage, number)
-                batch = send_to_device(window[number], self.device, non_blocking=True)
-                output, received = self.forward(stage, number, batch["inputs"])
+                batch = to_device(window[number], self.device)
+                with logits_at_labels(batch):
+                    output, received = self.forward(stage, number, batch["inputs"])
                 if stage == self._last:
                     loss = task.loss_sum(output, batch)
                     total += loss.detach()

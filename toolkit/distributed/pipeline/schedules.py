@@ -68,7 +68,7 @@ def zero_bubble(rank: int, processes: int, chunks: int, micro_batches: int) -> l
         actions.append(action)
         if action.kind == "backward" and action.micro_batch >= rank:
             actions.append(Action("weights", 0, action.micro_batch - rank))
-    return actions + [Action("weights", 0, number) for number in range(micro_batches - rank, micro_batches)]
+    return actions + [Action("weights", 0, number) for number in range(max(0, micro_batches - rank), micro_batches)]
 
 
 def _in_turns(processes: int, chunks: int, micro_batches: int) -> tuple[list[Action], list[Action]]:

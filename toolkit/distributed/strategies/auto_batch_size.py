@@ -2,7 +2,7 @@
 
 Which rows a step has depends on the size of its window alone, and the gradient is a sum over its items, so a
 micro-batch may be trained in parts. Once a pass has run out of memory on any process, all of them zero their
-gradients and begin the window again with parts of the next smaller divisor of the batch size.
+gradients and begin the window again with parts of the next smaller divisor of the batch size, or of half the tokens.
 
 No process may wait in an exchange of gradients that another, out of memory, never reaches. So gradients are exchanged
 once a window is complete on every process, not during the backward pass.
@@ -41,7 +41,10 @@ class AutoBatchSize(Replicas):
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
-        self.batch_size = self.rows = cfg.train.per_device_train_batch_size
+        self.batch_size = cfg.train.per_device_train_batch_size
+        self.has_budget = cfg.train.max_tokens_per_batch is not None
+        self.size = cfg.train.max_tokens_per_batch or self.batch_size  # of a part, in tokens or rows
+        self.cannot_split = False
         self.wire = Wire()
 
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
@@ -52,10 +55,10 @@ class AutoBatchSize(Replicas):
         """
         while True:
             loss_sum, error = self._try(window, scale)
-            (failures,) = all_sum(self.accelerator, float(loss_sum is None))
+            failures, hopeless = all_sum(self.accelerator, float(loss_sum is None), float(self.cannot_split))
             if not failures and loss_sum is not None:
                 break
-            self._use_smaller_parts(error)
+            self._use_smaller_parts(error, hopeless > 0)
         if self.mesh.data_size > 1:
             average_gradients(
                 self.wire, [p for p in self.model.parameters() if p.requires_grad], 1 / self.mesh.data_size
@@ -66,53 +69,72 @@ class AutoBatchSize(Replicas):
     def _try(self, window: Sequence[Batch], scale: float) -> tuple[Tensor | None, str | None]:
         """Computes the gradient in parts; returns the loss, or None and what the device said if memory ran out."""
         r = self.replica
+        self.cannot_split = False
+        parts: list[Batch] = []
         try:
-            parts = [part for batch in window for part in r.split(batch, self.rows)]
+            parts = [part for batch in window for part in r.split(batch, self.size)]
             return accumulate(self.accelerator, r.task, self.model, parts, scale, r.beat), None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
+            single = bool(parts) and all(len(part["row_ids"]) == 1 for part in parts)
+            self.cannot_split = single or self.size == 1
             return None, str(error).strip().split("\n")[0]
 
-    def _use_smaller_parts(self, error: str | None) -> None:
+    def _use_smaller_parts(self, error: str | None, hopeless: bool) -> None:
         """Returns to the beginning of the step with smaller parts, on every process.
+
+        Args:
+            error: what the device said, or None on a process that had enough memory.
+            hopeless: whether a process that ran out of memory had only parts of one row.
 
         Raises:
             RunError: if memory does not suffice for a single row.
         """
         step, where = self.replica.state.step, error or "on another process"
-        smaller = [size for size in range(1, self.rows) if self.batch_size % size == 0]
-        if not smaller:
+        if hopeless:
             raise RunError(
                 f"step {step + 1}: memory does not suffice for a single row ({where}).\n"
                 "  Shorter rows, train.activation_checkpointing=full, train.mixed_precision=bf16 or an optimizer with "
                 "less state need less."
             )
-        say(
-            f"step {step + 1}: out of memory with {self.rows} rows; splitting each micro-batch of {self.batch_size} "
-            f"into {self.batch_size // smaller[-1]} of {smaller[-1]} from now on ({where})"
-        )
-        self.rows = smaller[-1]
+        before = self.size
+        if self.has_budget:
+            self.size = before // 2
+            change = f"train.max_tokens_per_batch {before}; it is {self.size}"
+        else:
+            self.size = _divisor(self.batch_size, before - 1)
+            parts = f"{self.batch_size // self.size} of {self.size}"
+            change = f"{before} rows; splitting each micro-batch of {self.batch_size} into {parts}"
+        say(f"step {step + 1}: out of memory with {change} from now on ({where})")
         self.model.zero_grad()
         gc.collect()  # what the failed pass has left
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
         seed_all(self.cfg.seed, step, self.mesh.data_rank)
 
+    @property
+    def _unit(self) -> str:
+        return "tokens" if self.has_budget else "rows"
+
     def exchanged(self) -> dict[str, float]:
         """Returns what this process sent; nothing for a single process."""
         return self.wire.exchanged() if self.mesh.data_size > 1 else {}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the rows of a part, and what was sent."""
-        return {}, {"rows": self.rows, "bytes_sent": self.wire.bytes_sent, "collectives": self.wire.collectives}
+        """Returns the size of a part, in rows or tokens, and what was sent."""
+        return {}, {self._unit: self.size, "bytes_sent": self.wire.bytes_sent, "collectives": self.wire.collectives}
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restores the size of the parts and what was sent; the batch size may have changed."""
-        self.rows = max(
-            size for size in range(1, self.batch_size + 1) if self.batch_size % size == 0 and size <= values["rows"]
-        )
+        """Restores the size of the parts and what was sent; the batch size or the budget may have changed."""
+        size = min(values.get(self._unit, self.size), self.size)
+        self.size = size if self.has_budget else _divisor(self.batch_size, size)
         self.wire.bytes_sent, self.wire.collectives = values.get("bytes_sent", 0), values.get("collectives", 0)
+
+
+def _divisor(number: int, most: int) -> int:
+    """Returns the largest divisor of a number that is at most `most`."""
+    return max(size for size in range(1, most + 1) if number % size == 0)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

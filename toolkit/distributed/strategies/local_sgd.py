@@ -21,7 +21,7 @@ from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.flat import Wire, average_gradients
-from toolkit.distributed.guard import refuse
+from toolkit.distributed.guard import leave_out, refuse
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import averaging_scale
 
@@ -78,10 +78,17 @@ class LocalSGD(Replicas):
         return loss_sum
 
     def skip_update(self, lost: LostGradient) -> None:
-        """Leaves this rank's update out until all ranks can stop."""
-        self.lost = lost
+        """Leaves this rank's update out, with its items, until all ranks can agree on it."""
+        self.lost, self._own_items = lost, 0.0
         for parameter in self.model.parameters():  # the optimizer passes over what has no gradient
             parameter.grad = None
+
+    def agree_on_lost(self) -> None:
+        """Ends the run, or counts the step of which any rank has left out its update."""
+        if self.train.non_finite == "stop":
+            refuse(self.lost)
+        leave_out(self.replica.state, self.train, self.lost)
+        self.lost = None
 
     def after_update(self) -> None:
         """Averages at the end of each period."""
@@ -139,7 +146,7 @@ class LocalSGD(Replicas):
         """Puts the mean over ranks, weighted by items, in place of parameters, buffers and, if asked for, moments."""
         (lost,) = all_sum(self.accelerator, float(self.lost is not None))
         if lost:
-            refuse(self.lost)
+            self.agree_on_lost()
         (items,) = data_sum(self.accelerator, self.mesh, self._items_since)
         weight = self._share(self._items_since, items)
         parameters = list(self._trainable().values())

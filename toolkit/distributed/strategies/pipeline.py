@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,12 +69,10 @@ class Pipeline(Split):
         self.own = model
         return model
 
-    @cached_property
-    def actions(self) -> list[Action]:
-        """This process's passes of a window, in order."""
-        parallel, mesh = self.cfg.parallel, self.mesh
-        chunks, micro_batches = len(self.stage.own), self.cfg.train.gradient_accumulation_steps or 1
-        return SCHEDULES[parallel.schedule](mesh.pipeline_rank, mesh.pipeline, chunks, micro_batches)
+    def actions(self, micro_batches: int) -> list[Action]:
+        """Returns this process's passes of a window, in order."""
+        schedule, mesh = SCHEDULES[self.cfg.parallel.schedule], self.mesh
+        return schedule(mesh.pipeline_rank, mesh.pipeline, len(self.stage.own), micro_batches)
 
     @counted
     def window_gradient(self, window: Sequence[Batch], scale: float) -> Tensor:
@@ -85,7 +82,7 @@ class Pipeline(Split):
         def seed(stage: int, number: int) -> None:
             seed_all(self.cfg.seed, step, self.mesh.data_rank, stage, number)
 
-        total = self.executor.gradient(r.task, self.actions, window, scale, seed, r.beat)
+        total = self.executor.gradient(r.task, self.actions(len(window)), window, scale, seed, r.beat)
         self.complete_tensor_gradients()
         self._add_shared_gradients()
         self.average_over_replicas()

@@ -54,7 +54,7 @@ class Snapshots(Callback):
         try:
             for step in there:
                 load_model(model, self.files.snapshot(step))
-                parts.append(predict(run, model, data, f"snapshot {step}", context.beat)[0])
+                parts.append(predict(run, model, data, f"snapshot {step}", context.beat, context.is_stopping)[0])
         finally:
             model.load_state_dict(final)
         assert isinstance(run.task, SupportsEnsembling)

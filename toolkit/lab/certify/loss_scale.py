@@ -14,7 +14,8 @@ from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error
 
 PROMISE = "One update is the same however its window is split over micro-batches and processes."
 SPLITS = {"8x1": (8, 1, 1), "4x2": (4, 2, 1), "2x4": (2, 4, 1), "2 processes x 2x2": (2, 2, 2)}
-"""Rows per micro-batch, micro-batches and processes of each split of a window; the first is the reference."""
+"""Rows per micro-batch, micro-batches and processes of each split of a window."""
+REFERENCE = "8x1"
 RATIO, COSINE = 1e-3, 1e-4
 """Largest distance from 1 of a ratio of norms and of a cosine; float32 sums depend on the order of additions."""
 
@@ -28,7 +29,12 @@ def trainings(experiment: Experiment) -> list[Training]:
     }
     made = []
     for name, (batch, accumulation, processes) in SPLITS.items():
-        split = {"train.per_device_train_batch_size": batch, "train.gradient_accumulation_steps": accumulation}
+        split: dict[str, Any] = {
+            "train.per_device_train_batch_size": batch,
+            "train.gradient_accumulation_steps": accumulation,
+        }
+        if name == REFERENCE:
+            split["train.max_tokens_per_batch"] = None  # a token budget cuts the windows of all others
         made.append(Training(_name(name), settings | split, processes, no_dropout=True, gradients=True))
         if name in ("8x1", "2x4"):
             made.append(Training(f"plain-{name}", settings | split, plain=True, no_dropout=True, gradients=True))
@@ -53,7 +59,7 @@ def compare(folder: Path, one: str, other: str) -> list[tuple[int, float, float]
 
 def judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares the gradients of all windows in each split with those of unsplit windows."""
-    name, reference = "loss-scale", _name("8x1")
+    name, reference = "loss-scale", _name(REFERENCE)
     if error := error_of(folder, *(training.name for training in trainings(experiment))):
         return Certificate(name, PROMISE, FAILED, [], [error])
     problems, figures = [], {}

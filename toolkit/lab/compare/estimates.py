@@ -31,9 +31,10 @@ def estimates(task_type: type[Task], checked: Checked) -> dict[str, dict[str, An
             cfg = checked.configs.get(variant.name) or checked.planned.get(variant.name)
             if cfg is None or variant.technique is None or cfg.parallel.backend == "deepspeed":
                 continue  # what DeepSpeed holds in addition is not known here
-            rows = cfg.train.per_device_train_batch_size
+            variant_of = resized(subject, cfg)
+            rows = variant_of.rows
             if rows not in footprints:
-                footprints[rows] = simulate(resized(subject, cfg))
+                footprints[rows] = simulate(variant_of)
             found[variant.name] = asdict(estimated(footprints[rows], cfg, variant.technique.processes))
     except InputError as error:
         LOGGER.warning("the strategies are not estimated: %s", error)

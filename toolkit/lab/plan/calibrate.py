@@ -123,6 +123,7 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> M
         settings: dict[str, Any] = FEW_STEPS | {
             "train.per_device_train_batch_size": rows,
             "train.gradient_accumulation_steps": 1,
+            "train.max_tokens_per_batch": None,
             "output_dir": str(folder / "run"),
         }
         job = {

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from toolkit.api.mesh import Mesh
 from toolkit.config.sections import Config
+from toolkit.data.budget import num_micro_batches
 from toolkit.distributed.flat import share_sent
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.pipeline.partition import partition
@@ -56,7 +57,7 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
         cfg: a configuration that can be trained by these processes.
         processes: number of processes.
     """
-    mesh, parallel, window = mesh_of(cfg.parallel, processes), cfg.parallel, _window(cfg)
+    mesh, parallel, window = mesh_of(cfg.parallel, processes), cfg.parallel, num_micro_batches(cfg.train, f.rows)
     replica = max(_stages(f, mesh, parallel.schedule)) / f.parameters  # share of the weights, gathered if they are
     own = (replica + (mesh.fsdp - 1) * f.single_rows / f.parameters) / mesh.fsdp
     state = max(1 / processes, f.largest / f.parameters) if parallel.zero_stage == 1 else own
@@ -74,10 +75,6 @@ def estimated(f: Footprint, cfg: Config, processes: int) -> Estimate:
         sent=round(_sent(f, cfg, mesh)),
         speed=processes * window * chunks / (window * chunks + mesh.pipeline - 1),
     )
-
-
-def _window(cfg: Config) -> int:
-    return cfg.train.gradient_accumulation_steps or 1
 
 
 def _chunks(schedule: str, mesh: Mesh) -> int:
@@ -162,7 +159,7 @@ def _copies(f: Footprint, cfg: Config, mesh: Mesh, replica: float) -> int:
 
 def _sent(f: Footprint, cfg: Config, mesh: Mesh) -> float:
     """Returns the bytes that a process sends per step, on average over processes."""
-    parallel, train, window = cfg.parallel, cfg.train, _window(cfg)
+    parallel, train, window = cfg.parallel, cfg.train, num_micro_batches(cfg.train, f.rows)
     away, all_reduced = share_sent(mesh.fsdp), 2 * share_sent(mesh.replicas)
     if not mesh.is_split:
         if train.strategy == "local_sgd":

@@ -92,7 +92,7 @@ class _Tries:
 
     def fit(self, switches: tuple[str, ...], rows: int) -> Fit | None:
         """Returns the memory of a step, or None if the switches are invalid together, here, or with this model."""
-        overrides = (*switches, *_smaller(self.subject.cfg, rows))
+        overrides = (*switches, *_smaller(self.subject, rows))
         if overrides not in self.done:
             try:
                 cfg = self.load(overrides)
@@ -111,7 +111,10 @@ def _of_states(overrides: Sequence[str]) -> tuple[str, ...]:
 def _candidates(subject: Subject) -> Iterator[tuple[tuple[str, ...], int]]:
     """Yields sets of switches with rows per micro-batch, the cheapest first."""
     cfg, rows = subject.cfg, subject.rows
-    sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
+    if cfg.train.max_tokens_per_batch is None:
+        sizes = [size for size in range(rows, 0, -1) if rows % size == 0]
+    else:
+        sizes = [rows >> halvings for halvings in range(rows.bit_length())]
     choices = [[(0.0, ""), *(each for each in group if _changes(cfg, each[1]))] for group in SWITCHES]
     found = []
     for picked in product(*choices):
@@ -140,12 +143,14 @@ def _changes(cfg: Config, override: str) -> bool:
     return cfg.model.peft.method == "none" and cfg.model.from_config is None
 
 
-def _smaller(cfg: Config, rows: int) -> tuple[str, ...]:
-    """Returns the overrides for smaller micro-batches with as much more accumulation."""
-    configured = cfg.train.per_device_train_batch_size
-    if rows == configured:
+def _smaller(subject: Subject, rows: int) -> tuple[str, ...]:
+    """Returns the overrides for smaller micro-batches with as much more accumulation, or for a smaller token budget."""
+    train = subject.cfg.train
+    if rows == subject.rows:
         return ()
-    accumulation = (cfg.train.gradient_accumulation_steps or 1) * configured // rows
+    if train.max_tokens_per_batch is not None:
+        return (f"train.max_tokens_per_batch={rows * subject.longest}",)
+    accumulation = (train.gradient_accumulation_steps or 1) * train.per_device_train_batch_size // rows
     return (
         f"train.per_device_train_batch_size={rows}",
         f"train.gradient_accumulation_steps={accumulation}",

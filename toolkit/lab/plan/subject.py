@@ -12,6 +12,7 @@ import torch
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config, ParallelConfig
+from toolkit.data.budget import largest, lengths_of
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
 from toolkit.footprint.simulate import Subject
@@ -52,10 +53,19 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MAX_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
         config.vocab_size = asked  # a vocabulary trained on all rows would be full
-    batch = longest_batch(features, task, processor, cfg.seed, cfg.train.per_device_train_batch_size)
+    longest = _longest(features, task, processor, length)
+    batch = longest_batch(features, task, processor, cfg.seed, largest(cfg.train, longest))
     batch = _extended(batch, features, task, processor, cfg.seed, config, length)
     device = accelerator.device if accelerator.device.type == "cuda" else torch.device("cpu")
-    return Subject(cfg, task, config, batch, device, fused_attention=gpu and device.type == "cpu")
+    return Subject(cfg, task, config, batch, device, gpu and device.type == "cpu", longest)
+
+
+def _longest(features: datasets.Dataset, task: Task, processor: Processor, length: int | None) -> int:
+    """Returns the length of the longest row that the options allow, both sides together."""
+    found = lengths_of(features).max(axis=0).tolist()
+    source, target = limits(task, processor)
+    sides = (source if length is None else length, target if length is None or target is None else length)
+    return sum(own if limit is None else limit for own, limit in zip(found, sides, strict=False))
 
 
 def _extended(
@@ -84,7 +94,7 @@ def _extended(
 
 def resized(subject: Subject, cfg: Config) -> Subject:
     """Returns the subject with another configuration and its number of rows per micro-batch."""
-    batch = with_rows(subject.batch, cfg.train.per_device_train_batch_size)
+    batch = with_rows(subject.batch, largest(cfg.train, subject.longest))
     return replace(subject, cfg=cfg, batch=batch)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from toolkit.api.device import looked_up
 from toolkit.api.task import Batch
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.training import trained
@@ -54,7 +55,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     watch = _Watch()
     with trained(job, watch) as (run, result):
         assert watch.largest is not None  # at least one step was trained
-        subject = Subject(run.cfg, run.task, run.model.config, watch.largest, run.accelerator.device)
+        subject = Subject(run.cfg, run.task, run.model.config, looked_up(watch.largest), run.accelerator.device)
         return {
             "memory": asdict(result.memory),
             "footprint": asdict(simulate(subject)),

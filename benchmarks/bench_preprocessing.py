@@ -1,0 +1,111 @@
+"""P5: preprocessing of question answering, from checked rows to features on disk, against the library's example.
+
+    python benchmarks/bench_preprocessing.py --minilm FOLDER [--pairs 7] [--rows 2000]
+
+The example's side is the `map` call of `run_qa.py`, with rows padded to 384 tokens (its default) and without padding.
+Both tokenise the same rows with MiniLM's tokenizer and write the features to the cache of `datasets`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import texts
+from ours import STEPS_ONLY
+from pairs import ROOT, Clock, calling, compared, interleave, parser, read_options, write
+
+LENGTHS = {"max_length": 384, "doc_stride": 128}
+CONFIG = "recipes/configs/qa/squad.yaml"
+
+
+def example(file: str, warm_up: str, tokenizer: str, variant: str, cache: str) -> dict[str, Any]:
+    """Preprocesses rows with the example's function."""
+    from datasets import load_dataset
+    from scripts.qa import features_of
+    from transformers import AutoTokenizer
+
+    fast = AutoTokenizer.from_pretrained(tokenizer)
+    options = argparse.Namespace(variant=variant, **LENGTHS)
+    clock = Clock()
+    features: Any = None
+    for place in (warm_up, file):
+        rows = load_dataset("json", data_files=place, split="train", cache_dir=cache)
+        clock.tick()
+        features = rows.map(
+            lambda part: features_of(part, fast, options), batched=True, remove_columns=rows.column_names,
+            load_from_cache_file=False,
+        )  # fmt: skip
+        clock.tick()
+    real = sum(sum(mask) for mask in features["attention_mask"])
+    return {"seconds": clock.steps(0)[-1], "features": len(features), "tokens": real}
+
+
+def toolkit(file: str, warm_up: str, tokenizer: str, folder: str) -> dict[str, Any]:
+    """Preprocesses rows as a run of the toolkit does, into a cache of its own."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    from toolkit.data.loading import check_rows
+    from toolkit.data.prepare import tokenise
+    from toolkit.recipe import load_settings, load_task_type
+
+    datasets.config.HF_DATASETS_CACHE = Path(tempfile.mkdtemp(dir=folder))
+    fast = AutoTokenizer.from_pretrained(tokenizer)
+    task_type = load_task_type(ROOT / "recipes" / "qa.py")
+    clock = Clock()
+    features: Any = None
+    for place in (warm_up, file):
+        settings = [*STEPS_ONLY, "data.dataset_name=null", f"data.train_file={place}",
+                    f"model.name_or_path={tokenizer}", f"output_dir={folder}/run"]  # fmt: skip
+        cfg = load_settings(task_type, ROOT / CONFIG, settings).config
+        task = task_type(cfg)
+        rows = check_rows(cfg, task).splits["train"]
+        clock.tick()
+        features = tokenise(rows, task, fast, labelled=True)
+        clock.tick()
+    return {"seconds": clock.steps(0)[-1], "features": len(features), "tokens": sum(features["length"])}
+
+
+def main() -> None:
+    """Runs the pairs and writes the result."""
+    made = parser(__doc__, pairs=7)
+    made.add_argument("--minilm", type=Path, help=f"folder of the pretrained MiniLM (default: ${texts.MINILM})")
+    made.add_argument("--rows", type=int, default=2000)
+    options = read_options(made)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        write("p5_preprocessing", "P5", "rows to features: `run_qa.py`, against the toolkit",
+              figures(options, Path(folder)), options)  # fmt: skip
+
+
+def figures(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Measures both sides.
+
+    Raises:
+        SystemExit: if they make different numbers of features or tokens.
+    """
+    model = texts.new_bert(folder / "model") if options.quick else texts.minilm(options.minilm)
+    words = texts.one_token_words(model)
+    number = 40 if options.quick else options.rows
+    files = {
+        "file": texts.write_rows(texts.qa_rows(words, number, 1, "random"), folder / "rows.jsonl"),
+        "warm_up": texts.write_rows(texts.qa_rows(words[::-1], 20, 1, "random"), folder / "warm_up.jsonl"),
+        "tokenizer": str(model),
+    }
+    sides = [
+        calling("example", example, variant="defaults", cache=str(folder / "cache"), **files),
+        calling("example without padding", example, variant="tuned", cache=str(folder / "cache"), **files),
+        calling("toolkit", toolkit, folder=str(folder), **files),
+    ]
+    runs = interleave(sides, options)
+    made = {(run["features"], run["tokens"]) for each in runs.values() for run in each}
+    if len(made) > 1:
+        raise SystemExit(f"the sides make different features and tokens: {sorted(made)}")
+    cases = {name: compared(runs, name, "toolkit") for name in ("example", "example without padding")}
+    return {**cases["example"], "case": "example", "cases": cases, "settings": {"rows": number}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Writes the figures of docs/benchmarks.md and the summary in README.md from benchmarks/results.
+
+python docs/render_benchmarks.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolkit.document.markdown import line, table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: written by docs/render_benchmarks.py -->\n", "\n<!-- end of figures -->"
+NO_FIGURES = "No figures yet."
+RATIO_KEYS = ("ratio_median", "ratio_min", "ratio_max", "pairs")
+SECONDS_KEYS = ("seconds",)
+EXPECTED = dict.fromkeys(("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P13"), RATIO_KEYS) | dict.fromkeys(
+    ("P6", "P9"), SECONDS_KEYS
+)
+"""The benchmarks, and what the file of each must have."""
+Result = Mapping[str, Any]
+
+
+def results() -> dict[str, Result]:
+    """Returns the results by name of the file, in the order of their keys."""
+    found = {}
+    for file in sorted(RESULTS.glob("*.json")):
+        page = json.loads(file.read_text(encoding="utf-8"))
+        if "benchmark" in page:
+            found[file.name] = page
+    return dict(sorted(found.items(), key=lambda item: _place(item[1]["benchmark"])))
+
+
+def _place(key: str) -> tuple[int, str]:
+    number = re.fullmatch(r"P(\d+)", key)
+    return (int(number[1]), "") if number else (1000, key)
+
+
+def figure(case: Result) -> str:
+    """Returns the figure of a case, with its range: a ratio, or seconds."""
+    if "ratio_median" in case:
+        low, high = (f"{case[name]:.2f}" for name in ("ratio_min", "ratio_max"))
+        return f"**{case['ratio_median']:.2f}x** ({low} to {high}, {case['pairs']} pairs)"
+    low, high = (f"{case[name]:.2f}" for name in ("seconds_min", "seconds_max"))
+    return f"**{case['seconds']:.2f} s** ({low} to {high}, {case['runs']} runs)"
+
+
+def machine(page: Result) -> str:
+    """Returns in one line where and how a benchmark ran."""
+    versions = ", ".join(f"{name} {page['versions'][name]}" for name in ("torch", "transformers"))
+    bf16 = f" with {' and '.join(page['bf16'])}" if page["bf16"] else ""
+    clock = "CPU time" if page["clock"] == "CPU" else "wall-clock time"
+    threads = "1 thread" if page["threads"] == 1 else f"{page['threads']} threads"
+    return f"{page['cpu']}{bf16}, {threads}, {clock}; {versions}; commit {page['commit'][:12]}"
+
+
+def section(file: str, page: Result) -> str:
+    """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
+    cases = page.get("cases") or {page.get("case", page["title"]): page}
+    unit = "ratio" if "ratio_median" in page else "seconds"
+    parts = [
+        f"## {page['benchmark']}: {line(page['title'])}",
+        table(["case", unit], [[line(name), figure(case)] for name, case in cases.items()], marked_up=True),
+    ]
+    if check := page.get("loss_check"):
+        values = ", ".join(f"{name} {value:.1e}" for name, value in check.items() if isinstance(value, float))
+        parts.append(f"Losses: {line(check['losses'])}: {values}.")
+    parts.append(f"Machine: {line(machine(page))} ([{file}](../benchmarks/results/{file})).")
+    return "\n\n".join(parts)
+
+
+def details() -> str:
+    """Returns the sections of all benchmarks."""
+    return "\n\n".join(section(*item) for item in results().items()) or NO_FIGURES
+
+
+def summary() -> str:
+    """Returns the table of the main case of each benchmark."""
+    rows = [
+        [page["benchmark"], line(page["title"]), line(page.get("case", "")), figure(page)]
+        for page in results().values()
+        if page["benchmark"] in EXPECTED
+    ]
+    return table(["", "benchmark", "case", "result"], rows, marked_up=True) if rows else NO_FIGURES
+
+
+def filled(page: Path, text: str) -> str:
+    """Returns a page with a text between its markers."""
+    before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+    return before + BEGIN + text + END + rest.split(END)[1]
+
+
+def rendered() -> str:
+    """Returns docs/benchmarks.md as the results have it."""
+    return filled(PAGE, details())
+
+
+def rendered_readme() -> str:
+    """Returns README.md as the results have it."""
+    return filled(README, summary())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(), encoding="utf-8")
+    README.write_text(rendered_readme(), encoding="utf-8")

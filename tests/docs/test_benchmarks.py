@@ -1,0 +1,63 @@
+"""The figures of README and docs are those of the files that the benchmarks wrote."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib import import_module
+
+import pytest
+from launching import ROOT
+
+TIMES = ("seconds_min", "seconds", "seconds_max", "runs")
+
+
+@pytest.fixture
+def render(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return import_module("render_benchmarks")
+
+
+def test_the_readme_has_the_figures_of_the_results(render) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert render.rendered_readme() == text, "run `python docs/render_benchmarks.py`"
+
+
+def test_results_have_their_keys_and_are_no_quick_runs(render) -> None:
+    for file, page in render.results().items():
+        assert page["quick"] is False, file
+        assert page["benchmark"] in {*render.EXPECTED, "guards", "reviews"}, file
+        for case in (page, *page.get("cases", {}).values()):
+            names = ("ratio_min", "ratio_median", "ratio_max", "pairs") if "ratio_median" in case else TIMES
+            low, middle, high, number = (case[name] for name in names)
+            assert 0 < low <= middle <= high < math.inf, file
+            assert number >= 1
+
+
+def test_every_benchmark_is_measured_once_one_is(render) -> None:
+    measured = {page["benchmark"]: page for page in render.results().values()}
+    assert not measured or render.EXPECTED.keys() <= measured.keys()
+    for key, names in render.EXPECTED.items():
+        assert not measured or all(name in measured[key] for name in names)
+
+
+def test_a_result_is_rendered_with_its_range_and_machine(render, tmp_path, monkeypatch) -> None:
+    page = {
+        "benchmark": "P2", "title": "a | b", "ratio_median": 1.404, "ratio_min": 1.3, "ratio_max": 1.5, "pairs": 3,
+        "case": "main", "clock": "wall", "threads": 2, "cpu": "A CPU", "bf16": ["amx_bf16"], "quick": False,
+        "versions": {"torch": "2", "transformers": "5"}, "commit": "0123456789abcdef",
+        "loss_check": {"losses": "largest difference", "tuned": 1e-7},
+    }  # fmt: skip
+    timed = {**page, "benchmark": "P10", "seconds": 1.5, "seconds_min": 1, "seconds_max": 2, "runs": 4}
+    del timed["ratio_median"]
+    for name, content in (("a", timed), ("b", page), ("c", {"other": 1})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    details = render.details()
+    assert details.index("## P2: a") < details.index("## P10")  # by number, not by letter
+    assert "| main | **1.40x** (1.30 to 1.50, 3 pairs) |" in details
+    assert "**1.50 s** (1.00 to 2.00, 4 runs)" in details
+    assert "tuned 1.0e-07" in details
+    assert "A CPU with amx_bf16, 2 threads, wall-clock time; torch 2, transformers 5; commit 0123456789ab" in details
+    assert "| P2 | a \\| b | main | **1.40x** (1.30 to 1.50, 3 pairs) |" in render.summary()
+    assert "P10" not in render.summary()

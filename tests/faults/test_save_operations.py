@@ -1,0 +1,121 @@
+"""A kill, half a write or an error in every file operation of the saves and of the end of a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_runs import QUICK, RESUME, ROWS, STEPS_PER_EPOCH, argv, logging_rows
+from faults import Faults, differences, row_problems
+from file_faults import DEADLY, FAULTS, Operation, read_log
+from forked import Ended, ForkServer
+
+from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.store import steps
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
+
+SHORT = ("train.max_steps=7", "checkpoint.save_steps=3", "checkpoint.save_total_limit=1")
+"""Three saves, two of which remove the one before, and the end of the run."""
+SHARDED = ("parallel.fsdp=2", "checkpoint.format=sharded")
+LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
+    "loop": (1, 0, ()),
+    "trainer": (1, 0, ("engine=trainer",)),
+    "async": (1, 0, ("checkpoint.async_save=true",)),
+    "sharded-rank-0": (2, 0, SHARDED),
+    "sharded-rank-1": (2, 1, SHARDED),
+}
+"""Number of processes, the one with the fault, and settings."""
+PART = {"loop": 1.0, "trainer": 0.25, "async": 0.5, "sharded-rank-0": 0.25, "sharded-rank-1": 0.5}
+"""The share of the operations that a complete run tries: those of `loop` differ little from those of the others."""
+HALVED = ("write", "pwrite", "pwrite64", "writev", "mkdir", "ftruncate", "ftruncate64")
+"""Operations of which half can be done; a kill in the middle of any other is one before the next."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run without a fault.
+
+    Args:
+        layout: its entry of `LAYOUTS`.
+        folder: its folder.
+        operations: those from its first save on.
+    """
+
+    layout: str
+    folder: Path
+    operations: list[Operation]
+
+
+def run(server: ForkServer, folder: Path, layout: str, *more: str, **arguments: Any) -> Ended:
+    """Runs a layout in `folder/run`, with the fault or the log of operations on one rank."""
+    processes, rank, settings = LAYOUTS[layout]
+    (folder / "run").mkdir(parents=True, exist_ok=True)
+    arm = {rank: [("arm", {"roots": [str(folder / "run")], **arguments})]} if arguments else {}
+    return server.run(
+        argv(folder / "run", *SHORT, *settings, *more, processes=processes),
+        processes=processes,
+        hooks=[*QUICK, logging_rows(folder)],
+        rank_hooks=arm,
+    )
+
+
+@pytest.fixture(scope="module")
+def references(injecting: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
+    found = {}
+    for layout in LAYOUTS:
+        folder = tmp_path_factory.mktemp(f"reference-{layout}")
+        ended = run(injecting, folder, layout, log=str(folder / "operations"))
+        assert ended.codes == [0] * len(ended.codes), ended.output
+        operations = read_log(folder / "operations")
+        first = next((each.number for each in operations if "checkpoints" in each.path), 1)
+        found[layout] = Reference(layout, folder, [each for each in operations if each.number >= first])
+    return found
+
+
+def is_explained(ended: Ended, fault: str) -> bool:
+    """Whether a run that an error ended said so, once for each thing that it could not write."""
+    reason = os.strerror(getattr(errno, fault))
+    messages = [line for line in ended.output.splitlines() if reason in line]
+    return bool(messages) and len(messages) == len(set(messages))
+
+
+def after_fault(server: ForkServer, folder: Path, reference: Reference, fault: str, ended: Ended) -> list[str]:
+    """Returns what is wrong after a fault, and after the resume."""
+    wrong = []
+    root = folder / "run" / "checkpoints"
+    for _, checkpoint in steps(root):
+        wrong += [f"{checkpoint.name}: {problem}" for problem in verify(checkpoint)]
+    if fault not in DEADLY and ended.code != 0 and not is_explained(ended, fault):
+        wrong.append(f"no message, or several:\n{ended.output}")
+    checked = server.run(["toolkit", "verify", folder / "run"])
+    if checked.code != 0:
+        wrong.append(f"toolkit verify: {checked.output}")
+    if any(ended.codes):
+        again = run(server, folder, reference.layout, RESUME)
+        if any(again.codes) or "Traceback" in again.output:
+            return [*wrong, f"the resume failed with {again.codes}:\n{again.output}"]
+    wrong += differences(reference.folder / "run", folder / "run")
+    return wrong + row_problems(folder / "rows.jsonl", ROWS, STEPS_PER_EPOCH)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_is_lost_by_a_fault_in_any_operation(injecting, references, faults: Faults, tmp_path, layout, fault):
+    reference, found = references[layout], list[str]()
+    named = [each for each in reference.operations if fault != "half" or each.name in HALVED]
+    part = faults.random(layout, fault).sample(named, round(PART[layout] * len(named)))
+    for operation in faults.sample(part, layout, fault):
+        folder = tmp_path / str(operation.number)
+        where = f"{fault} at {operation.name} of {Path(operation.path).relative_to(reference.folder / 'run')}"
+        ended = run(injecting, folder, layout, fault=fault, nth=operation.number)
+        faults.count("operations")
+        faults.count("kills", fault in DEADLY)
+        found += faults.problems(ended, where)
+        wrong = after_fault(injecting, folder, reference, fault, ended)
+        found += faults.wrong([f"{where}: {each}" for each in wrong])
+    assert not found, "\n".join(found)

@@ -1,0 +1,84 @@
+"""How processes end: by Ctrl-C, without a home, and when the system gives no more threads or memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from toolkit.base.errors import InputError
+from toolkit.base.exits import EXIT_INTERRUPT, unexpected
+from toolkit.base.trust import refuse_unknown, trust
+
+SLOW_TO_STOP = """
+import time
+from toolkit.base.exits import guarded
+def work():
+    try:
+        print("working", flush=True)
+        time.sleep(60)
+    finally:
+        print("stopping", flush=True)
+        time.sleep(60)
+guarded(work)
+"""
+
+
+def test_a_second_interrupt_ends_the_process_without_a_traceback() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_TO_STOP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    for line in ("working\n", "stopping\n"):
+        assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+    time.sleep(1.2)  # what comes within a second is an echo
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == EXIT_INTERRUPT
+    assert "Traceback" not in errors
+
+
+def test_an_account_without_a_home_has_no_recipes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    recipe = tmp_path / "mine.py"
+    recipe.write_text("TASK = None")
+    trust(recipe, {})
+    with pytest.raises(InputError, match="nobody has trained with its recipe"):
+        refuse_unknown(recipe, "run", "with --recipe", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("DataLoader worker (pid 7) is killed by signal: Killed.", "Lower train.dataloader_num_workers"),
+        ("value cannot be converted to type float without overflow", "lower train.learning_rate"),
+        ("index out of range in self", "the tokenizer and the model in model.name_or_path do not belong together"),
+    ],
+)
+def test_errors_of_libraries_say_what_to_do(text: str, advice: str) -> None:
+    assert unexpected(RuntimeError(text)).startswith(f"RuntimeError: {text}\n")
+    assert advice in unexpected(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        MemoryError(),
+        OSError(12, os.strerror(12)),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] . DefaultCPUAllocator: can't allocate memory: you tried 9"),
+    ],
+)
+def test_too_little_memory_is_a_message(error: Exception) -> None:
+    text = unexpected(error)
+    assert "lower train.per_device_train_batch_size" in text
+    assert "Traceback" not in text
