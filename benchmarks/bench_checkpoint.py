@@ -1,4 +1,4 @@
-"""P8: how long training waits for a checkpoint, against accelerate's `save_state`, at 110 million parameters with AdamW.
+"""P8: how long training waits for a checkpoint, against accelerate's `save_state`: 110 million parameters, AdamW.
 
     python benchmarks/bench_checkpoint.py [--pairs 5]
 

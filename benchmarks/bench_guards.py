@@ -111,9 +111,8 @@ def main() -> None:
                 raise SystemExit(f"{name}: guards change the losses")
             cases[name] = compared(runs, f"no guards, {name}", f"guards, {name}")
     title = "a step without guards (heartbeat, finite checks, signals), against the same step with them"
-    write(
-        "guards", "guards", title, {**cases["large"], "case": "large", "cases": cases, "removed": list(GUARDS)}, options
-    )
+    figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(GUARDS)}
+    write("guards", "guards", title, figures, options)
 
 
 if __name__ == "__main__":

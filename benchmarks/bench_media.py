@@ -1,6 +1,6 @@
 """P4: images and audio, training against scripts on `transformers.Trainer`.
 
-    python benchmarks/bench_media.py [--case image audio] [--pairs 3] [--steps 12] [--epochs 3]
+    python benchmarks/bench_media.py [--case image photo audio] [--pairs 3] [--steps 12] [--epochs 3]
 
 The scripts (benchmarks/scripts) do what the library's examples do, with defaults: files are decoded in the training
 process, every epoch again, in float32, clips in random order. The toolkit's side decodes ahead, keeps what it decoded,
@@ -84,16 +84,21 @@ def label(precision: str, order: str) -> str:
     return f"toolkit, {PRECISIONS[precision]}, {order}"
 
 
-def image_case(options: argparse.Namespace, folder: Path) -> Case:
-    """Returns image classification with a small ViT on photos."""
-    rows = media_files.photos(folder / "photos", options.steps * options.batch_size)
-    files = {"random": media_files.write_rows(rows, folder / "photos.jsonl")}
+def image_case(options: argparse.Namespace, folder: Path, kind: str = "image") -> Case:
+    """Returns image classification with a small ViT."""
+    size = (64, 48) if options.quick else media_files.SIZES[kind]
+    rows = media_files.images(folder / "images", options.steps * options.batch_size, size)
+    files = {"random": media_files.write_rows(rows, folder / "images.jsonl")}
     models = {d: media_files.new_model("vit", folder / f"vit-{d}", d, options.quick) for d in (True, False)}
     settings = ("data.dataset_name=null", "data.columns.label=label", "task.image.random_crop=1",
                 "task.image.horizontal_flip=0")  # fmt: skip
-    return Case(
-        "image_classification", "recipes/configs/reviews/beans_vit.yaml", files, models, settings, options, folder
-    )
+    config = "recipes/configs/reviews/beans_vit.yaml"
+    return Case("image_classification", config, files, models, settings, options, folder)
+
+
+def photo_case(options: argparse.Namespace, folder: Path) -> Case:
+    """Returns image classification of photos of 3 megapixels."""
+    return image_case(options, folder, "photo")
 
 
 def audio_case(options: argparse.Namespace, folder: Path) -> Case:
@@ -144,7 +149,7 @@ def measured(case: Case, prefix: str) -> dict[str, Any]:
     return found
 
 
-CASES = {"image": (image_case, 16), "audio": (audio_case, 8)}
+CASES = {"image": (image_case, 16), "photo": (photo_case, 16), "audio": (audio_case, 8)}
 """Function and rows of a batch of each case."""
 
 
@@ -161,7 +166,10 @@ def main() -> None:
         quick = {"steps": 2, "batch_size": 4, "epochs": 2} if options.quick else {"batch_size": size}
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             found |= measured(make(argparse.Namespace(**vars(options) | quick), Path(folder)), name)
-    title = "images (ViT-Ti) and audio (a small wav2vec 2.0): the library's examples with defaults, against the toolkit"
+    title = (
+        "images (ViT-Ti; 640 x 480, and photos of 2048 x 1536) and audio (a small wav2vec 2.0): the library's examples "
+        "with defaults, against the toolkit"
+    )
     main_case = f"{options.case[0]}, fp32"
     settings = {"steps_per_epoch": options.steps, "epochs": options.epochs, "warm_up_steps": WARM_UP}
     figures = {**found[main_case], "case": main_case, "cases": found, "settings": settings}

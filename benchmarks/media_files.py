@@ -10,8 +10,8 @@ from typing import Any
 
 LABELS = ("cat", "dog", "fox", "owl")
 """Sorted, as the toolkit numbers them."""
-PHOTO = (640, 480)
-"""Width and height of a photo."""
+SIZES = {"image": (640, 480), "photo": (2048, 1536)}
+"""Width and height of images from the web, and of photos of 3 megapixels."""
 RATE = 44100
 """Samples per second of a clip, as in a recording that was not made for a model."""
 CLIP = (4.5, 2.6, 1.0, 15.0)
@@ -35,17 +35,17 @@ DROPOUT = ("hidden_dropout_prob", "attention_probs_dropout_prob", "hidden_dropou
 Row = dict[str, Any]
 
 
-def photos(folder: Path, count: int) -> list[Row]:
-    """Writes photos as JPEG files, with the detail of real ones, and returns their rows."""
+def images(folder: Path, count: int, size: tuple[int, int]) -> list[Row]:
+    """Writes JPEG files of a width and height, with the detail of photos, and returns their rows."""
     import numpy as np
     from PIL import Image
 
     folder.mkdir(parents=True)
-    width, height = PHOTO
+    width, height = size
     generator, rows = np.random.default_rng(0), []
     for number in range(count):
         coarse = generator.integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
-        smooth = np.asarray(Image.fromarray(coarse).resize(PHOTO, Image.Resampling.BICUBIC), np.int16)
+        smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC), np.int16)
         noisy = smooth + generator.normal(0, 6, smooth.shape)
         file = folder / f"{number}.jpg"
         Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(file, quality=90)

@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
@@ -36,12 +38,16 @@ from toolkit.distributed.strategies import build_strategy
 from toolkit.engine import fit
 from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
 from toolkit.engine.warm_up import import_all
-from toolkit.modalities.inputs import read_inputs
+from toolkit.modalities.inputs import Inputs, read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_resolved, write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel
 
 
 def run(
@@ -145,7 +151,7 @@ def prepared_run(
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         for note in machine_notes(cfg, accelerator.device):
             warn(f"{note}.")
-    watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
+        watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
     with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
@@ -154,17 +160,22 @@ def prepared_run(
         on_main(accelerator, *start)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
-        model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
-        model = in_float64(model) if float64 else model
-        model = make_trainable(model, cfg, inputs.auto_model, accelerator, claimed.output_dir, inputs.resolved)
+        model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
         yield _resolved(Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
-            resolved=inputs.resolved,
-            retry=retry,
+            retry=retry, resolved=inputs.resolved,
         ))  # fmt: skip
+
+
+def _trainable_model(
+    cfg: Config, inputs: Inputs, mesh: Mesh, accelerator: Accelerator, output_dir: Path, float64: bool
+) -> PreTrainedModel:
+    model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
+    model = in_float64(model) if float64 else model
+    return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)
 
 
 def _resolved(run: Run) -> Run:

@@ -24,6 +24,7 @@ BUDGETS = {
     "language_modeling": 200,
     "reviews/smoke_audio": 9000,
 }
+SLOW = [task for task in BUDGETS if task not in ("reviews", "translation")]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,9 @@ def test_a_budget_is_halved_on_all_processes_when_one_runs_out_of_memory(runs):
     assert_same_run(runs / "reviews-one", runs / "memory")
 
 
-@pytest.mark.parametrize("task", BUDGETS)
+@pytest.mark.parametrize(
+    "task", ["reviews", "translation", *(pytest.param(task, marks=pytest.mark.slow) for task in SLOW)]
+)
 def test_both_engines_end_with_the_same_bits_after_a_stop(task, tmp_path, monkeypatch):
     """With dropout; the run that is stopped goes on under the other engine."""
     settings = (*RANDOM[task], f"{BUDGET}={BUDGETS[task]}", "eval.eval_steps=4", "tracking.logging_steps=3")

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO
 
 from toolkit.base.console import log_to_console, report_error
+from toolkit.base.cores import threads_per_process
 from toolkit.base.errors import InputError
 from toolkit.base.processes import (
     ECHO_SECONDS,
@@ -115,9 +116,8 @@ def _reserved_port() -> socket.socket:
 
 def _environments(processes: int, port: int) -> list[dict[str, str]]:
     """Returns the environment variables of each rank."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     common = {
-        "OMP_NUM_THREADS": str(max(1, cores // processes)),
+        "OMP_NUM_THREADS": str(threads_per_process(processes)),
         **os.environ,
         OWN_LAUNCHER: "1",
         "WORLD_SIZE": str(processes),

@@ -99,7 +99,7 @@ class MemoryWatch:
         )
 
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
+CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _GROUP_FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -124,7 +124,7 @@ def available_memory() -> int:
 def _free_in_groups() -> Iterator[int]:
     """Yields what the limits of the process's control groups leave, with those that contain them."""
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = OWN_GROUPS.read_text().splitlines()
     except OSError:  # not Linux
         return
     for controllers, path in (line.split(":", 2)[1:] for line in lines):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,17 +19,20 @@ WAITING_FILES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/
 """Python files in which a thread waits for other processes. The backward pass exchanges gradients."""
 
 _tasks_for_all = 0
+_lock = threading.Lock()  # a thread that writes a checkpoint has tasks, too
 
 
 @contextmanager
 def task_for_all() -> Iterator[None]:
     """Marks work of one process for all others, which wait for it; it may wait for a disk or a network itself."""
     global _tasks_for_all
-    _tasks_for_all += 1
+    with _lock:
+        _tasks_for_all += 1
     try:
         yield
     finally:
-        _tasks_for_all -= 1
+        with _lock:
+            _tasks_for_all -= 1
 
 
 def has_task_for_all() -> bool:

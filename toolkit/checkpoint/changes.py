@@ -109,7 +109,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
-    if elastic and any(before[key] != now[key] for key in SPLIT):
+    if elastic and any(before.get(key) != now.get(key) for key in SPLIT):
         free = (*free, UNPADDED)  # not every way to split a model can leave out padding
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"

@@ -84,7 +84,7 @@ class Snapshot:
             for (name, box), value in plan.values.items():
                 key = plan.name, name, box
                 values[name, box] = kept[key] = target = self._memory(key, value)
-                if value.is_cuda:
+                if name in plan.steady and value.is_cuda:
                     on_gpu.append((value, target))
                 elif name in plan.steady and value.device == target.device:
                     pairs.append((value, target))

@@ -23,8 +23,9 @@ class TrainConfig:
     max_tokens_per_batch: Positive | None = None
     """Token budget: cuts the rows of a step into micro-batches of at most this many tokens, balanced over processes,
     instead of `gradient_accumulation_steps` micro-batches of `per_device_train_batch_size` rows. A step still has as
-    many rows as these two give. Padding counts; for translation and summarization both sides count; audio is counted in
-    samples. A longer row is a micro-batch of its own. Null means no budget."""
+    many rows as these two give. Padding counts, unless the model computes without it (`unpadded`); for translation and
+    summarization both sides count; audio is counted in samples. A longer row is a micro-batch of its own. Null means no
+    budget."""
     num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
     """Number of epochs; may be fractional."""
     max_steps: Annotated[int, Field(ge=-1)] = -1

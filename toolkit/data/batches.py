@@ -127,6 +127,7 @@ def _loader(
         # New workers get the sampler's epoch with `random`; persistent ones share it.
         collate_fn=collator,
         num_workers=workers,
+        heartbeat_timeout=train.heartbeat_timeout,
         persistent_workers=persistent,
         prefetch_factor=train.dataloader_prefetch_factor if workers else None,
         pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 LONG_ROW = 4608
 """Length of a row whose attention costs as much as all other products of a layer, which is six times the hidden size
 (counting multiplications, two for each position and feature); that of a model of BERT-base's size."""
+MAX_PADDED = 4
+"""How many times a budget the padded batch of a model without padding may be: embeddings and heads are padded."""
 SAMPLES_PER_FRAME = 320
 """Audio samples that speech models merge into one position of their layers (20 ms at 16 kHz)."""
 
@@ -119,7 +121,8 @@ class Budget:
             sides = self.lengths[row].tolist()
             for number, (count, total, *longest) in enumerate(held):
                 longest = list(map(max, longest, sides))
-                if (total + length if self.unpadded else (count + 1) * sum(longest)) <= limit:
+                padded = (count + 1) * sum(longest)
+                if padded <= limit or (self.unpadded and total + length <= limit and padded <= MAX_PADDED * limit):
                     bins[number].append(row)
                     held[number] = (count + 1, total + length, *longest)
                     break
@@ -156,7 +159,7 @@ def training_budget(
     return Budget(
         tokens,
         lengths_of(features),
-        unpadded,
+        unpadded and modality != "audio",  # speech models' convolutions compute on padded clips
         LONG_ROW * (SAMPLES_PER_FRAME if modality == "audio" else 1),
         equal_counts=mesh.fsdp > 1 or parallel.backend == "deepspeed",
         multiple=mesh.pipeline if interleaved else 1,

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 8
 """Largest number of workers that `auto` starts for a process that trains on a GPU."""
-STALL_SECONDS = 60.0
-"""How long to wait for a batch while no worker computes: half the time for which processes wait for one another."""
+PATIENCE = 0.5
+"""Part of `train.heartbeat_timeout` for which a batch is waited for while no worker computes; after the whole time,
+other processes would end this one, and not name its workers."""
 POLLS = 10
 """How often workers are looked at in that time."""
 IDLE = 0.01
@@ -47,16 +48,29 @@ def num_workers(train: TrainConfig, task: Task, device: torch.device) -> int:
 
 
 class WatchedLoader(DataLoader):
-    """A data loader that does not wait for workers that have stopped; arguments as for `DataLoader`.
+    """A data loader that does not wait for workers that have stopped.
 
     It waits for workers that compute, however long they take.
+
+    Args:
+        dataset: the rows.
+        num_workers: number of workers, or 0.
+        collate_fn: collates rows.
+        heartbeat_timeout: the setting of `train`, in seconds.
+        **settings: further arguments of `DataLoader`.
     """
 
     def __init__(
-        self, dataset: Any, *, num_workers: int, collate_fn: Callable[[list[Any]], Any], **settings: Any
+        self,
+        dataset: Any,
+        *,
+        num_workers: int,
+        collate_fn: Callable[[list[Any]], Any],
+        heartbeat_timeout: float,
+        **settings: Any,
     ) -> None:
         if num_workers:
-            settings |= {"worker_init_fn": _outlive_stop_signals, "timeout": STALL_SECONDS / POLLS}
+            settings |= {"worker_init_fn": _outlive_stop_signals, "timeout": PATIENCE * heartbeat_timeout / POLLS}
             collate_fn = _Returning(collate_fn)
         super().__init__(dataset, num_workers=num_workers, collate_fn=collate_fn, **settings)
 
@@ -126,7 +140,7 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
                 polls = polls + 1 if seconds - before < IDLE * iterator._timeout else 0
                 if polls < POLLS:
                     continue
-                stalled = _stalled(processes)
+                stalled = _stalled(processes, POLLS * iterator._timeout)
                 _end(iterator, useless=True)
                 raise stalled from None
             polls = 0
@@ -138,11 +152,11 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
             _end(iterator)
 
 
-def _stalled(processes: Sequence[Any]) -> RunError:
+def _stalled(processes: Sequence[Any], seconds: float) -> RunError:
     """Returns the error for workers of which none computes."""
     states = [f"{process.pid} is {_state(process)}" for process in processes]
     return RunError(
-        f"no batch has come from the data loader workers for {STALL_SECONDS:g} s, and none of them computes: "
+        f"no batch has come from the data loader workers for {seconds:g} s, and none of them computes: "
         f"{', '.join(states)}. Look for what stopped them, or for files that do not answer, and resume the run."
     )
 

@@ -102,13 +102,15 @@ class Beats:
                 self._socket.sendto(text, address)
 
     def received(self, seconds: float) -> Iterator[Beat]:
-        """Yields the beats of other ranks that arrive within some seconds."""
+        """Yields the beats of other ranks that arrive within some seconds, or before `wake`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if not select.select([self._socket], [], [], left)[0]:
                 return
             with suppress(OSError):
                 text, address = self._socket.recvfrom(LARGEST_BYTES)
+                if not text:
+                    return
                 beat = self._read(text)
                 if beat is not None:
                     self._addresses[beat.rank] = address  # the way back, where a name means another address elsewhere
@@ -124,6 +126,11 @@ class Beats:
         if token != self._token or beat.rank not in self._addresses:
             return None
         return Beat(**{**values, "stalled": {int(rank): why for rank, why in beat.stalled.items()}})
+
+    def wake(self) -> None:
+        """Ends the waiting of `received`, from another thread."""
+        with suppress(OSError):
+            self._socket.sendto(b"", (LOOPBACK, self._socket.getsockname()[1]))
 
     def close(self) -> None:
         """Closes the socket."""

@@ -107,6 +107,7 @@ class _Watch:
     def close(self, left: bool) -> None:
         """Ends the thread; `left` says whether this rank has done its work, so that nobody misses it."""
         self._ended.set()
+        self._beats.wake()
         self._thread.join()
         if left:
             self._leave()

@@ -18,6 +18,7 @@ from torch import distributed as dist
 
 from toolkit.base.errors import ToolkitError
 from toolkit.base.turns import LIMIT_SECONDS
+from toolkit.base.vitals import task_for_all
 
 T = TypeVar("T")
 
@@ -53,7 +54,8 @@ class Peers:
         result: Any = None
         error: ToolkitError | None = None
         try:
-            result = function(*args)
+            with task_for_all():
+                result = function(*args)
         except ToolkitError as failure:
             error = failure
         for found in self.objects(error):

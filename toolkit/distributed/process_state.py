@@ -10,13 +10,15 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from toolkit.base.cores import threads_per_process
+
 
 @contextmanager
 def own_process_state() -> Iterator[None]:
-    """Isolates a run's process-wide state: accelerate's state, the launcher's variables, float32 precision."""
+    """Isolates a run's process-wide state: accelerate's state, the launcher's variables, float32 precision, threads."""
     launcher = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
-        with own_accelerate_state(), float32_precision(None):
+        with own_accelerate_state(), float32_precision(None), fitting_threads(), flushed_denormals():
             yield
     finally:
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
@@ -62,6 +64,34 @@ def float32_precision(tf32: bool | None) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = convolution
+
+
+@contextmanager
+def fitting_threads() -> Iterator[None]:
+    """Lowers the number of torch's threads to what the process may use, unless `OMP_NUM_THREADS` says how many."""
+    before = torch.get_num_threads()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(before, threads_per_process(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def flushed_denormals() -> Iterator[None]:
+    """Rounds results below the smallest normal number (1e-38 in float32) to 0 on the CPU.
+
+    Adam's moments of rows that get no gradient any more, such as embeddings of rare tokens, shrink in every step until
+    they reach such numbers, some 700 steps later, and stay there. CPUs compute with them many times more slowly.
+    """
+    denormal = torch.tensor([torch.finfo(torch.float32).tiny])
+    before = float(denormal / 2) == 0.0
+    torch.set_flush_denormal(True)  # of this thread, and of those that it starts
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
 
 
 @contextmanager

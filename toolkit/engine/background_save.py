@@ -71,6 +71,11 @@ class BackgroundSave:
         """Whether the checkpoint is complete, and `join` returns at once."""
         return self._thread is not None and not self._thread.is_alive() and not self.has_failed
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether `wait_for_copy` must be called before what is saved changes."""
+        return self._copy is not None
+
     def wait_for_copy(self) -> None:
         """Returns when what is saved may change."""
         if self._copy is not None:

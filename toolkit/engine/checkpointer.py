@@ -116,6 +116,8 @@ class Checkpointer:
 
     def wait_for_copy(self) -> None:
         """Waits until parameters and the optimizer's state may change."""
+        if not self._background.is_copying:
+            return
         with self._stop.unhurried():
             self._background.wait_for_copy()
 

@@ -7,7 +7,8 @@ number of processes nor on the batch size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +19,13 @@ from toolkit.api.device import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
-from toolkit.api.task import IGNORE_INDEX, EvalData, Predictions, Record
+from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batches import evaluation_loader
 from toolkit.data.workers import ended_workers, num_workers
-from toolkit.distributed.collectives import all_sum, data_sum, on_main
-from toolkit.engine.interrupting import any_rank_stops, interruptible
+from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.engine.interrupting import abandon_together, any_rank_stops, interruptible
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -62,10 +63,6 @@ def scatter(parts: list[Part], num_rows: int) -> Predictions:
     return result
 
 
-class Abandoned(Exception):  # noqa: N818 - no error
-    """A stop signal has arrived, and an evaluation was abandoned; raised on every rank."""
-
-
 def predict(
     predictor: Predictor,
     model: nn.Module,
@@ -96,36 +93,50 @@ def predict(
     loader = evaluation_loader(
         data.features, task, predictor.processor, predictor.cfg, predictor.mesh, workers, data.kept
     )
-    parts: list[Part] = []
-    loss_sum = num_items = 0.0
-    was_training = model.training
-    model.eval()
+    parts, loss_sum, num_items = list[Part](), 0.0, 0.0
     bar = progress(len(data.features), title, inner=beat is not None, unit="row")
-    with torch.no_grad(), ended_workers(loader), interruptible(model, predictor.mesh, is_stopping), bar:
+    stoppable = interruptible(model, predictor.mesh, is_stopping)
+    with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
         for cpu_batch in loader:
             if any_rank_stops(predictor, is_stopping):
                 break
             num_items += float(count_items(task, cpu_batch))
-            batch = to_device(cpu_batch, accelerator.device)
-            with logits_at_labels(batch):
-                outputs = model(**batch["inputs"])
-            if outputs is not None:  # else the last stage of a pipeline has them
-                loss_sum += float(task.loss_sum(outputs, batch))
-                predictions = task.predict(model, outputs, batch)
-            if outputs is not None and (cpu_batch["row_ids"] >= 0).all():  # a batch without rows holds a masked one
-                parts.append((cpu_batch["row_ids"].numpy(), {name: t.cpu().numpy() for name, t in predictions.items()}))
+            loss, found = _predict_batch(predictor, model, cpu_batch)
+            loss_sum += loss
+            parts += found
             # All ranks together; the last of their batches may have fewer rows.
             bar.update(min(len(cpu_batch["row_ids"]) * predictor.mesh.data_size, bar.total - bar.n))
             if beat is not None:
                 beat()
-    model.train(was_training)
-    (stopping,) = all_sum(accelerator, float(is_stopping()))
-    if stopping:
-        raise Abandoned
+    abandon_together(accelerator, is_stopping)
     loss_sum, num_items = data_sum(accelerator, predictor.mesh, loss_sum, num_items)
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
+    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline."""
+    task, row_ids = predictor.task, cpu_batch["row_ids"]
+    batch = to_device(cpu_batch, predictor.accelerator.device)
+    with logits_at_labels(batch):
+        outputs = model(**batch["inputs"])
+    if outputs is None:
+        return 0.0, []
+    loss, predictions = float(task.loss_sum(outputs, batch)), task.predict(model, outputs, batch)
+    if not (row_ids >= 0).all():  # a batch without rows holds a masked one
+        return loss, []
+    return loss, [(row_ids.numpy(), {name: tensor.cpu().numpy() for name, tensor in predictions.items()})]
 
 
 def evaluate(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from toolkit.api.callback import TrainingContext
 from toolkit.api.run import Evaluation
 from toolkit.base.errors import RunError
-from toolkit.engine.evaluation import Abandoned, evaluate
+from toolkit.engine.evaluation import evaluate
+from toolkit.engine.interrupting import Abandoned
 
 
 class Evaluator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -13,9 +13,27 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.run import Predictor
 from toolkit.distributed.collectives import all_sum
 
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 class _Stopped(Exception):  # noqa: N818 - no error
     """Ends a forward pass."""
+
+
+class Abandoned(Exception):  # noqa: N818 - no error
+    """A stop signal has arrived, and an evaluation was abandoned; raised on every rank."""
+
+
+def abandon_together(accelerator: Accelerator, is_stopping: Callable[[], bool]) -> None:
+    """Abandons an evaluation on all ranks if any of them should; every rank must call it.
+
+    Raises:
+        Abandoned: if so.
+    """
+    (stopping,) = all_sum(accelerator, float(is_stopping()))
+    if stopping:
+        raise Abandoned
 
 
 def any_rank_stops(predictor: Predictor, is_stopping: Callable[[], bool]) -> bool:

@@ -26,8 +26,8 @@ from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
-from toolkit.engine.evaluation import Abandoned
 from toolkit.engine.evaluator import Evaluator
+from toolkit.engine.interrupting import Abandoned
 from toolkit.engine.meter import ProgressMeter
 from toolkit.engine.parts import splitter
 from toolkit.engine.stopping import Stopper
@@ -84,7 +84,7 @@ class Session:
         self.meter = ProgressMeter(run, self.state)
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
-        self.updates = UpdateGuard(self.context)
+        self.updates = UpdateGuard(self.context, self.checkpointer.join)
         self.window: Sequence[Batch] = ()
         self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))

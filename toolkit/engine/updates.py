@@ -30,10 +30,11 @@ class UpdateGuard:
 
     Args:
         context: the training.
+        join: waits until the checkpoint in flight is written; every rank calls it before the run goes back to it.
     """
 
-    def __init__(self, context: TrainingContext) -> None:
-        self._context, self._run = context, context.run
+    def __init__(self, context: TrainingContext, join: Callable[[], None]) -> None:
+        self._context, self._run, self._join = context, context.run, join
         self._mode = context.run.cfg.train.non_finite
         self._buffers: list[tuple[Tensor, Tensor]] = []
         self.leaves_out = False
@@ -76,6 +77,7 @@ class UpdateGuard:
         elif self._mode == "stop":
             refuse(lost)
         elif self._mode == "rollback":
+            self._join()
             refuse_non_finite(run.accelerator, run.strategy.own_parameters(), state.step)
             raise GoBack(leave_out(state, run.cfg.train, lost), lost.step)
         else:
@@ -97,6 +99,7 @@ class UpdateGuard:
         try:
             refuse_non_finite(run.accelerator, run.strategy.own_parameters(), state.step)
         except NonFiniteParameters as error:
+            self._join()
             lost = LostGradient(state.step, math.nan, row_numbers(run.data.train, batches))
             raise GoBack(leave_out(state, run.cfg.train, lost, error.what), state.step) from None
 

@@ -209,15 +209,9 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
 
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
-    """Passes references on (data loader workers decode them); `length` is in samples at the model's rate.
-
-    Models of spectrograms take every clip at the same length.
-    """
-    longest = options.audio.max_seconds
-    if extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins"):
-        seconds = [min(file["frames"] / file["rate"], longest) for file in files]
-    else:
-        seconds = [longest] * len(files)
+    """Passes references on; `length` is in samples at the model's rate, equal for models of spectrograms."""
+    longest, waveforms = options.audio.max_seconds, _takes_waveforms(extractor)
+    seconds = [min(file["frames"] / file["rate"], longest) if waveforms else longest for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
 

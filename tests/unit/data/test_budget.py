@@ -73,6 +73,8 @@ def test_padding_counts_unless_the_model_has_none():
     lengths = np.array([[8], [2], [2], [2], [2]])
     assert Budget(16, lengths).cut(range(5)) == [[0, 1], [2, 3, 4]]
     assert Budget(16, lengths, unpadded=True).cut(range(5)) == [[0, 1, 2, 3, 4]]
+    few = np.array([[8], *[[1]] * 8])
+    assert Budget(16, few, unpadded=True).cut(range(9)) == [[*range(8)], [8]], "8 x 8 is four times the budget"
     pairs = np.array([[6, 1], [1, 6]])  # padded to 6 and 6
     assert Budget(20, pairs).cut(range(2)) == [[0], [1]]
     assert Budget(24, pairs).cut(range(2)) == [[0, 1]]

@@ -71,7 +71,7 @@ def collated(rows: list[int]) -> list[int]:
     if rows == [6]:
         os.kill(os.getpid(), signal.SIGKILL)
     if rows == [7]:  # computes for longer than workers may be silent
-        end = time.process_time() + 3 * workers.STALL_SECONDS
+        end = time.process_time() + 1.5
         while time.process_time() < end:
             np.zeros(1000).sum()
     if rows == [8]:
@@ -79,10 +79,15 @@ def collated(rows: list[int]) -> list[int]:
     return rows
 
 
-def loader(rows: list[int], persistent: bool = False, count: int = 2) -> WatchedLoader:
+def loader(rows: list[int], persistent: bool = False, count: int = 2, timeout: float = 120.0) -> WatchedLoader:
     batches = [[row] for row in rows]
     return WatchedLoader(
-        range(9), batch_sampler=batches, collate_fn=collated, num_workers=count, persistent_workers=persistent
+        range(9),
+        batch_sampler=batches,
+        collate_fn=collated,
+        num_workers=count,
+        heartbeat_timeout=timeout,
+        persistent_workers=persistent,
     )
 
 
@@ -96,11 +101,6 @@ def all_batches(rows: list[int], **settings) -> list[list[int]]:
 def _no_process_is_left():
     yield
     assert psutil.Process().children() == []
-
-
-@pytest.fixture
-def impatient(monkeypatch):
-    monkeypatch.setattr(workers, "STALL_SECONDS", 0.5)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -122,18 +122,18 @@ def test_an_error_about_a_row_is_said_without_a_traceback(count):
 
 @pytest.mark.parametrize(("row", "state"), [(5, "stopped"), (8, "sleeping")])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_that_do_nothing_are_named(row, state, persistent, impatient):
+def test_workers_that_do_nothing_are_named(row, state, persistent):
     begin = time.monotonic()
     with pytest.raises(RunError, match=rf"for 0.5 s, and none of them computes: .*\d+ is {state}"):
-        all_batches([0, row, 1], persistent=persistent)
+        all_batches([0, row, 1], persistent=persistent, timeout=1.0)
     assert time.monotonic() - begin < 5
 
 
-def test_workers_that_compute_are_waited_for(impatient):
-    assert all_batches([0, 7, 1]) == [[0], [7], [1]]
+def test_workers_that_compute_are_waited_for():
+    assert all_batches([0, 7, 1], timeout=1.0) == [[0], [7], [1]]
 
 
-def test_a_worker_that_is_stopped_with_nothing_left_to_do_is_ended(impatient):
+def test_a_worker_that_is_stopped_with_nothing_left_to_do_is_ended():
     source = loader([0, 1], persistent=True)
     with ended_workers(source):
         assert list(source) == [[0], [1]]

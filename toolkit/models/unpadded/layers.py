@@ -92,11 +92,10 @@ def enter(
     packing = find(given)
     if packing is None or any(isinstance(value, Cache) for value in given.values()):
         return None
-    if isinstance(given.get(CROSS_MASK), Tensor):  # not a mask of `packed_mask`
-        return None
     rows, states = packing.queries, given[names[0]]
-    if not rows.holds(states) and not rows.fits(states):
-        raise AssertionError(f"{type(layer).__name__} got {tuple(states.shape)} for {len(rows.lengths)} sequences")
+    foreign = isinstance(given.get(CROSS_MASK), Tensor) or not (rows.holds(states) or rows.fits(states))
+    if foreign:  # masks or rows that were not made together, with which attention runs padded
+        return None
     changes = {names[0]: states if rows.holds(states) else rows.take(states)}
     changes |= {name: _taken(packing, given[name]) for name in SHARED if given.get(name) is not None}
     changes |= _crossing(given, rows) | _biases(layer, names, given, rows)
