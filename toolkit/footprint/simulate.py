@@ -29,8 +29,9 @@ from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
 from toolkit.models.freezing import freeze
 from toolkit.models.labelled_logits import head_at_labels
-from toolkit.models.load import LAYERDROP, build_model
+from toolkit.models.load import build_model
 from toolkit.models.unpadded.choice import choose
+from toolkit.models.unpadded.families import LAYERDROP
 from toolkit.models.unpadded.install import NAME, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS

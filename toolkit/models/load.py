@@ -13,12 +13,11 @@ from toolkit.base.network import prepare_download
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization
+from toolkit.models.unpadded.families import LAYERDROP
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
-"""Fields that make a model skip layers at random in training, so that their parameters get no gradient."""
 FIXED = {
     **dict.fromkeys(
         ("num_labels", "id2label", "label2id", "problem_type"), "set by the task from its options and the training rows"

@@ -51,9 +51,9 @@ def job(monkeypatch):
     kept: dict = {}
     write = toolkit.run.write_results
 
-    def write_and_keep(job, result):
+    def write_and_keep(job, result, model_is_kept):
         kept["job"] = job
-        write(job, result)
+        write(job, result, model_is_kept)
 
     monkeypatch.setattr(toolkit.run, "write_results", write_and_keep)
     return kept

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from toolkit.models.load import LAYERDROP
-
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
+"""Fields that make a model skip layers at random in training, so that their parameters get no gradient."""
 EXACT = frozenset((
     "albert", "apertus", "arcee", "bart", "bert", "bert-generation", "biogpt", "bitnet", "blenderbot",
     "blenderbot-small", "camembert", "cohere", "cohere2", "cwm", "data2vec-audio", "data2vec-text", "diffllama",
