@@ -77,7 +77,7 @@ def test_what_was_found_is_kept_and_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
-BUDGET = "train.max_tokens_per_batch=400"
+BUDGET = ("train.max_tokens_per_batch=400", "train.unpadded=false")
 HALF = "out of memory with train.max_tokens_per_batch 400; it is 200 from now on "
 
 
@@ -85,7 +85,7 @@ def test_a_token_budget_is_halved(tmp_path, monkeypatch, capsys):
     train("reviews", tmp_path / "enough", *RUN, double=True)
     passes = small_memory(monkeypatch, lambda: 4)
     for engine in ("loop", "trainer"):
-        train("reviews", tmp_path / engine, *RUN, AUTO, BUDGET, f"engine={engine}", double=True)
+        train("reviews", tmp_path / engine, *RUN, AUTO, *BUDGET, f"engine={engine}", double=True)
         assert_same_training(tmp_path / "enough", tmp_path / engine)
     assert passes[0] > 4
     assert max(passes[1 : len(passes) // 2]) <= 4
@@ -96,16 +96,16 @@ def test_a_token_budget_is_halved(tmp_path, monkeypatch, capsys):
 def test_a_smaller_budget_is_kept_by_a_resume_and_never_raised(tmp_path, monkeypatch, caplog):
     small_memory(monkeypatch, lambda: 4)
     built = toolkit.models.build.build_model
-    train("reviews", tmp_path / "whole", *RUN, AUTO, BUDGET)
+    train("reviews", tmp_path / "whole", *RUN, AUTO, *BUDGET)
     stop_before = stopper(monkeypatch)
     stop_before(4)
     monkeypatch.setattr(toolkit.models.build, "build_model", built)
     with pytest.raises(StoppedError):
-        train("reviews", tmp_path / "parts", *RUN, AUTO, BUDGET)
+        train("reviews", tmp_path / "parts", *RUN, AUTO, *BUDGET)
     stop_before(None)
     caplog.clear()
     small_memory(monkeypatch, lambda: 4)
-    train("reviews", tmp_path / "parts", *RUN, AUTO, BUDGET, "checkpoint.resume=auto")
+    train("reviews", tmp_path / "parts", *RUN, AUTO, *BUDGET, "checkpoint.resume=auto")
     assert "out of memory" not in caplog.text
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
@@ -113,7 +113,7 @@ def test_a_smaller_budget_is_kept_by_a_resume_and_never_raised(tmp_path, monkeyp
 def test_one_row_is_the_end_of_a_budget(tmp_path, monkeypatch):
     small_memory(monkeypatch, lambda: 0)
     with pytest.raises(RunError, match=r"step 1: memory does not suffice for a single row \(simulated: 1 rows\)"):
-        train("reviews", tmp_path / "run", *RUN, AUTO, BUDGET)
+        train("reviews", tmp_path / "run", *RUN, AUTO, *BUDGET)
 
 
 def test_one_row_is_the_end(tmp_path, monkeypatch):
