@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 END_SECONDS = 3.0
 """How long writing stacks and messages may take before the process ends without them."""
+LATE = "has not come to a collective in which others wait, and does not compute"
 TIMES_SENT = 3
 """Datagrams can be lost: what ends the run is sent this often."""
 
@@ -180,7 +181,7 @@ class _Watch:
                 return None
             return None if self._has_living_neighbour(beat.rank, present) else "does not answer"
         if min(beat.idle, seen.behind) >= limit and not beat.busy_for_all:
-            return "has not come to a collective in which others wait, and does not compute"
+            return LATE
         return None
 
     def _common_wait(self, present: Mapping[int, _Seen]) -> dict[int, str]:
@@ -189,7 +190,12 @@ class _Watch:
         if any(beat.busy_for_all or beat.idle < self.timeout for beat in beats):
             return {}
         blamed = [beat for beat in beats if not beat.waits] or beats
-        return {beat.rank: "waits or sleeps while no rank computes" for beat in blamed}
+        return {
+            beat.rank: LATE
+            if not beat.waits and _is_behind(beat, present)
+            else "waits or sleeps while no rank computes"
+            for beat in blamed
+        }
 
     def _has_living_neighbour(self, rank: int, present: Mapping[int, _Seen]) -> bool:
         """Whether another rank on the machine of a silent one still answers, which then judges it better."""

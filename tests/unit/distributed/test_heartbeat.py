@@ -11,11 +11,10 @@ import pytest
 
 from toolkit.base.vitals import Neighbour
 from toolkit.distributed.beats import Beat, Beats, Peer
-from toolkit.distributed.heartbeat import _Seen, _Watch
+from toolkit.distributed.heartbeat import LATE, _Seen, _Watch
 from toolkit.distributed.signals import StopSignal
 
 TIMEOUT = 10.0
-LATE = "has not come to a collective in which others wait, and does not compute"
 
 
 class Process(Neighbour):
