@@ -220,7 +220,8 @@ def use_fast_dropout(model: nn.Module) -> None:
         entered[-1].__enter__()
 
     def after(module: nn.Module, arguments: Any, outputs: Any) -> None:
-        entered.pop().__exit__(None, None, None)
+        if entered:  # else a hook before this one has failed
+            entered.pop().__exit__(None, None, None)
 
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after, always_call=True)
