@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
 RESUMES = 60
 """Number of losses in a complete run after which the run is also resumed."""
+Identity = tuple[int, int]
 OLD_NAMES, NEW_NAMES = "names of the last flush of each folder", "all names, also of files that were not flushed"
 SETTINGS = ("train.max_steps=9", "checkpoint.save_steps=3", "checkpoint.save_total_limit=1")
 
@@ -37,24 +39,27 @@ class Disk:
     Args:
         root: the run's folder.
         kept: the bytes that flushes kept.
-        bytes_of: content of each inode at its last flush.
-        names: inode and kind of each path now.
-        durable: those of each folder at its last flush, by the folder's inode.
+        bytes_of: content of each file at its last flush.
+        names: identity and kind (whether it is a folder) of each path now.
+        durable: those of each folder at its last flush, by the folder's identity.
+        lives: how often each inode was given to a new file or folder; with it, an inode is an identity.
     """
 
     root: str
     kept: bytes
-    bytes_of: dict[int, bytes] = field(default_factory=dict)
-    names: dict[str, tuple[int, bool]] = field(default_factory=dict)
-    durable: dict[int, dict[str, tuple[int, bool]]] = field(default_factory=dict)
+    bytes_of: dict[Identity, bytes] = field(default_factory=dict)
+    names: dict[str, tuple[Identity, bool]] = field(default_factory=dict)
+    durable: dict[Identity, dict[str, tuple[Identity, bool]]] = field(default_factory=dict)
+    lives: Counter[int] = field(default_factory=Counter)
 
     def apply(self, operation: Operation) -> None:
         """Replays an operation."""
-        path, other, inode = operation.path, operation.other, operation.inode
-        if operation.name == "mkdir":
-            self.names[path] = inode, True
-        elif operation.name == "open":
-            self.names[path] = inode, False
+        path, other = operation.path, operation.other
+        if operation.name == "mkdir" or (operation.name == "open" and path not in self.names):
+            self.lives[operation.inode] += 1
+        inode = operation.inode, self.lives[operation.inode]
+        if operation.name in ("mkdir", "open"):
+            self.names[path] = inode, operation.name == "mkdir"
         elif operation.name == "link":
             self.names[other] = inode, False
         elif operation.name == "rename":
@@ -65,6 +70,9 @@ class Disk:
         elif operation.name in ("unlink", "rmdir"):
             self.names.pop(path, None)
         elif operation.name == "fsync" and operation.place >= 0:
+            if path not in self.names:  # renamed by a system call that no library sees
+                self.names = {name: found for name, found in self.names.items() if found[0] != inode}
+                self.names[path] = inode, False
             self.bytes_of[inode] = self.kept[operation.place : operation.place + operation.length]
         elif operation.name == "fsync":
             inside = {name: found for name, found in self.names.items() if os.path.dirname(name) == path}  # noqa: PTH120
@@ -85,7 +93,7 @@ class Disk:
         else:
             self._write_durable(target, self.names[self.root][0])
 
-    def _write_durable(self, target: Path, folder: int) -> None:
+    def _write_durable(self, target: Path, folder: Identity) -> None:
         for name, (inode, is_folder) in self.durable.get(folder, {}).items():
             if is_folder:
                 (target / name).mkdir()
@@ -101,7 +109,7 @@ def losses(folder: Path, root: Path) -> list[tuple[str, int, Disk]]:
     for operation in operations:
         disk.apply(operation)
         if operation.name in ("fsync", "rename"):
-            copy = Disk(disk.root, kept, dict(disk.bytes_of), dict(disk.names), dict(disk.durable))
+            copy = Disk(disk.root, kept, dict(disk.bytes_of), dict(disk.names), dict(disk.durable), disk.lives)
             found.append((f"after {operation.name} of {os.path.relpath(operation.path, root)}", operation.number, copy))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
 from functools import partial
@@ -58,6 +59,9 @@ def test_a_stopped_rank_is_named_and_the_run_ends_in_time(server, faults: Faults
         found = [] if ended and seconds < HEARTBEAT_SECONDS + 5 else [f"ended after {seconds:.1f} s"]
         found += [] if f"rank {rank}" in output else [f"the rank is not named:\n{output}"]
         found += [f"traceback:\n{output}"] if "Traceback" in output else []
+        stacks = folder / "run" / "stacks"
+        found += [] if stacks.is_dir() and any(stacks.iterdir()) else ["there are no stacks"]
+        shutil.rmtree(stacks, ignore_errors=True)  # which are not part of the result
         again = server.run(argv(folder / "run", *LAYOUTS[layout], RESUME, processes=2), processes=2, hooks=QUICK)
         found += [again.output] if any(again.codes) else differences(tmp_path / layout / "run", folder / "run")
         wrong += faults.wrong([f"{where}: {each}" for each in found])

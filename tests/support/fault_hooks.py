@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def _replace(place: str, make: Callable[[Callable[..., Any]], Callable[..., Any]
     """Replaces `module.function` or `module.Class.method` by what `make` returns for it."""
     owner_name, name = place.rsplit(".", 1)
     owner = import_object(owner_name)
-    setattr(owner, name, make(getattr(owner, name)))
+    function = getattr(owner, name)
+    setattr(owner, name, wraps(function)(make(function)))  # libraries read signatures
 
 
 def slow(place: str, seconds: float, call: int | None = None) -> None:

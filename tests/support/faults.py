@@ -99,7 +99,8 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
 def differences(reference: Path, found: Path) -> list[str]:
     """Returns in what a run differs from one that was never interrupted: files, bytes, metrics."""
     wrong = []
-    files = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (reference, found)]
+    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (reference, found)]
+    files = [[name for name in each if name != "uncommitted.diff"] for each in names]  # of the developer's checkout
     if files[0] != files[1]:
         wrong.append(f"files differ: {sorted(set(files[0]) ^ set(files[1]))}")
     same = [name for name in files[0] if name.endswith((".safetensors", "predictions.jsonl")) or "processor/" in name]

@@ -196,7 +196,9 @@ def _commit(temporary: Path, folder: Path) -> None:
 
 def _remove(folder: Path) -> None:
     """Removes a checkpoint after renaming it, so that an interrupted removal leaves no damaged checkpoint."""
-    shutil.rmtree(folder.rename(folder.with_name(f"{_TEMPORARY}{folder.name}")))
+    renamed = folder.rename(folder.with_name(f"{_TEMPORARY}{folder.name}"))
+    sync(folder.parent)  # or a power loss might leave a checkpoint of this name without its files
+    shutil.rmtree(renamed)
 
 
 def _restore_aside(root: Path) -> None:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from toolkit import modalities
 from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
 from toolkit.api.task import Processor, Task
+from toolkit.base.disk import rust_errors_as_os_errors
+from toolkit.base.files import written_folder
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
@@ -49,7 +51,9 @@ def build_processor(
 
         def make() -> None:
             texts = _training_texts(task, rows.splits["train"])
-            modality.new_processor(texts, config, task.options).save_pretrained(source)
+            processor = modality.new_processor(texts, config, task.options)
+            with written_folder(Path(source)) as folder, rust_errors_as_os_errors():
+                processor.save_pretrained(folder)
 
         on_main(accelerator, make)
     with local_main_first(accelerator):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import say, warn
+from toolkit.base.files import written_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
@@ -54,7 +55,7 @@ def make_trainable(
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.
-            on_main(accelerator, model.save_pretrained, RunFolder(output_dir).base)
+            on_main(accelerator, _save, model, RunFolder(output_dir).base)
         model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
     freeze(model, cfg.model)
     trained, total = count_parameters(model)
@@ -70,3 +71,8 @@ def make_trainable(
     spare_activations(model, cfg.train, recomputing if fast_dropout else None)
     compile_training(model, cfg.train)
     return model
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    with written_folder(folder) as new:
+        model.save_pretrained(new)

@@ -46,6 +46,8 @@ def test_a_run_that_was_stopped_is_intact_too(tmp_path, monkeypatch, capsys):
     stopper(monkeypatch)(2)
     with pytest.raises(StoppedError):
         train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=1")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 2, "lo')  # as a run that was killed; a resume removes it
     assert run_command("verify", tmp_path / "run") == 0, capsys.readouterr().err
     assert run_command("runs", tmp_path / "run") == 0
     assert "not finished" in capsys.readouterr().out
