@@ -26,8 +26,8 @@ from pairs import ROOT, Side, calling, compared, interleave, parser, read_option
 
 GUARDS: dict[str, Callable[..., Any]] = {
     "toolkit.run:heartbeat": lambda *arguments: nullcontext(),
-    "toolkit.engine.updates:Updates.check": lambda *arguments: None,
-    "toolkit.engine.updates:Updates.check_parameters": lambda *arguments: None,
+    "toolkit.engine.updates:UpdateGuard.check": lambda *arguments: None,
+    "toolkit.engine.updates:UpdateGuard.check_parameters": lambda *arguments: None,
     "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
 }
 """Places of the guards, and what stands there without them."""

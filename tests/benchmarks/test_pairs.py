@@ -127,10 +127,10 @@ def test_a_missing_minilm_is_named_with_the_remedy(tmp_path, monkeypatch) -> Non
 
 
 def test_guards_are_taken_out_and_come_back() -> None:
-    from toolkit.engine.updates import Updates
+    from toolkit.engine.updates import UpdateGuard
 
-    guard = Updates.check
+    guard = UpdateGuard.check
     with without_guards():
-        assert Updates.check is not guard
-        assert Updates.check(None, float("nan"), ()) is None
-    assert Updates.check is guard
+        assert UpdateGuard.check is not guard
+        assert UpdateGuard.check(None, float("nan"), ()) is None
+    assert UpdateGuard.check is guard
