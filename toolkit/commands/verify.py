@@ -73,7 +73,7 @@ def damages(folder: Path) -> Iterator[str]:
 
 
 def _wrong_lines(metrics: Path, finished: bool) -> Iterator[str]:
-    """Yields a phrase for each line that cannot be read; a run that was killed may have written half of the last one."""
+    """Yields a phrase for each line that cannot be read; a killed run may have written half of the last one."""
     lines = metrics.read_bytes().splitlines(keepends=True)
     if not finished and lines and not lines[-1].endswith(b"\n"):
         del lines[-1]

@@ -17,6 +17,7 @@ from stopping import StoppedError, stopper
 from tolerances import float32_tolerance
 
 import toolkit.run
+from toolkit.api.device import to_device
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import AdapterConfig
@@ -61,7 +62,8 @@ def job(monkeypatch):
 
 def logits(model, job) -> dict[str, torch.Tensor]:
     features = job.data.evals["validation"].features
-    batch = next(iter(evaluation_loader(features, job.task, job.processor, job.cfg, Mesh())))
+    loader = evaluation_loader(features, job.task, job.processor, job.cfg, Mesh())
+    batch = to_device(next(iter(loader)), torch.device("cpu"))
     model.eval()
     with torch.no_grad():
         outputs = model(**batch["inputs"])
