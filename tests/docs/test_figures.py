@@ -68,6 +68,13 @@ def test_the_steps_of_the_worked_example_are_those_of_its_runs() -> None:
             assert change["low"] <= change["value"] <= change["high"]
 
 
+def test_the_gains_on_a_cpu() -> None:
+    cases = read(RESULTS / "cpu_step.json")["cases"]
+    assert cases.keys() >= {"fast_dropout_fp32", "fast_dropout_bf16", "labelled_logits_bf16", "flush_denormal_adamw"}
+    kept = [case for name, case in cases.items() if not name.startswith("autocast_cache")]
+    assert min(case["ratio_median"] for case in kept) > 1
+
+
 def test_the_accuracy_of_plans() -> None:
     models = [found for found in read(RESULTS / "plan.json").values() if isinstance(found, dict)]
     variants = [variant for found in models for variant in found["variants"]]

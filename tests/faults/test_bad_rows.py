@@ -97,6 +97,7 @@ def command(file: Path, run: Path, kind: str, policy: str) -> list[str | Path]:
     config = ROOT / "recipes" / "configs" / "reviews" / f"{CONFIGURATION.get(kind, 'smoke')}.yaml"
     settings = ["data.validation_file=null", "data.validation_split=0.25", "train.max_steps=1"]
     settings += ["data.max_bad_rows=1"] if policy == "skip" else []
+    settings += ["data.encoding=utf-8"] if kind == "csv" else []  # else another encoding is suggested for so few rows
     reading = [f"data.train_file={file}", f"data.bad_rows={policy}", f"output_dir={run}"]
     return [ROOT / "recipes" / "reviews.py", "--config", config, *small, *labels, *settings, *reading]
 

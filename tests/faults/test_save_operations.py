@@ -30,7 +30,7 @@ LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "sharded-rank-1": (2, 1, SHARDED),
 }
 """Number of processes, the one with the fault, and settings."""
-PART = {"loop": 1.0, "trainer": 0.25, "async": 0.5, "sharded-rank-0": 0.25, "sharded-rank-1": 0.5}
+PART = {"loop": 1.0, "trainer": 0.2, "async": 0.4, "sharded-rank-0": 0.2, "sharded-rank-1": 0.3}
 """The share of the operations that a complete run tries: those of `loop` differ little from those of the others."""
 HALVED = ("write", "pwrite", "pwrite64", "writev", "mkdir", "ftruncate", "ftruncate64")
 """Operations of which half can be done; a kill in the middle of any other is one before the next."""

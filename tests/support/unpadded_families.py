@@ -25,10 +25,13 @@ SIZES = {
     "mask_time_prob": 0.0, "conv_dim": [8], "conv_stride": [5], "conv_kernel": [10], "num_feat_extract_layers": 1,
     "num_conv_pos_embedding_groups": 2, "num_conv_pos_embeddings": 4, "classifier_proj_size": 4,
     "feat_extract_norm": "layer", "apply_spec_augment": False, "num_labels": LABELS, "position_buckets": 8,
+    "num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
 }  # fmt: skip
 """Sizes by the names that families give them; each takes those that it has."""
 CLASSIFIER, CAUSAL, TRANSLATOR = "SequenceClassification", "CausalLM", "Seq2SeqLM"
 MASKED, TAGGER, ANSWERER, SPEECH = "MaskedLM", "TokenClassification", "QuestionAnswering", "AudioClassification"
+MIXTURES = ("ernie4_5_moe", "granitemoe", "granitemoeshared", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 HEADS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), (ANSWERER, CLASSIFIER, MASKED, TAGGER)),
     **dict.fromkeys(
@@ -52,6 +55,8 @@ HEADS: dict[str, tuple[str, ...]] = {
         (CAUSAL,),
     ),
     **dict.fromkeys(("gpt2", "llama", "mistral", "qwen2", "qwen3"), (CAUSAL, CLASSIFIER)),
+    **dict.fromkeys(MIXTURES, (CAUSAL,)),
+    "esm": (MASKED,),
 }  # fmt: skip
 """Heads that are compared, by model type."""
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -63,6 +68,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1},
     "gpt_neox": {"rotary_pct": 1.0},
     "phi": {"partial_rotary_factor": 1.0},
+    **{kind: {"experts_implementation": "eager"} for kind in MIXTURES},  # the default has no float64
 }
 """Settings of a family beside its sizes."""
 IN_FLOAT32 = ("cohere", "cohere2", "gemma", "gemma3_text", "helium")

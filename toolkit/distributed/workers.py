@@ -20,14 +20,14 @@ LONGEST_PAUSE = 1.0
 @contextmanager
 def watched_workers(timeout: float) -> Iterator[None]:
     """Watches the loader workers of a single process."""
-    ended = threading.Event()
+    ended, activity = threading.Event(), Activity()
 
     def watch() -> None:
-        pause = pause_between(timeout)
-        activity, last = Activity(), time.monotonic()
+        pause, last = pause_between(timeout), time.monotonic()
         while not ended.wait(pause):
             now = time.monotonic()
-            activity.tick(min(now - last, 2 * pause))
+            with suppress(MemoryError):  # the process will end with a message of its own
+                activity.tick(min(now - last, 2 * pause))
             last = now
             end_stopped_workers(activity, timeout)
 

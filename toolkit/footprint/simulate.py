@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
 from toolkit.api.labelled import logits_at_labels
@@ -23,6 +22,7 @@ from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers
 from toolkit.footprint.ledger import Ledger, movable_fakes, without_memory
+from toolkit.footprint.stand_ins import OffloadedActivations, fused_attention
 from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
@@ -222,7 +222,7 @@ def _pass(subject: Subject, model: nn.Module, batch: Batch, ledger: Ledger) -> d
     if dtype is not None:
         model.forward = convert_outputs_to_fp32(model.forward)
     precision = torch.autocast(subject.device.type, dtype) if dtype is not None else nullcontext()
-    offload = _OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
+    offload = OffloadedActivations(model) if subject.cfg.train.activation_offload else nullcontext()
     with offload:
         with precision, logits_at_labels(batch):
             outputs = model(**batch["inputs"])
@@ -265,38 +265,6 @@ def _update(model: nn.Module, train: TrainConfig, ledger: Ledger) -> tuple[int, 
         ledger.reset_peak()
         optimizer.step()
     return state_bytes(optimizer), lasting, ledger.peak
-
-
-class _OffloadedActivations(saved_tensors_hooks):
-    """Drops saved tensors and allocates them again in the backward pass, like `toolkit.models.activations`."""
-
-    def __init__(self, model: nn.Module) -> None:
-        resident = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-
-        def pack(tensor: Tensor) -> Any:
-            stays = tensor.untyped_storage()._cdata in resident
-            return tensor if stays else (tensor.shape, tensor.dtype, tensor.device)
-
-        def unpack(packed: Any) -> Tensor:
-            return packed if isinstance(packed, Tensor) else torch.empty(packed[0], dtype=packed[1], device=packed[2])
-
-        super().__init__(pack, unpack)
-
-
-@contextmanager
-def fused_attention() -> Iterator[None]:
-    """Runs `scaled_dot_product_attention` without dropout, since the CPU's fused kernel does not support it."""
-    attend = nn.functional.scaled_dot_product_attention
-
-    def fused(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:  # fmt: skip
-        return attend(query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
-
-    nn.functional.scaled_dot_product_attention = fused
-    try:
-        yield
-    finally:
-        nn.functional.scaled_dot_product_attention = attend
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def write_start(
 def write_resolved(run: Run) -> None:
     """Adds to `run.json` what settings of `auto` became once the model was built."""
     file = RunFolder(run.output_dir).facts
-    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), "resolved": dict(run.resolved)})
+    write_json(file, sealed(json.loads(read_file(file)) | {"resolved": dict(run.resolved)}))
 
 
 def _former_result(file: Path) -> dict[str, Any]:

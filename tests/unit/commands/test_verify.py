@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import run_command
 from runs import TINY, train
+from stopping import StoppedError, stopper
 
 from toolkit.base.files import remove_leftovers, written_folder
 
@@ -39,6 +40,15 @@ def test_a_finished_run_is_intact_and_its_card_may_be_edited(run, capsys):
     assert run_command("verify", run) == 0
     assert INTACT in capsys.readouterr().out
     assert run_command("verify", run / "model") == 2
+
+
+def test_a_run_that_was_stopped_is_intact_too(tmp_path, monkeypatch, capsys):
+    stopper(monkeypatch)(2)
+    with pytest.raises(StoppedError):
+        train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=1")
+    assert run_command("verify", tmp_path / "run") == 0, capsys.readouterr().err
+    assert run_command("runs", tmp_path / "run") == 0
+    assert "not finished" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

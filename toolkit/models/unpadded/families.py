@@ -13,12 +13,13 @@ if TYPE_CHECKING:
 EXACT = frozenset((
     "albert", "apertus", "arcee", "bart", "bert", "bert-generation", "biogpt", "bitnet", "blenderbot",
     "blenderbot-small", "camembert", "cohere", "cohere2", "cwm", "data2vec-audio", "data2vec-text", "diffllama",
-    "distilbert", "electra", "ernie", "ernie4_5", "eurobert", "exaone4", "gemma", "gemma3_text", "glm", "glm4",
-    "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "hubert", "hunyuan_v1_dense", "jais2", "llama",
-    "m2m_100", "marian", "mbart", "ministral", "mistral", "mobilebert", "modernbert", "mt5", "nomic_bert", "olmo",
-    "olmo2", "olmo3", "opt", "pegasus", "persimmon", "phi", "phi3", "plbart", "qwen2", "qwen3", "roberta",
-    "roberta-prelayernorm", "seed_oss", "sew", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "unispeech",
-    "unispeech-sat", "wav2vec2", "xlm-roberta", "xlm-roberta-xl",
+    "distilbert", "electra", "ernie", "ernie4_5", "ernie4_5_moe", "esm", "eurobert", "exaone4", "gemma", "gemma3_text",
+    "glm", "glm4", "gpt-sw3", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "granitemoe", "granitemoeshared", "helium",
+    "hubert", "hunyuan_v1_dense", "jais2", "llama", "m2m_100", "marian", "mbart", "ministral", "mistral", "mixtral",
+    "mobilebert", "modernbert", "mt5", "nomic_bert", "olmo", "olmo2", "olmo3", "olmoe", "opt", "pegasus", "persimmon",
+    "phi", "phi3", "plbart", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "roberta", "roberta-prelayernorm", "seed_oss",
+    "sew", "smollm3", "stablelm", "starcoder2", "t5", "umt5", "unispeech", "unispeech-sat", "wav2vec2", "xlm-roberta",
+    "xlm-roberta-xl",
 ))  # fmt: skip
 """Model types whose layers use transformers' attention interface; a test compares each with the padded model."""
 ISLANDS = frozenset(("deberta", "deberta-v2", "mpnet", "wavlm"))
