@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from toolkit.api.supports import reads_files
 from toolkit.api.task import Batch, Task
-from toolkit.base.cgroup import cores
 from toolkit.base.errors import DataError, RunError
+from toolkit.base.limits import usable_cores
 from toolkit.base.processes import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def num_workers(train: TrainConfig, task: Task, device: torch.device) -> int:
     least = 1 if train.dataloader_persistent_workers or train.dataloader_prefetch_factor else 0
     if not reads_files(task):
         return least
-    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1
+    spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1
     return max(least, min(spare, 1 if device.type == "cpu" else MOST_WORKERS))
 
 
