@@ -111,7 +111,7 @@ def ended_workers(loader: WatchedLoader) -> Iterator[None]:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
         raise RunError(
-            f"{str(error).splitlines()[0].strip()} If the machine ran out of memory, lower "
+            f"{str(error).splitlines()[0].strip().rstrip('.')}. If the machine ran out of memory, lower "
             "train.dataloader_num_workers or train.dataloader_prefetch_factor."
         ) from error
     finally:
