@@ -110,12 +110,16 @@ def ended_workers(loader: WatchedLoader) -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        raise RunError(
-            f"{str(error).splitlines()[0].strip().rstrip('.')}. If the machine ran out of memory, lower "
-            "train.dataloader_num_workers or train.dataloader_prefetch_factor."
-        ) from error
+        raise _killed(str(error).splitlines()[0].strip()) from error
     finally:
         loader.end_workers()
+
+
+def _killed(what: str) -> RunError:
+    return RunError(
+        f"{what.rstrip('.')}. If the machine ran out of memory, lower train.dataloader_num_workers or "
+        "train.dataloader_prefetch_factor."
+    )
 
 
 def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
@@ -123,7 +127,7 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
 
     Raises:
         DataError: if a row cannot be read.
-        RunError: if no batch comes although no worker computes.
+        RunError: if no batch comes although no worker computes, or a worker was killed while it passed one on.
     """
     processes: Sequence[Any] = iterator._workers
     seconds, polls = _seconds(processes), 0
@@ -133,6 +137,10 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
                 batch = next(iterator)
             except StopIteration:
                 return
+            except (EOFError, ConnectionError, FileNotFoundError) as error:
+                if all(process.is_alive() for process in processes):
+                    raise
+                raise _killed("A data loader worker has ended while it passed on a batch.") from error
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):
                     raise

@@ -148,3 +148,14 @@ def test_a_worker_that_is_stopped_with_nothing_left_to_do_is_ended():
 def test_a_worker_that_is_killed_is_named():
     with pytest.raises(RunError, match=r"DataLoader worker \(pid.*lower train.dataloader_num_workers"):
         all_batches([0, 6, 1])
+
+
+def test_a_worker_that_is_killed_while_it_passes_on_a_batch_is_named():
+    class Iterator:
+        _workers = (SimpleNamespace(pid=os.getpid(), is_alive=lambda: False),)
+
+        def __next__(self):
+            raise EOFError  # as multiprocessing does when the other side has gone
+
+    with pytest.raises(RunError, match="has ended while it passed on a batch"):
+        next(workers._watched(Iterator(), persistent=True))
