@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import media_files
-from ours import no_waste, recipe_side
+from ours import recipe_side
 from pairs import ROOT, Side, compared, interleave, parser, read_options, write
 
 WARM_UP = 2
@@ -72,7 +72,6 @@ class Case:
             f"train.mixed_precision={precision}",
             *SAME,
             *self.settings,
-            *no_waste(),
             *more,
         ]
         name = label(precision, order) + "".join(f", {setting.rpartition('.')[2]}" for setting in more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,8 +116,8 @@ def test_a_loader_worker_that_is_stopped_is_found(tmp_path):
     begun = time.monotonic()
     assert gone(process, 60) == 1, log.read_text()
     assert time.monotonic() - begun < TIMEOUT + 5
-    assert f"process {worker.pid}, a worker of this run, is stopped (SIGSTOP) for 3 s; it is killed." in log.read_text()
-    assert "A worker that loads batches has died" in log.read_text()
+    # The loader names it if it waits for a batch; the heartbeat, if it waits for the worker to end.
+    assert re.search(rf"{worker.pid}.* is stopped", log.read_text()), log.read_text()
     assert "Traceback" not in log.read_text()
 
 

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import IO
 
 from toolkit.base.console import log_to_console, report_error
-from toolkit.base.cores import threads_per_process
 from toolkit.base.errors import InputError
+from toolkit.base.limits import threads_per_process
 from toolkit.base.processes import (
     ECHO_SECONDS,
     EXIT_LOST_PEER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,47 +97,6 @@ class MemoryWatch:
             peak=self.peak,
             checkpoint_copy=checkpoint_copy if self.device.type == "cpu" else 0,
         )
-
-
-CONTROL_GROUPS, OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-_GROUP_FILES = {
-    "": ("memory.max", "memory.current", "inactive_file"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-"""By the controllers of a control group, in version 2 and 1: its limit, its use, and the part that can be freed."""
-
-
-def available_memory() -> int:
-    """Returns the bytes of CPU memory that are free for this process: of the machine and of what its limits leave."""
-    import psutil
-
-    free = [psutil.virtual_memory().available, *_free_in_groups()]
-    with suppress(ImportError):  # Windows
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            free.append(limit - psutil.Process().memory_info().vms)
-    return max(0, min(free))
-
-
-def _free_in_groups() -> Iterator[int]:
-    """Yields what the limits of the process's control groups leave, with those that contain them."""
-    try:
-        lines = OWN_GROUPS.read_text().splitlines()
-    except OSError:  # not Linux
-        return
-    for controllers, path in (line.split(":", 2)[1:] for line in lines):
-        root = CONTROL_GROUPS / controllers
-        own = root / path.lstrip("/")
-        for group in (own, *own.parents) if controllers in _GROUP_FILES else ():
-            limit, use, freeable = _GROUP_FILES[controllers]
-            with suppress(OSError, ValueError, KeyError):  # outside of the container, or without a limit
-                cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())[freeable]
-                used = int((group / use).read_text()) - int(cached)
-                yield int((group / limit).read_text()) - used
-            if group == root:
-                break
 
 
 def held_bytes(device: torch.device) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.base.cgroup import free_memory
+from toolkit.base.limits import available_memory
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -154,7 +154,7 @@ def limit_of(setting: str, folder: Path) -> int:
     """Returns a value of `data.media_cache` other than 0 in bytes."""
     if setting == "auto":
         space = os.statvfs(folder)
-        return min(space.f_bavail * space.f_frsize, free_memory()) // SHARE
+        return min(space.f_bavail * space.f_frsize, available_memory()) // SHARE
     return int(setting[:-3]) * UNITS[setting[-3:]]
 
 

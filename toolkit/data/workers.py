@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from toolkit.api.supports import reads_files
 from toolkit.api.task import Batch, Task
-from toolkit.base.cgroup import cores
 from toolkit.base.errors import DataError, RunError
+from toolkit.base.limits import usable_cores
 from toolkit.base.processes import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def num_workers(train: TrainConfig, task: Task, device: torch.device) -> int:
     least = 1 if train.dataloader_persistent_workers or train.dataloader_prefetch_factor else 0
     if not reads_files(task):
         return least
-    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1
+    spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1
     return max(least, min(spare, 1 if device.type == "cpu" else MOST_WORKERS))
 
 
@@ -110,14 +110,14 @@ def ended_workers(loader: WatchedLoader) -> Iterator[None]:
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        raise _killed(str(error).splitlines()[0].strip()) from error
+        raise _killed(str(error).splitlines()[0].strip().rstrip(".")) from error
     finally:
         loader.end_workers()
 
 
 def _killed(what: str) -> RunError:
     return RunError(
-        f"{what} If the machine ran out of memory, lower train.dataloader_num_workers or "
+        f"{what}. If the machine ran out of memory, lower train.dataloader_num_workers or "
         "train.dataloader_prefetch_factor."
     )
 
@@ -140,7 +140,7 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
             except (EOFError, ConnectionError, FileNotFoundError) as error:
                 if all(process.is_alive() for process in processes):
                     raise
-                raise _killed("A data loader worker has ended while it passed on a batch.") from error
+                raise _killed("A data loader worker has ended while it passed on a batch") from error
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):
                     raise

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from toolkit.base.cores import threads_per_process
+from toolkit.base.limits import threads_per_process
 
 
 @contextmanager

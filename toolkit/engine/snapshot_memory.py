@@ -8,7 +8,7 @@ import torch
 
 from toolkit.api.run import Run
 from toolkit.base.console import format_bytes, say
-from toolkit.base.memory import available_memory
+from toolkit.base.limits import available_memory
 from toolkit.base.shards import local_bytes
 from toolkit.distributed.collect import objects_of_all
 from toolkit.optim.presets import PRESETS

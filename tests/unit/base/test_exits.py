@@ -16,8 +16,9 @@ from toolkit.base.exits import EXIT_INTERRUPT, unexpected
 from toolkit.base.trust import refuse_unknown, trust
 
 SLOW_TO_STOP = """
-import time
+import signal, time
 from toolkit.base.exits import guarded
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 def work():
     try:
         print("working", flush=True)
@@ -30,16 +31,18 @@ guarded(work)
 
 
 def test_a_second_interrupt_ends_the_process_without_a_traceback() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_TO_STOP], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    for line in ("working\n", "stopping\n"):
-        assert process.stdout.readline() == line
-        process.send_signal(signal.SIGINT)
-    time.sleep(1.2)  # what comes within a second is an echo
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=10)
+    command = [sys.executable, "-c", SLOW_TO_STOP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for line in ("working\n", "stopping\n"):
+                assert process.stdout.readline() == line
+                process.send_signal(signal.SIGINT)
+            time.sleep(1.2)  # what comes within a second is an echo
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=10)
+        finally:
+            process.kill()
     assert process.returncode == EXIT_INTERRUPT
     assert "Traceback" not in errors
 

@@ -134,7 +134,7 @@ def test_a_copy_for_a_process_that_is_no_fork_keeps_nothing():
 def test_limits(tmp_path, monkeypatch):
     assert limit_of("3MiB", tmp_path) == 3 * 2**20
     assert keep_rows({"train": 3}, "0", ONE_PROCESS) == {}
-    monkeypatch.setattr(kept, "free_memory", lambda: 4000)
+    monkeypatch.setattr(kept, "available_memory", lambda: 4000)
     assert limit_of("auto", tmp_path) == 1000
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert keep_rows({"train": 3}, "1MiB", ONE_PROCESS) == {}

@@ -58,7 +58,7 @@ class Task:
     ],
 )
 def test_auto(cores, processes, device, task, settings, expected, monkeypatch):
-    monkeypatch.setattr(workers, "cores", lambda: cores)
+    monkeypatch.setattr(workers, "usable_cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert num_workers(TrainConfig(**settings), task, device) == expected
 

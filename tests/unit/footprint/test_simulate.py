@@ -115,7 +115,7 @@ def tiny_bert() -> nn.Module:
 
 def test_fused_attention_keeps_no_matrix_of_weights() -> None:
     length = 256
-    eager = simulate(subject("llama", length=length))
+    eager = simulate(subject("llama", length=length, fused=True))
     dropped = KINDS["llama"][1] | {"attention_dropout": 0.1}
     matrix = 3 * 2 * length * length * 4  # rows (the fourth is short), heads, positions, bytes
     on_cpu, on_gpu = (simulate(subject("llama", dropped, length=length, fused=fused)) for fused in (False, True))

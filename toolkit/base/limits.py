@@ -1,0 +1,84 @@
+"""What this process may use of the machine: cores and memory, within its own limits and those of its control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+GROUPS = Path("/proc/self/cgroup")
+MEMORY_FILES = {
+    "memory.max": ("memory.current", "inactive_file"),
+    "memory.limit_in_bytes": ("memory.usage_in_bytes", "total_inactive_file"),
+}
+"""The limit of a group's memory in version 2 and 1 of control groups, with its use and the part that can be freed."""
+
+
+def usable_cores() -> int:
+    """Returns the number of cores that this process may use, at least 1: those it is bound to, or its groups' quota.
+
+    PyTorch starts as many threads as the machine has cores, also in a container that may use two of them, where the
+    threads then wait for each other.
+    """
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([bound, *_quotas()])))
+
+
+def threads_per_process(processes: int) -> int:
+    """Returns the threads of each of several equal processes on this machine, at least 1."""
+    return max(1, usable_cores() // processes)
+
+
+def available_memory() -> int:
+    """Returns the bytes that this process can still allocate without swapping; cached files count as free."""
+    import psutil
+
+    free = [int(psutil.virtual_memory().available), *_free_in_groups()]
+    with suppress(ImportError):  # Windows
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - psutil.Process().memory_info().vms)
+    return max(0, min(free))
+
+
+def _quotas() -> Iterator[float]:
+    for folder in _folders("cpu"):
+        with suppress(OSError, ValueError):  # no such file, or `max`
+            quota, period = (folder / "cpu.max").read_text().split()
+            yield int(quota) / int(period)
+        with suppress(OSError, ValueError):
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                yield int(quota) / int(period)
+
+
+def _free_in_groups() -> Iterator[int]:
+    for folder in _folders("memory"):
+        for limit, (use, freeable) in MEMORY_FILES.items():
+            with suppress(OSError, ValueError):
+                free = int((folder / limit).read_text()) - int((folder / use).read_text())
+                yield free + _freeable(folder, freeable)
+
+
+def _freeable(folder: Path, name: str) -> int:
+    """Returns the bytes of a group that hold cached files and can be dropped."""
+    with suppress(OSError, ValueError, KeyError):
+        return int(dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())[name])
+    return 0
+
+
+def _folders(controller: str) -> Iterator[Path]:
+    """Yields the folders of this process's groups and of those around them, in either version of control groups."""
+    with suppress(OSError):  # not Linux
+        for line in GROUPS.read_text().splitlines():
+            _, names, path = line.split(":", 2)
+            if names and controller not in names.split(","):
+                continue
+            for root in {ROOT / names, ROOT / controller} if names else {ROOT}:
+                group = root / path.lstrip("/")
+                # In a container, the path may be that of the machine, while only the container's own group is mounted.
+                yield from {each for each in (group, *group.parents) if each.is_relative_to(root)} | {root}
