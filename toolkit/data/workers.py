@@ -140,7 +140,7 @@ def _watched(iterator: Any, persistent: bool) -> Iterator[Batch]:
             except (EOFError, ConnectionError, FileNotFoundError) as error:
                 if all(process.is_alive() for process in processes):
                     raise
-                raise _killed("A data loader worker has ended while it passed on a batch.") from error
+                raise _killed("A data loader worker has ended while it passed on a batch") from error
             except RuntimeError as error:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
