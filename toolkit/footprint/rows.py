@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, seed: int, rows: int) -> Batch:
     """Collates the longest rows into one micro-batch.
 
-    The last row is the shortest one, so that the batch contains padding: models drop attention masks without padding.
+    Its last token counts as padding, since models drop attention masks without padding.
 
     Args:
         features: preprocessed rows; repeated if there are fewer than `rows`.
@@ -31,10 +31,11 @@ def longest_batch(features: datasets.Dataset, task: Task, processor: Processor, 
         rows: number of rows of the micro-batch.
     """
     order = np.argsort(-np.asarray(features["length"][:]), kind="stable")
-    picked = [int(order[i % len(order)]) for i in range(rows)]
-    if rows > 1:
-        picked[-1] = int(order[-1])
-    return collated(features, picked, task, processor, seed)
+    batch = collated(features, [int(order[i % len(order)]) for i in range(rows)], task, processor, seed)
+    for name, value in batch["inputs"].items():
+        if name.endswith("attention_mask") and rows > 1:
+            value[-1, -1] = 0
+    return batch
 
 
 def collated(features: datasets.Dataset, picked: list[int], task: Task, processor: Processor, seed: int) -> Batch:
