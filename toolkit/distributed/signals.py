@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -41,7 +42,7 @@ class StopSignal:
     def __init__(self, num_processes: int) -> None:
         self.received = 0
         """The first stop signal, or 0."""
-        self._first = self._last_beat = 0.0
+        self._first, self._last_beat = math.inf, 0.0
         self._unhurried = False
         # Python lets only the main thread handle signals: a run in another thread is not stopped by them.
         self._installs = threading.current_thread() is threading.main_thread()
@@ -80,7 +81,7 @@ class StopSignal:
     def receive(self, number: int) -> None:
         """Notes a stop signal that another rank of the run has received."""
         if not self.received and number in STOP_SIGNALS:
-            self.received, self._first = number, time.monotonic()
+            self.received = number  # this rank's own signal is still its first, however late it is handled
 
     def beat(self) -> None:
         """Signals that this process is alive, which renews the deadline."""
@@ -101,10 +102,9 @@ class StopSignal:
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         leave_closed_terminal()
         now = time.monotonic()
-        if self.received and now - self._first > ECHO_SECONDS:
+        if now - self._first > ECHO_SECONDS:
             os._exit(128 + self.received)
-        if not self.received:
-            self.received, self._first = signum, now
+        self.received, self._first = self.received or signum, min(self._first, now)
 
     def _watch(self) -> None:
         while received := os.read(self._reader, 1):
