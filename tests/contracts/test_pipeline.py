@@ -13,9 +13,6 @@ from tolerances import FLOAT64
 
 pytestmark = pytest.mark.distributed
 
-PARAMETERS = 1e-8
-"""Adam divides by at least 1e-8: with a rate of 0.01, rounding of 1e-15 in a gradient that should be zero, such as a
-key's bias, is 1e-9 in each step."""
 EXACT = 1e-10
 """Tolerance of losses and gradient norms, which one step moves less than parameters."""
 
@@ -39,8 +36,12 @@ def assert_equal_run(one: Path, other: Path) -> None:
     assert len(steps) >= 3
     assert any(step["grad_norm"] > 0.1 for step in steps)  # clipped
     assert_close(steps, lines(other, "loss"), EXACT)
-    left, right = ({name: value.tolist() for name, value in weights(run).items()} for run in (one, other))
-    assert_close(left, right, PARAMETERS)
+    left, right = (
+        # The gradient of a key's bias is zero but for rounding, which Adam makes as large as its rate allows.
+        {name: value.tolist() for name, value in weights(run).items() if not name.endswith("key.bias")}
+        for run in (one, other)
+    )
+    assert_close(left, right, FLOAT64)
     assert_close(lines(one, "eval_loss"), lines(other, "eval_loss"), FLOAT64)
     assert_close(predictions(one), predictions(other), FLOAT64)
 
