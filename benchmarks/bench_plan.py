@@ -4,7 +4,8 @@
 
 Randomly initialised models of 20 to 40 million parameters on synthetic rows. Each variant is trained for a few steps in
 a separate process, which also reports the prediction for its largest micro-batch. The calibration (`--calibrate`) is
-measured once with and once without checkpointing, on other variants: SGD with a half and an eighth of the rows.
+measured once with and once without checkpointing, on other variants: SGD with a half and an eighth of the rows. The
+first optimizer is also measured with steps of three times the rows, cut by a token budget.
 
 With `--malloc mapped`, the C library (glibc) maps every larger block separately and returns it when it is freed. By
 default it keeps blocks on a heap with gaps: memory that the plan does not predict and that the calibration can only
@@ -52,6 +53,10 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
                                 "model": {"from_config": WAV2VEC2}}),
 }  # fmt: skip
 """By name: the recipe, rows of a micro-batch, and the configuration."""
+BUDGETS = {"bert": 2048, "t5": 2048, "wav2vec2": 192_000}
+"""Token budgets (samples of audio) of the models whose rows differ in length."""
+BUDGET_ROWS = 3
+"""Rows of a step with a budget, as a multiple of those of a micro-batch."""
 
 
 def make_rows(case: str, folder: Path) -> Path:
@@ -101,27 +106,31 @@ def compare_case(case: str, folder: Path, optimizers: list[str]) -> dict[str, An
         print(f"{case}, checkpointing {checkpointing}: factor {factor:.3f}, constant {constant:.0f} MiB (from SGD at "
               f"{sizes} rows)", flush=True)  # fmt: skip
     columns = [f"{name:>8}" for name in ("weights", "grads", "state", "MiB", "plan", "before")]
-    print(f"{'optimizer':20}{'checkpointing':14}", *columns)
+    print(f"{'optimizer':20}{'checkpointing':14}{'budget':8}", *columns)
+    variants = [(optim, checkpointing, None) for optim in optimizers for checkpointing in CHECKPOINTING]
+    if case in BUDGETS:
+        variants += [(optimizers[0], checkpointing, BUDGETS[case]) for checkpointing in CHECKPOINTING]
     table = []
-    for optim in optimizers:
-        for checkpointing in CHECKPOINTING:
-            found = measured(*place, [f"train.optim={optim}", f"train.activation_checkpointing={checkpointing}"], rows)
-            predicted, peak = found.footprint, found.peak
-            line = {
-                "optim": optim,
-                "activation_checkpointing": checkpointing,
-                "parameters": (predicted.parameters + predicted.buffers) / found.parameters,
-                "gradients": predicted.gradients / found.gradients,
-                "optimizer_state": predicted.optimizer_state / found.optimizer_state,
-                "measured_bytes": peak,
-                "predicted_bytes": corrections[checkpointing].peak(predicted),
-                "peak": corrections[checkpointing].peak(predicted) / peak,
-                "peak_uncalibrated": predicted.peak / peak,
-            }
-            table.append(line)
-            print(f"{optim:20}{checkpointing:14}{line['parameters']:9.3f}{line['gradients']:9.3f}"
-                  f"{line['optimizer_state']:9.3f}{peak / 2**20:9.0f}{line['peak']:9.3f}"
-                  f"{line['peak_uncalibrated']:9.3f}", flush=True)  # fmt: skip
+    for optim, checkpointing, budget in variants:
+        overrides = [f"train.optim={optim}", f"train.activation_checkpointing={checkpointing}"]
+        found = measured(*place, overrides, rows * (BUDGET_ROWS if budget else 1), budget)
+        predicted, peak = found.footprint, found.peak
+        line = {
+            "optim": optim,
+            "activation_checkpointing": checkpointing,
+            "max_tokens_per_batch": budget,
+            "parameters": (predicted.parameters + predicted.buffers) / found.parameters,
+            "gradients": predicted.gradients / found.gradients,
+            "optimizer_state": predicted.optimizer_state / found.optimizer_state,
+            "measured_bytes": peak,
+            "predicted_bytes": corrections[checkpointing].peak(predicted),
+            "peak": corrections[checkpointing].peak(predicted) / peak,
+            "peak_uncalibrated": predicted.peak / peak,
+        }
+        table.append(line)
+        print(f"{optim:20}{checkpointing:14}{budget or '-':<8}{line['parameters']:9.3f}{line['gradients']:9.3f}"
+              f"{line['optimizer_state']:9.3f}{peak / 2**20:9.0f}{line['peak']:9.3f}"
+              f"{line['peak_uncalibrated']:9.3f}", flush=True)  # fmt: skip
     return {"corrections": {name: asdict(each) for name, each in corrections.items()}, "variants": table}
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from launching import kill_tree
 from random_runs import ALL, FURTHER, RANDOM
-from runs import assert_same_weights, lines, predictions, train, weights
+from runs import ROOT, assert_same_weights, lines, predictions, train, weights
 from safetensors.torch import load_file
-from stopping import DROPOUT, LONG, StoppedError, start, stopper, wait_for_step
+from stopping import DROPOUT, LONG, StoppedError, command, start, stopper, wait_for_step
 
 from toolkit.base.errors import CheckpointError, ConfigError
 from toolkit.checkpoint.lock import OutputLock
@@ -233,6 +234,40 @@ def test_kill_9_three_times(tmp_path):
 @pytest.mark.distributed
 def test_kill_9_three_times_on_two_processes(tmp_path):
     kill_three_times(tmp_path, processes=2)
+
+
+KILLED = """
+import os, pathlib, runpy, signal, sys
+
+moment, rename = sys.argv[1], pathlib.Path.rename
+
+def rename_or_die(path, target):
+    if pathlib.Path(target).name == "model":
+        if moment == "after":
+            rename(path, target)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(path, target)
+
+pathlib.Path.rename = rename_or_die
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.slow), "after"])
+def test_a_run_without_checkpoints_that_was_killed_while_it_wrote_its_model_starts_again(tmp_path, moment):
+    settings = ("checkpoint.save_steps=null", "train.max_steps=4")
+    python, *script = command(tmp_path / "killed", *settings)
+    killed = subprocess.run([python, "-c", KILLED, moment, *script], cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "killed" / "model").exists() == (moment == "after")
+    for run, resume in (("killed", "auto"), ("whole", "none")):
+        train("reviews", tmp_path / run, *DROPOUT, *settings, f"checkpoint.resume={resume}")
+    assert_same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert predictions(tmp_path / "whole") == predictions(tmp_path / "killed")
+    assert {path.name for path in (tmp_path / "killed").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
 
 
 @pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])

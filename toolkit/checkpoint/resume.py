@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import is_temporary
+from toolkit.base.files import is_temporary, read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import NOTHING, latest, open_checkpoint, steps
 
@@ -39,7 +40,7 @@ def decide_resume(
         _refuse_former_run(output_dir)
         return None, []
     files = RunFolder(output_dir)
-    if files.model.exists() and not steps(files.checkpoints):
+    if not steps(files.checkpoints) and _holds_finished_model(files):
         raise CheckpointError(
             f"checkpoint.resume=auto: {output_dir.absolute()} holds a finished run without checkpoints, which would be "
             "overwritten. Set another output_dir, or delete the folder"
@@ -85,6 +86,16 @@ def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, 
     if checkpoint is None:
         raise CheckpointError("\n".join([f"no usable checkpoint in {root.absolute()}:", *messages]))
     return checkpoint, [*messages, f"using the newest valid checkpoint in {path}, {checkpoint.path.name}"]
+
+
+def _holds_finished_model(files: RunFolder) -> bool:
+    """Whether a folder has a model, unless its run did not come to writing its results, which are the last."""
+    if not files.model.exists():
+        return False
+    try:
+        return "result" in json.loads(read_file(files.facts))
+    except (OSError, ValueError, TypeError):  # of another tool, or damaged: the model may be worth keeping
+        return True
 
 
 def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str], again: bool) -> tuple[Checkpoint, list[str]]:

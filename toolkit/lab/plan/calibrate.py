@@ -112,8 +112,15 @@ def fitted(small: Measured, large: Measured) -> Correction:
     return Correction(factor, max(0, round(extra[1] - factor * large.footprint.passing)))
 
 
-def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> Measured:
-    """Trains a few steps with micro-batches of `rows` rows in a separate process.
+def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_tokens: int | None = None) -> Measured:
+    """Trains a few steps of `rows` rows in a separate process.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML file.
+        overrides: further settings.
+        rows: rows of a step.
+        max_tokens: token budget of its micro-batches, or None for steps of one micro-batch.
 
     Raises:
         RunError: if training fails, with the reason or the end of the output.
@@ -123,7 +130,7 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int) -> M
         settings: dict[str, Any] = FEW_STEPS | {
             "train.per_device_train_batch_size": rows,
             "train.gradient_accumulation_steps": 1,
-            "train.max_tokens_per_batch": None,
+            "train.max_tokens_per_batch": max_tokens,
             "output_dir": str(folder / "run"),
         }
         job = {

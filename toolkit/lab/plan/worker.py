@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.api.device import looked_up
 from toolkit.api.task import Batch
@@ -15,32 +15,43 @@ from toolkit.lab.training import trained
 
 
 class _Watch:
-    """Records the size and time of each step, and the largest micro-batch. See `toolkit.api.run.Observer`."""
+    """Records the size and time of each step, and its largest micro-batch. See `toolkit.api.run.Observer`.
+
+    A model without padding has another largest micro-batch than one with padding: that with the most tokens.
+    """
 
     def __init__(self) -> None:
-        self.steps: list[tuple[int, float]] = []
-        self.largest: Batch | None = None
-        self._largest_size = -1
+        self.largest: dict[bool, Batch] = {}
+        """The largest micro-batch of a model with padding (False) and without (True)."""
+        self._steps: list[tuple[dict[bool, int], float]] = []
 
     def gradient(self, step: int, model: nn.Module) -> None:
         """Does nothing."""
 
     def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
         """Records a step."""
-        (batch,) = batches  # calibrations do not accumulate
-        size = sum(value.numel() for value in batch["inputs"].values() if hasattr(value, "numel"))
-        self.steps.append((size, record["seconds"]))
-        if size > self._largest_size:
-            self._largest_size, self.largest = size, batch
+        for unpadded in (False, True):
+            self.largest[unpadded] = max(
+                [*batches, self.largest.get(unpadded, batches[0])], key=lambda batch: _size(batch, unpadded)
+            )
+        sizes = {unpadded: sum(_size(batch, unpadded) for batch in batches) for unpadded in (False, True)}
+        self._steps.append((sizes, record["seconds"]))
 
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of a step with the largest micro-batch, or None if there was only one step.
+    def seconds(self, unpadded: bool) -> float | None:
+        """Returns the seconds of the largest micro-batch's step, or None if there was only one step.
 
-        The first step is skipped, as it includes start-up. Times of smaller micro-batches are scaled up to the largest.
-        The minimum is used, since other processes may slow down single steps.
+        The first step is skipped, as it includes start-up. Times of smaller steps are scaled up to the largest
+        micro-batch. The minimum is used, since other processes may slow down single steps.
         """
-        return min((seconds * self._largest_size / size for size, seconds in self.steps[1:]), default=None)
+        largest = _size(self.largest[unpadded], unpadded)
+        return min((seconds * largest / sizes[unpadded] for sizes, seconds in self._steps[1:]), default=None)
+
+
+def _size(batch: Batch, unpadded: bool) -> int:
+    """Returns the number of values of a micro-batch's inputs, or of those that its masks do not count as padding."""
+    inputs = {name: value for name, value in batch["inputs"].items() if isinstance(value, Tensor)}
+    masks = [int(value.sum()) for name, value in inputs.items() if name.endswith("attention_mask")]
+    return sum(masks) if unpadded and masks else sum(value.numel() for value in inputs.values())
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,11 +65,11 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """
     watch = _Watch()
     with trained(job, watch) as (run, result):
-        assert watch.largest is not None  # at least one step was trained
-        subject = Subject(run.cfg, run.task, run.model.config, looked_up(watch.largest), run.accelerator.device)
+        batch = looked_up(watch.largest[run.unpadded])
+        subject = Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device)
         return {
             "memory": asdict(result.memory),
             "footprint": asdict(simulate(subject)),
-            "seconds": watch.seconds,
+            "seconds": watch.seconds(run.unpadded),
             "device": run.accelerator.device.type,
         }
