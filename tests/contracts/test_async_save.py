@@ -18,6 +18,7 @@ import killed_saves
 import pytest
 import torch
 from launching import launch
+from non_finite_runs import RUN, bad_windows
 from runs import ROOT, assert_same_weights, lines, train
 from safetensors.torch import load_file
 from stopping import DROPOUT, command
@@ -79,6 +80,17 @@ def test_the_test_above_has_power(tmp_path, monkeypatch):
     train("reviews", tmp_path / "async", *FEW, ASYNC)
     with pytest.raises(AssertionError, match=r"(model|optimizer)\.safetensors"):
         assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
+
+
+def test_going_back_uses_the_checkpoint_that_was_still_being_written(tmp_path, monkeypatch, capsys):
+    """Step 4 is bad, while the checkpoint of step 2 is written."""
+    with bad_windows([4]):
+        train("reviews", tmp_path / "waiting", *RUN, "train.non_finite=rollback", WAITING)
+        slowly(monkeypatch, commit, "write_groups", 1.0)
+        capsys.readouterr()
+        train("reviews", tmp_path / "async", *RUN, "train.non_finite=rollback", ASYNC)
+    assert "step-2" in next(line for line in capsys.readouterr().out.splitlines() if "resuming from" in line)
+    assert_same_weights(tmp_path / "waiting", tmp_path / "async")
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
