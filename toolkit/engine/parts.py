@@ -12,6 +12,12 @@ from toolkit.api.state import TrainState
 from toolkit.api.task import Batch
 from toolkit.data.batches import split_batch
 from toolkit.data.budget import Budget, training_budget
+from toolkit.models.unpadded.families import ISLANDS
+
+
+def packs_tokens(run: Run) -> bool:
+    """Returns whether layers and their attention take memory for tokens alone."""
+    return run.unpadded and run.model.config.model_type not in ISLANDS
 
 
 def splitter(run: Run, state: TrainState, milestones: Milestones) -> Callable[[Batch, int], Iterator[Batch]]:
@@ -27,7 +33,7 @@ def splitter(run: Run, state: TrainState, milestones: Milestones) -> Callable[[B
 
     @cache
     def budget() -> Budget | None:
-        return training_budget(run.data.train, run.cfg, run.mesh, run.task.modality, run.unpadded)
+        return training_budget(run.data.train, run.cfg, run.mesh, run.task.modality, packs_tokens(run))
 
     def split(batch: Batch, size: int) -> Iterator[Batch]:
         random = RowRandom(run.cfg.seed, state.step // milestones.steps_per_epoch)
