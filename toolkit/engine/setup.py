@@ -18,7 +18,7 @@ from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
-from toolkit.engine.parts import packs_tokens
+from toolkit.engine.parts import packs_tokens, training_processor
 from toolkit.tracking.tracker import Tracker
 
 
@@ -54,7 +54,7 @@ def opened(run: Run) -> Iterator[Setup]:
     """
     workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
     loader, sampler = training_loader(
-        run.data.train, run.task, run.processor, run.cfg, run.mesh, workers, run.data.kept, packs_tokens(run)
+        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, workers, run.data.kept, packs_tokens(run)
     )
     _note_long_rows(run)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)

@@ -24,6 +24,12 @@ _PADDED = (
         _ELSE,
     ),
     Rule(
+        lambda c: c.train.pad_to_multiple_of is not None,
+        (KEY, "train.pad_to_multiple_of"),
+        "padding to a multiple is for layers that compute it",
+        _ELSE,
+    ),
+    Rule(
         lambda c: c.train.mixed_precision == "fp8",
         (KEY, "train.mixed_precision"),
         "products in fp8 need sizes that are multiples of 16, and the number of tokens is any",

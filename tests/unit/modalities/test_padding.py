@@ -1,0 +1,59 @@
+"""`train.pad_to_multiple_of`: batches of few shapes, and the same training."""
+
+from __future__ import annotations
+
+import pytest
+from runs import SGD, assert_close, train, weights
+from tolerances import FLOAT64
+
+from toolkit.base.errors import ConfigError
+
+FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.validation_file=null", "eval.eval_steps=null",
+       "checkpoint.save_steps=null", "train.per_device_train_batch_size=4")  # fmt: skip
+
+
+class Shapes:
+    """Notes the lengths of the inputs of micro-batches; a `toolkit.api.run.Observer`."""
+
+    def __init__(self):
+        self.lengths: set[int] = set()
+
+    def gradient(self, step, model):
+        pass
+
+    def step(self, step, batches, record):
+        for batch in batches:
+            names = [name for name in batch["inputs"] if name.endswith("input_ids")]
+            self.lengths |= {batch["inputs"][name].shape[1] for name in names}
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["reviews", "qa", "token_classification", "translation", "language_modeling", "language_modeling/smoke_masked"],
+)
+def test_batches_have_few_shapes_and_training_stays_the_same(config, tmp_path):
+    shapes = Shapes(), Shapes()
+    for name, multiple, observer in (("plain", "null", shapes[0]), ("padded", "8", shapes[1])):
+        settings = (*FEW, *SGD, "train.unpadded=false", f"train.pad_to_multiple_of={multiple}")
+        train(config, tmp_path / name, *settings, double=True, observer=observer)
+    full = config in ("qa", "language_modeling", "language_modeling/smoke_masked")  # windows and blocks of one length
+    assert any(length % 8 for length in shapes[0].lengths) is not full
+    assert not any(length % 8 for length in shapes[1].lengths)
+    one, other = ({k: v.tolist() for k, v in weights(tmp_path / name).items()} for name in ("plain", "padded"))
+    assert_close(one, other, FLOAT64)
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "message"),
+    [
+        (
+            "reviews",
+            ("task.max_length=60", "model.from_config.max_position_embeddings=60"),
+            "becomes 64 tokens, but this",
+        ),
+        ("reviews/smoke_image", (), "only batches of text are padded so; remove it"),
+    ],
+)
+def test_what_cannot_be_padded_is_refused(config, overrides, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(config, tmp_path / "run", *overrides, "train.pad_to_multiple_of=16")
