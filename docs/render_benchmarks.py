@@ -60,11 +60,6 @@ def machine(page: Result) -> str:
     return f"{page['cpu']}{bf16}, {threads}, {clock}; {versions}; commit {page['commit'][:12]}"
 
 
-def title(page: Result) -> str:
-    """Returns the title of a benchmark, in which names of scripts are marked as code."""
-    return page["title"].replace("|", r"\|")
-
-
 def section(file: str, page: Result) -> str:
     """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
     cases = page.get("cases") or {page.get("case", page["title"]): page}
@@ -95,7 +90,7 @@ def details() -> str:
 def summary() -> str:
     """Returns the table of the main case of each benchmark."""
     rows = [
-        [page["benchmark"], title(page), line(page.get("case", "")), figure(page)]
+        [page["benchmark"], page["title"], line(page.get("case", "")), figure(page)]
         for page in results().values()
         if page["benchmark"] in EXPECTED
     ]
