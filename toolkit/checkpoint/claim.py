@@ -61,8 +61,9 @@ def claim(
     held = ExitStack()
 
     def take() -> Checkpoint | None:
-        if in_use(output_dir) is None:  # a folder of others is refused before anything is written into it
-            decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
+        with suppress(OSError):  # which `probe` explains
+            if in_use(output_dir) is None:  # a folder of others is refused before anything is written into it
+                decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
