@@ -82,6 +82,23 @@ def test_the_test_above_has_power(tmp_path, monkeypatch):
         assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
 
 
+def test_a_step_that_is_left_out_waits_for_the_copy_too(tmp_path, monkeypatch):
+    """The outer optimizer of local SGD changes parameters also after a step without an update."""
+    local = ("train.strategy=local_sgd", "train.local_sgd_steps=1", "train.local_sgd_outer_lr=0.5",
+             "train.local_sgd_outer_momentum=0.9", "train.non_finite=rollback")  # fmt: skip
+    restore = session.Session.restore
+
+    def left_out(self):
+        restore(self)
+        self.state.left_out = [3]  # step 2 is saved before it
+
+    monkeypatch.setattr(session.Session, "restore", left_out)
+    train("reviews", tmp_path / "waiting", *FEW, *local, WAITING)
+    slowly(monkeypatch, snapshot.Copy, "run", 0.3)
+    train("reviews", tmp_path / "async", *FEW, *local, ASYNC)
+    assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
+
+
 def test_going_back_uses_the_checkpoint_that_was_still_being_written(tmp_path, monkeypatch, capsys):
     """Step 4 is bad, while the checkpoint of step 2 is written."""
     with bad_windows([4]):

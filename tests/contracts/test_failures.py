@@ -43,10 +43,13 @@ def test_an_error_on_one_rank_ends_all_within_15_seconds(tmp_path, strategy):
 
 
 @pytest.mark.slow
-def test_what_one_process_does_for_all_may_take_longer_than_collectives(tmp_path):
-    """Preparing rows, saving and reporting take 4 s each here, on the first process."""
-    given = command(tmp_path / "run", "train.ddp_timeout=3", "train.max_steps=2", "checkpoint.save_steps=2")[2:]
-    launch([Path(failing_rank.__file__), "slow_work", "0", *given], 2)
+@pytest.mark.parametrize("fault", ["slow_work", "slow_tracker"])
+def test_what_one_process_does_for_all_may_take_longer_than_collectives(tmp_path, fault):
+    """Preparing rows, saving, reporting, and what a tracker does take 4 s each here, on the first process."""
+    limits = ("train.ddp_timeout=3", "train.heartbeat_timeout=2")  # 3.5 s for a collective
+    more = ("train.max_steps=2", "checkpoint.save_steps=2", "tracking.report_to=[tensorboard]")
+    given = command(tmp_path / "run", *limits, *more)[2:]
+    launch([Path(failing_rank.__file__), fault, "0", *given], 2)
     assert "result" in json.loads((tmp_path / "run/run.json").read_text())
 
 

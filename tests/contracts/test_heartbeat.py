@@ -91,6 +91,35 @@ def test_a_rank_that_stalls_is_named_and_everything_ends(fault, rank, reason, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("stop", "is stopped (SIGSTOP), for 6 s"),
+        ("compute_for_ever", "collective in which others waited until that timed out (train.ddp_timeout)"),
+    ],
+)
+def test_a_short_timeout_of_collectives_hides_nobody(fault, reason, tmp_path):
+    """Which alone would end the run after 2 s, without a name."""
+    run = tmp_path / "run"
+    code, log = run_with(fault, 1, run, "train.ddp_timeout=2", "train.heartbeat_timeout=6", "train.max_steps=8")
+    assert code == EXIT_STALLED, log
+    assert_named(log, run, 1, reason)
+    assert "Traceback" not in log
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_that_prepares_rows_ends_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))  # so that there are rows to prepare
+    run = tmp_path / "run"
+    code, log = run_with("stop_preparation", 0, run, "train.max_steps=2", "data.preprocessing_num_workers=2")
+    assert time.time() - float((run / "failed_at").read_text()) < TIMEOUT + 15 + MARGIN
+    assert code == 1
+    assert "a worker of this run, is stopped (SIGSTOP)" in log
+    assert "Lower data.preprocessing_num_workers" in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_other_launchers_end_too(launcher, tmp_path):
     code, log = run_with("stop", 1, tmp_path / "run", "train.max_steps=8", launcher=launcher)

@@ -200,6 +200,14 @@ def test_a_non_empty_folder_is_refused_and_a_locked_one_too(tmp_path):
         train("reviews", tmp_path / "run", *few, "checkpoint.resume=auto")
 
 
+def test_nothing_is_written_into_a_folder_of_others(tmp_path):
+    (tmp_path / "mine.txt").touch()
+    before = tmp_path.stat().st_mtime_ns
+    with pytest.raises(CheckpointError, match=r"not empty, it holds mine\.txt"):
+        train("reviews", tmp_path, *DROPOUT, "train.max_steps=1")
+    assert (tmp_path.stat().st_mtime_ns, [path.name for path in tmp_path.iterdir()]) == (before, ["mine.txt"])
+
+
 def kill_three_times(tmp_path: Path, processes: int) -> None:
     """Kills a run with SIGKILL at three random steps and compares its end with that of an uninterrupted run.
 

@@ -20,6 +20,7 @@ from toolkit.engine import evaluation
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
+from toolkit.tracking.trackers import Trackers
 
 FAULT_STEP = 3
 
@@ -130,6 +131,33 @@ def compute() -> None:
     _before_gradient(loop)
 
 
+def compute_for_ever() -> None:
+    """Makes the process compute for longer than any collective waits."""
+
+    def loop() -> None:
+        while True:
+            pass
+
+    _before_gradient(loop)
+
+
+def stop_preparation() -> None:
+    """Stops the first process that prepares rows for this one."""
+    tokenise, started = prepare.tokenise, list[int]()
+
+    def stop_the_first() -> None:
+        if len(started) == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def armed(*arguments: Any, **settings: Any) -> Any:
+        (output_dir,) = [word.partition("=")[2] for word in sys.argv if word.startswith("output_dir=")]
+        note(Path(output_dir))
+        os.register_at_fork(before=lambda: started.append(os.getpid()), after_in_child=stop_the_first)
+        return tokenise(*arguments, **settings)
+
+    prepare.tokenise = armed
+
+
 def compute_without_threads() -> None:
     """Makes the process compute for some seconds in a call that lets no other Python thread run."""
     _before_gradient(lambda: sum(range(400_000_000)))
@@ -148,9 +176,15 @@ def _before_gradient(fault: Callable[[], object]) -> None:
 
 
 def slow_work() -> None:
-    """Makes what one process does for all take longer than `train.ddp_timeout=3`."""
+    """Makes what one process does for all take longer than the time limit of collectives."""
     for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
+
+
+def slow_tracker() -> None:
+    """Makes a tracker's server answer after more than the time limit of collectives."""
+    for name in ("__init__", "log", "finish"):
+        setattr(Trackers, name, _delayed(getattr(Trackers, name)))
 
 
 def _delayed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,8 +204,8 @@ def elsewhere() -> None:
 FAULTS: dict[str, Callable[[], None]] = {
     each.__name__: each
     for each in (
-        *(error, kill, kill_in_save, full_disk, slow, slow_work, elsewhere),
-        *(stop, stop_in_evaluation, sleep, compute, compute_without_threads),
+        *(error, kill, kill_in_save, full_disk, slow, slow_work, slow_tracker, elsewhere),
+        *(stop, stop_in_evaluation, sleep, compute, compute_for_ever, compute_without_threads, stop_preparation),
     )
 }
 

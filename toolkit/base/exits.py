@@ -173,10 +173,27 @@ def unexpected(error: Exception) -> str:
 ENDED_ELSEWHERE = "another process of this run has ended; its own message, or the launcher's, says why."
 
 
+EXPIRED = "Timed out waiting"
+"""Part of the message of a collective of gloo in which a rank has waited for too long."""
+
+
 KNOWN = {
     "DataLoader worker": (
         "A worker that loads batches has died, or was killed: mostly by the system, which was out of memory or shared "
         "memory (/dev/shm). Lower train.dataloader_num_workers, or set it to 0."
+    ),
+    "subprocesses has abruptly died": (
+        "A worker that prepares rows has died, or was killed: mostly by the system, which was out of memory. Lower "
+        "data.preprocessing_num_workers, or set it to 1."
+    ),
+    EXPIRED: (
+        "Another rank has not come to a collective in time. If it may compute for longer than this, raise "
+        "train.ddp_timeout; if it is stopped or hangs, its stack says where (`py-spy dump`)."
+    ),
+    **dict.fromkeys(
+        ("client socket has timed out", "waiting for clients", "wait timeout after", "timed out connecting"),
+        "A rank did not come to the meeting of all ranks at the start of the run: look for one that is stopped, has "
+        "ended, or cannot reach MASTER_ADDR and MASTER_PORT of the first rank.",
     ),
     "without overflow": "A number became too large for float32: lower train.learning_rate.",
     "index out of range in self": (

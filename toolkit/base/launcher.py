@@ -35,6 +35,7 @@ from toolkit.base.processes import (
     is_launched,
     leave_closed_terminal,
 )
+from toolkit.base.starting import FIRST_BEAT, StartWatch
 
 GRACE_SECONDS = 8.0
 """How long the other ranks may take to end after one has failed; then they are killed, within 15 s of the failure."""
@@ -91,8 +92,11 @@ def run_ranks(command: Sequence[str], processes: int, all_print: bool = False) -
         hidden = 0 if all_print else processes - 1
         outputs = [None] * (processes - hidden) + [held.enter_context(TemporaryFile()) for _ in range(hidden)]
         port = held.enter_context(_reserved_port()).getsockname()[1]
-        environs = _environments(processes, port)
-        ranks = _Ranks([_start(command, outputs[rank], environ) for rank, environ in enumerate(environs)])
+        watch = held.enter_context(StartWatch())
+        environs = _environments(processes, port, watch.descriptor)
+        started = [_start(command, outputs[rank], environ) for rank, environ in enumerate(environs)]
+        watch.begin([process.pid for process in started])
+        ranks = _Ranks(started, watch)
         handlers = {number: signal.signal(number, ranks.stop) for number in heeded_signals()}
         try:
             failed = ranks.wait()
@@ -114,12 +118,13 @@ def _reserved_port() -> socket.socket:
     return held
 
 
-def _environments(processes: int, port: int) -> list[dict[str, str]]:
+def _environments(processes: int, port: int, first_beat: int) -> list[dict[str, str]]:
     """Returns the environment variables of each rank."""
     common = {
         "OMP_NUM_THREADS": str(threads_per_process(processes)),
         **os.environ,
         OWN_LAUNCHER: "1",
+        FIRST_BEAT: str(first_beat),
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
         "MASTER_ADDR": "127.0.0.1",
@@ -136,6 +141,7 @@ def _start(command: Sequence[str], output: IO[bytes] | None, environ: Mapping[st
         stdout=output,
         stderr=output,
         env=environ,
+        pass_fds=[int(environ[FIRST_BEAT])],
         start_new_session=True,
     )
 
@@ -143,8 +149,9 @@ def _start(command: Sequence[str], output: IO[bytes] | None, environ: Mapping[st
 class _Ranks:
     """The processes of a run, the first stop signal that they were sent, and those that failed, in this order."""
 
-    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
-        self.processes = processes
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]], watch: StartWatch | None = None) -> None:
+        self.processes, self._watch = processes, watch
+        self._stalled = ""
         self._failed: list[int] = []
         self._stopped = 0
         self._since = 0.0
@@ -177,11 +184,19 @@ class _Ranks:
                 killed = True
                 for process in self.processes:
                     process.kill()
+            self._kill_if_stalled()
             time.sleep(POLL_SECONDS)
         # Those that found a stalled rank, and killed it, say why.
         causes = sorted(rank for rank in self._failed if codes[rank] == EXIT_STALLED)
         causes = causes or [rank for rank in self._failed if codes[rank] != EXIT_LOST_PEER]
         return next(iter(causes or self._failed), None)
+
+    def _kill_if_stalled(self) -> None:
+        """Kills all ranks if one of them was stopped before their heartbeat could find it."""
+        if self._watch is not None and not self._stalled and (problem := self._watch.problem(POLL_SECONDS)):
+            self._stalled = problem
+            for process in self.processes:
+                process.kill()
 
     def explain(self, failed: int, output: IO[bytes] | None) -> int:
         """Prints why a rank failed, unless the first rank has printed it, and returns the exit code."""
@@ -189,6 +204,9 @@ class _Ranks:
         if self._stopped and code in (-self._stopped, -signal.SIGKILL):
             report_error(f"Stopped by {STOP_SIGNALS[signal.Signals(self._stopped)]}, without saving.")
             return 128 + self._stopped
+        if self._stalled:
+            report_error(self._stalled)
+            return EXIT_STALLED
         text = "" if output is None else _read(output)
         spoken = self.processes[0].returncode > 0 and self.processes[0].returncode != EXIT_LOST_PEER
         first_has_spoken = spoken and f"[rank {failed}]" not in text

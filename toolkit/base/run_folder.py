@@ -132,6 +132,11 @@ class RunFolder:
         """The file that stands for a lock where the file system has none."""
         return self.path / ".lock.owner"
 
+    @property
+    def lock_removal(self) -> Path:
+        """The file of a process that removes the `lock_owner` of a dead run."""
+        return self.path / ".lock.owner.removal"
+
 
 @dataclass(frozen=True)
 class CheckpointFolder:

@@ -6,11 +6,12 @@ process group instead.
 
 from __future__ import annotations
 
-import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import RunError
 from toolkit.base.vitals import task_for_all
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.001, 0.1
 LIMIT_SECONDS = 24 * 60 * 60
 """How long processes wait; if the awaited one dies, the launcher ends them sooner."""
-
-_turns = itertools.count()
 
 
 def wait_for_main(accelerator: Accelerator) -> None:
@@ -40,7 +39,7 @@ def wait_for_main(accelerator: Accelerator) -> None:
         from torch.distributed import DistError
 
         with suppress(DistError):
-            _meet(accelerator.is_main_process, 0)
+            _meet(accelerator.is_main_process, "main")
 
 
 @contextmanager
@@ -56,27 +55,35 @@ def local_main_first(accelerator: Accelerator) -> Iterator[None]:
     if accelerator.num_processes == 1:
         yield
         return
-    first = accelerator.process_index - accelerator.local_process_index
+    place = f"node of {accelerator.process_index - accelerator.local_process_index}"
     if not accelerator.is_local_main_process:
-        _meet(False, first)
+        _meet(False, place)
         yield
         return
     with task_for_all():
         yield
-    _meet(True, first)
+    _meet(True, place)
 
 
-def _meet(has_come: bool, awaited: int) -> None:
-    """Notes that this process has come, or waits for the process that is awaited."""
+def _meet(has_come: bool, place: str) -> None:
+    """Notes that this process has come to a place, or waits for the one that does; each comes as often as it waits."""
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store, key = _get_default_store(), f"toolkit/turn/{next(_turns)}/{awaited}"
+    store, key = _get_default_store(), f"toolkit/turns/{place}"
     if has_come:
-        store.set(key, "")
+        store.add(key, 1)
         return
+    turns = _turns(store)
+    turns[key] += 1
     deadline, pause = time.monotonic() + LIMIT_SECONDS, FIRST_POLL_SECONDS
-    while not store.check([key]):
+    while store.add(key, 0) < turns[key]:
         if time.monotonic() > deadline:
-            raise RunError(f"process {awaited} did not finish its work within {LIMIT_SECONDS // 3600} hours")
+            raise RunError(f"the first process did not finish its work within {LIMIT_SECONDS // 3600} hours")
         time.sleep(pause)
         pause = min(2 * pause, LAST_POLL_SECONDS)
+
+
+@cache
+def _turns(store: Any) -> Counter[str]:
+    """Returns how often this process has waited at each place: a key per turn would fill the store."""
+    return Counter()

@@ -18,6 +18,9 @@ WAITING_FILES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/
                  "/toolkit/base/turns.py")  # fmt: skip
 """Python files in which a thread waits for other processes. The backward pass exchanges gradients."""
 
+SHORTAGE = (MemoryError, OSError, psutil.Error)
+"""Errors of questions to the system when memory or open files are short, or a process has just ended."""
+
 _tasks_for_all = 0
 _lock = threading.Lock()  # a thread that writes a checkpoint has tasks, too
 
@@ -62,8 +65,8 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        self.idle = 0.0
-        """Seconds for which this process has been idle."""
+        self.idle = self.still = 0.0
+        """Seconds for which this process has been idle; `idle` does not count while it has a task for all."""
         self._own = psutil.Process()
         self._cpu = self._cpu_seconds()
         self._disk = self._disk_bytes()
@@ -74,9 +77,13 @@ class Activity:
     def tick(self, elapsed: float) -> float:
         """Returns for how many seconds this process has been idle, `elapsed` seconds after the last call."""
         before, self._cpu = self._cpu, self._cpu_seconds()
-        busy = self._cpu - before > LEAST_SHARE * elapsed or has_task_for_all()
-        busy = busy or self._uses_disk() or self._child_computes(elapsed)
-        self.idle = 0.0 if busy else self.idle + elapsed
+        busy = self._cpu - before > LEAST_SHARE * elapsed
+        try:
+            busy = busy or self._uses_disk() or self._child_computes(elapsed)
+        except SHORTAGE:  # nobody is ended for what nobody knows
+            busy = True
+        self.still = 0.0 if busy else self.still + elapsed
+        self.idle = 0.0 if busy or has_task_for_all() else self.idle + elapsed
         return self.idle
 
     def _cpu_seconds(self) -> float:

@@ -12,7 +12,7 @@ from toolkit.api.run import Checkpoint
 from toolkit.base.console import say, warn
 from toolkit.base.files import remove_leftovers
 from toolkit.base.run_folder import RunFolder
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checkpoint.state import SavedState
@@ -61,6 +61,9 @@ def claim(
     held = ExitStack()
 
     def take() -> Checkpoint | None:
+        with suppress(OSError):  # which `probe` explains
+            if in_use(output_dir) is None:  # a folder of others is refused before anything is written into it
+                decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)

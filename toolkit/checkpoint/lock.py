@@ -8,6 +8,8 @@ import json
 import os
 import socket
 import stat
+import struct
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -27,6 +29,8 @@ _HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
 EMPTY_SECONDS = 60.0
 """Age from which an owner file without a content is that of a dead process."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FLOCK = "hhqqi4x"
+"""Linux's `struct flock`: kind, from where, start, length, process."""
 
 
 class OutputLock:
@@ -53,7 +57,7 @@ class OutputLock:
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
         self._patience = patience_seconds
         files = RunFolder(output_dir.absolute())
-        self.path, self._owner_file = files.lock, files.lock_owner
+        self.path, self._owner_file, self._removal = files.lock, files.lock_owner, files.lock_removal
         self._key = os.path.realpath(output_dir)
         self._descriptor = -1
         self._owns_file = False
@@ -107,7 +111,7 @@ class OutputLock:
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if not _has_no_locks(error, self._descriptor):
                 raise
             self._create_owner_file()
 
@@ -132,17 +136,19 @@ class OutputLock:
         Raises:
             BlockingIOError: if another process does, or has done it and has the lock now.
         """
-        turn = self._owner_file.with_name(f"{self._owner_file.name}.removal")
+        turn = self._removal
         try:
             os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
         except FileExistsError as error:
+            if _is_of_dead_process(turn):  # it takes no time; the next attempt goes on
+                turn.unlink(missing_ok=True)
             raise BlockingIOError from error
         try:
             if not _is_of_dead_process(self._owner_file):  # replaced since it was read
                 raise BlockingIOError
             self._owner_file.unlink()
         finally:
-            turn.unlink()
+            turn.unlink(missing_ok=True)
 
     def _held_message(self) -> str:
         try:
@@ -176,14 +182,36 @@ def _open(path: Path, more_flags: int = 0) -> int:
     return descriptor
 
 
+def _has_no_locks(error: OSError, descriptor: int) -> bool:
+    """Whether a lock was refused because the file system has none, and not because another process has it.
+
+    Some network file systems say that it is not permitted, as POSIX allows for a lock that another process has.
+    """
+    if error.errno != errno.EACCES or sys.platform != "linux":
+        return error.errno in _NO_LOCKS
+    import fcntl
+
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+    except OSError:
+        return True
+    return kind == fcntl.F_UNLCK
+
+
 def _is_of_dead_process(file: Path) -> bool:
-    """Returns whether a process of this host wrote the file and has ended, or one has left it empty."""
+    """Returns whether a process of this host wrote the file and has ended, or one has left it empty.
+
+    This process has not written it, since it has not come to the folder: another one, of the same number in a container
+    that was started again, did.
+    """
     try:
         content = read_file(file)
         if not content:  # its owner's name follows at once, unless the owner has died before
             return time.time() - file.stat().st_mtime > EMPTY_SECONDS
         owner = json.loads(content)
-        return bool(owner["host"] == socket.gethostname()) and not psutil.pid_exists(owner["pid"])
+        ended = owner["pid"] == os.getpid() or not psutil.pid_exists(owner["pid"])
+        return bool(owner["host"] == socket.gethostname()) and ended
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -205,10 +233,9 @@ def in_use(output_dir: Path) -> str | None:
         return f"cannot open the lock file {lock.path}: {error.strerror}"
     try:
         fcntl.lockf(lock._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except _HELD:
-        return lock._held_message()
-    except OSError:  # no locks here, and nobody has the other file
-        return None
+    except OSError as error:  # or no locks here, and nobody has the other file
+        held = isinstance(error, _HELD) and not _has_no_locks(error, lock._descriptor)
+        return lock._held_message() if held else None
     finally:
         os.close(lock._descriptor)
     return None

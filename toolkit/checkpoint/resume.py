@@ -121,9 +121,8 @@ def _refuse_former_run(output_dir: Path) -> None:
 
 def _contents(output_dir: Path) -> list[str]:
     files = RunFolder(output_dir)
-    found = {
-        path for path in output_dir.glob("*") if path not in (files.lock, files.lock_owner) and not is_temporary(path)
-    }
+    locks = (files.lock, files.lock_owner, files.lock_removal)
+    found = {path for path in output_dir.glob("*") if path not in locks and not is_temporary(path)}
     before_training = {files.config, files.facts, files.diff, files.processor, files.base, files.bad_rows, files.stacks}
     # A run that failed before its first step left nothing worth keeping.
     return [] if found <= before_training else sorted(path.name for path in found)

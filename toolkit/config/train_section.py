@@ -140,7 +140,9 @@ class TrainConfig:
     ddp_find_unused_parameters: bool = False
     """Allow parameters without a gradient when several processes train."""
     ddp_timeout: Positive = 1800
-    """Timeout in seconds of communication between processes."""
+    """Seconds after which processes that wait for another one in a collective end the run and name it, even if it
+    computes; at least 1.25 times `heartbeat_timeout` and one second more, since that finds those that do not compute.
+    What the first process does for all has no limit."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
     """What happens at a gradient or a parameter that is not finite: `stop` ends the run before the update; `skip`
     leaves the update out; `rollback` also goes back to the newest checkpoint (or the beginning) and leaves the window
@@ -149,5 +151,5 @@ class TrainConfig:
     """Maximum number of updates that a run leaves out (`non_finite: skip` or `rollback`)."""
     heartbeat_timeout: Annotated[float, Field(gt=0)] = 120.0
     """Seconds after which a run on several processes ends if one of them is dead or stopped, or does not come to a
-    collective in which others wait and does not compute. A process that computes, reads or writes has no limit, nor
-    has what the first process does for all."""
+    collective in which others wait and does not compute. A process that computes, reads or writes is limited by
+    `ddp_timeout` only, and what the first process does for all by nothing."""

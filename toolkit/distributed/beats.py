@@ -137,6 +137,17 @@ class Beats:
         self._socket.close()
 
 
+def collectives_entered() -> dict[str, int]:
+    """Returns how many collectives this rank has entered, by process group."""
+    from torch.distributed.distributed_c10d import _world
+
+    counts: dict[str, int] = {}
+    with suppress(RuntimeError):  # a group that is being made or destroyed
+        for group in list(_world.pg_map):
+            counts[group.group_name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return counts
+
+
 def _master() -> tuple[Any, ...]:
     host, port = os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))
     return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]

@@ -15,6 +15,8 @@ from toolkit.base.vitals import task_for_all
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+    from toolkit.config.train_section import TrainConfig
+
 
 T = TypeVar("T")
 
@@ -76,6 +78,11 @@ def on_every(accelerator: Accelerator, function: Callable[..., T], *args: Any) -
             error.shared = accelerator.num_processes > 1
             raise error
     return result
+
+
+def collective_seconds(train: TrainConfig) -> float:
+    """Returns how long a rank may wait in a collective: so long that the heartbeat names those that stall before."""
+    return max(train.ddp_timeout, 1.25 * train.heartbeat_timeout + 1)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

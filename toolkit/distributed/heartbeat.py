@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, NoReturn
 import torch.distributed as dist
 
 from toolkit.base.console import report_error, warn
+from toolkit.base.exits import EXPIRED
 from toolkit.base.processes import EXIT_STALLED
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.vitals import Activity, Neighbour, end_children, has_task_for_all, waits_for_others
+from toolkit.base.starting import heartbeat_has_begun
+from toolkit.base.vitals import SHORTAGE, Activity, Neighbour, end_children, has_task_for_all, waits_for_others
 from toolkit.distributed import stacks
-from toolkit.distributed.beats import Beat, Beats, Peer
+from toolkit.distributed.beats import Beat, Beats, Peer, collectives_entered
 from toolkit.distributed.signals import active_stop
 from toolkit.distributed.workers import end_stopped_workers, pause_between, watched_workers
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 END_SECONDS = 3.0
 """How long writing stacks and messages may take before the process ends without them."""
 LATE = "has not come to a collective in which others wait, and does not compute"
+SLOW = "has not come to a collective in which others waited until that timed out (train.ddp_timeout)"
 TIMES_SENT = 3
 """Datagrams can be lost: what ends the run is sent this often."""
 
@@ -56,6 +59,10 @@ def heartbeat(accelerator: Accelerator, timeout: float, output_dir: Path) -> Ite
     try:
         yield
         left = True
+    except RuntimeError as error:
+        if EXPIRED in str(error):
+            watch.expire()
+        raise
     finally:
         watch.close(left)
 
@@ -101,9 +108,18 @@ class _Watch:
             local = peer.machine == machine and peer.rank != self.rank
             self.ranks[peer.rank] = _Seen(Neighbour(peer.pid) if local else None, Beat(peer.rank))
         self._main, self._warned = threading.get_ident(), False
-        self._ended = threading.Event()
+        self._activity, self._ended = Activity(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
+        heartbeat_has_begun()
+
+    def expire(self) -> None:
+        """Ends the run after a collective of this rank has timed out, if it is known who kept it waiting."""
+        present = self._present()
+        heard = [seen.beat for seen in present.values() if seen.heard]
+        slow = [beat for beat in heard if _is_behind(beat, present)] or [beat for beat in heard if not beat.waits]
+        if slow:
+            self._end({beat.rank: SLOW for beat in slow})
 
     def close(self, left: bool) -> None:
         """Ends the thread; `left` says whether this rank has done its work, so that nobody misses it."""
@@ -120,25 +136,29 @@ class _Watch:
             self._beats.send(Beat(self.rank, left=True))
 
     def _run(self) -> None:
-        pause = pause_between(self.timeout)
-        activity, last = Activity(), time.monotonic()
+        pause, last = pause_between(self.timeout), time.monotonic()
         while not self._ended.is_set():
-            for beat in self._beats.received(pause):
-                self._hear(beat)
-            now = time.monotonic()
-            # Time counts only while this process runs: if all are stopped and continued, nobody was missed.
-            elapsed, last = min(now - last, 2 * pause), now
-            if not dist.is_initialized():  # the ranks have left the group in agreement
-                self._leave()
-                return
-            waits, stop = waits_for_others(self._main), active_stop()
-            received = stop.received if stop else 0
-            own = Beat(self.rank, activity.tick(elapsed), waits, has_task_for_all(), counts=_counts(), stop=received)
-            self._beats.send(own)
-            end_stopped_workers(activity, 0.75 * self.timeout)  # before the other ranks give this one up
-            self.ranks[self.rank].beat = own
-            if stalled := self._judge(elapsed):
-                self._end(stalled)
+            with suppress(*SHORTAGE):  # the rank goes on, or will end with a message of its own
+                for beat in self._beats.received(pause):
+                    self._hear(beat)
+                now = time.monotonic()
+                # Time counts only while this process runs: if all are stopped and continued, nobody was missed.
+                elapsed, last = min(now - last, 2 * pause), now
+                if not dist.is_initialized():  # the ranks have left the group in agreement
+                    self._leave()
+                    return
+                self._beat(elapsed)
+
+    def _beat(self, elapsed: float) -> None:
+        """Tells the others how this rank is, and judges all."""
+        waits, stop = waits_for_others(self._main), active_stop()
+        received, idle = stop.received if stop else 0, self._activity.tick(elapsed)
+        own = Beat(self.rank, idle, waits, has_task_for_all(), counts=collectives_entered(), stop=received)
+        self._beats.send(own)
+        end_stopped_workers(self._activity, 0.75 * self.timeout)  # before the other ranks give this one up
+        self.ranks[self.rank].beat = own
+        if stalled := self._judge(elapsed):
+            self._end({rank: f"{why}, for {self.timeout:g} s" for rank, why in stalled.items()})
 
     def _hear(self, beat: Beat) -> None:
         seen = self.ranks[beat.rank]
@@ -151,7 +171,7 @@ class _Watch:
 
     def _judge(self, elapsed: float) -> dict[int, str]:
         """Returns the ranks because of which the run must end, and why."""
-        present = {rank: seen for rank, seen in self.ranks.items() if not seen.beat.left}
+        present = self._present()
         for rank, seen in present.items():
             seen.silent += elapsed if rank != self.rank else 0.0
             self._look_at(seen, elapsed)
@@ -159,6 +179,9 @@ class _Watch:
             seen.behind = seen.behind + elapsed if late else 0.0
         found = {rank: why for rank, seen in present.items() if (why := self._reason(seen, present))}
         return found or self._common_wait(present)
+
+    def _present(self) -> dict[int, _Seen]:
+        return {rank: seen for rank, seen in self.ranks.items() if not seen.beat.left}
 
     def _look_at(self, seen: _Seen, elapsed: float) -> None:
         """Asks the system about a process of this machine that is silent."""
@@ -218,7 +241,8 @@ class _Watch:
         """Tells the others, writes stacks and the message, kills stalled ranks of this machine, ends this process."""
         guard = threading.Timer(END_SECONDS, os._exit, [EXIT_STALLED])
         guard.daemon = True
-        guard.start()
+        with suppress(RuntimeError):  # the system gives no more threads
+            guard.start()
         with suppress(Exception):
             for _ in range(TIMES_SENT):
                 self._beats.send(Beat(self.rank, stalled=dict(stalled)))
@@ -241,13 +265,14 @@ class _Watch:
         lines = []
         for rank, why in sorted(stalled.items()):
             peer = self._beats.peers[rank]
-            lines.append(f"rank {rank} (process {peer.pid} on {peer.host}) {why}, for {self.timeout:g} s:")
+            lines.append(f"rank {rank} (process {peer.pid} on {peer.host}) {why}:")
         return "\n".join(
             [
                 *lines,
                 "  the run ends on all ranks. Its checkpoints are kept: continue with checkpoint.resume=auto.",
                 f"  The stacks of all ranks are in {self.folder}",
-                "  A rank that may wait longer without computing needs a larger train.heartbeat_timeout.",
+                "  A rank that may wait longer without computing needs a larger train.heartbeat_timeout, one that may",
+                "  compute for longer than others wait for it, a larger train.ddp_timeout.",
             ]
         )
 
@@ -264,14 +289,3 @@ def _is_behind(beat: Beat, present: Mapping[int, _Seen]) -> bool:
     return any(
         seen.beat.counts.get(group, 0) > count for seen in present.values() for group, count in beat.counts.items()
     )
-
-
-def _counts() -> dict[str, int]:
-    """Returns how many collectives this rank has entered, by process group."""
-    from torch.distributed.distributed_c10d import _world
-
-    counts: dict[str, int] = {}
-    with suppress(RuntimeError):  # a group that is being made or destroyed
-        for group in list(_world.pg_map):
-            counts[group.group_name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
-    return counts

@@ -11,6 +11,7 @@ import torch
 from toolkit.base.errors import RunError
 from toolkit.config.launcher import USE_DEEPSPEED, USE_FSDP
 from toolkit.config.sections import Config
+from toolkit.distributed.collectives import collective_seconds
 from toolkit.distributed.strategies import strategy_type
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def build_accelerator(cfg: Config) -> Accelerator:
         gradient_accumulation_steps=1,
         kwargs_handlers=[
             DistributedDataParallelKwargs(find_unused_parameters=train.ddp_find_unused_parameters),
-            InitProcessGroupKwargs(timeout=timedelta(seconds=train.ddp_timeout)),
+            InitProcessGroupKwargs(timeout=timedelta(seconds=collective_seconds(train))),
             # torchao's, which leaves weights, and so checkpoints, as they are; accelerate would take what is installed.
             *([AORecipeKwargs()] if train.mixed_precision == "fp8" else []),
         ],

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from toolkit.base.console import warn
-from toolkit.base.vitals import Activity
+from toolkit.base.vitals import SHORTAGE, Activity
 
 BEATS_PER_TIMEOUT = 20
 LONGEST_PAUSE = 1.0
@@ -26,10 +26,10 @@ def watched_workers(timeout: float) -> Iterator[None]:
         pause, last = pause_between(timeout), time.monotonic()
         while not ended.wait(pause):
             now = time.monotonic()
-            with suppress(MemoryError):  # the process will end with a message of its own
+            with suppress(*SHORTAGE):  # the process goes on, or will end with a message of its own
                 activity.tick(min(now - last, 2 * pause))
+                end_stopped_workers(activity, timeout)
             last = now
-            end_stopped_workers(activity, timeout)
 
     thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
     thread.start()
@@ -47,7 +47,7 @@ def pause_between(timeout: float) -> float:
 
 def end_stopped_workers(activity: Activity, timeout: float) -> None:
     """Kills workers that are stopped while this process waits, so that it gets an error instead of waiting for ever."""
-    if activity.idle >= timeout:
+    if activity.still >= timeout:
         for worker in activity.stopped:
             warn(f"process {worker.pid}, a worker of this run, is stopped (SIGSTOP) for {timeout:g} s; it is killed.")
             with suppress(psutil.Error):

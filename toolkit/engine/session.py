@@ -152,9 +152,9 @@ class Session:
             RunError: as `UpdateGuard.check`.
         """
         self.updates.check(grad_norm, batches)
+        self.checkpointer.wait_for_copy()  # also where no update follows: a strategy may change parameters after it
         if self.updates.leaves_out:
             return
-        self.checkpointer.wait_for_copy()
         for callback in self.callbacks:
             callback.before_update()
         if self.run.observer is not None and self.strategy.lost is None:

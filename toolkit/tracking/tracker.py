@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
 from toolkit.base.run_folder import RunFolder
+from toolkit.base.turns import wait_for_main
 from toolkit.base.vitals import task_for_all
 from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
@@ -50,7 +51,7 @@ class Tracker:
         self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
     ) -> None:
         self._cfg, self._path, self._start = cfg, path, start_step
-        self._main = accelerator.is_main_process
+        self._accelerator, self._main = accelerator, accelerator.is_main_process
         self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
         self._trackers: Trackers | None = None
@@ -65,6 +66,7 @@ class Tracker:
             truncate_metrics(self._path, self._start)
             self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
             self._file = self._path.open("a", encoding="utf-8")
+        self._wait_for_trackers()
         return self
 
     def _start_trackers(self) -> Trackers:
@@ -78,21 +80,31 @@ class Tracker:
         )
         return Trackers(list(tracking.report_to), run, flatten(self._cfg))
 
+    def _wait_for_trackers(self) -> None:
+        """Makes the other processes wait for those of the main one here: a collective would not wait for long."""
+        if self._cfg.tracking.report_to:
+            wait_for_main(self._accelerator)
+
     def __exit__(self, *exception: object) -> None:
         if self._file is not None:
             self._file.close()
         if self._trackers is not None:
             with task_for_all():
                 self._trackers.finish()
+        if exception[0] is None:
+            self._wait_for_trackers()
 
     def log(self, line: Mapping[str, Any]) -> None:
-        """Writes one line, unless there is already one with the same step and names.
+        """Writes one line, unless there is already one with the same step and names. Every process calls it.
 
         Args:
             line: values by name, `step` among them.
         """
-        if _kind(line) in self._written:
-            return
+        if _kind(line) not in self._written:  # which only the main process knows of a resumed run
+            self._write(line)
+        self._wait_for_trackers()
+
+    def _write(self, line: Mapping[str, Any]) -> None:
         self._written.add(_kind(line))
         if self._file is not None:
             self._file.write(json.dumps(_json_value(line)) + "\n")
@@ -103,9 +115,11 @@ class Tracker:
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:
-        """Flushes the lines to the disk; call it before a checkpoint is completed."""
+        """Flushes the lines to the disk; every process calls it before a checkpoint is completed."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with task_for_all():  # a disk in a network may take long
+                os.fsync(self._file.fileno())
+        wait_for_main(self._accelerator)
 
 
 def _kind(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -12,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolkit.base import launcher
+from toolkit.base import launcher, starting
 from toolkit.base.errors import InputError
 from toolkit.base.launcher import launched_processes, run_ranks, slurm_rank
+from toolkit.base.processes import EXIT_STALLED
+from toolkit.base.starting import StartWatch
 
 
 @pytest.fixture(autouse=True)
@@ -83,6 +86,49 @@ def test_a_rank_that_is_aborted_comes_after_the_one_that_fails_with_it():
         return launcher._Ranks([SimpleNamespace(poll=lambda code=code: code) for code in codes]).wait()
 
     assert (ended(-6, 2), ended(-6, -9), ended(-6, 75), ended(75, -6), ended(0, 0)) == (1, 1, 0, 1, None)
+
+
+@pytest.fixture
+def _short_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(starting, "LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.2)
+
+
+@pytest.mark.usefixtures("_short_start")
+def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(capfd):
+    assert run("if rank: os.kill(os.getpid(), signal.SIGSTOP)\ntime.sleep(60)") == EXIT_STALLED
+    error = capfd.readouterr().err
+    assert re.match(r"\nrank 1 \(process \d+\) stopped \(SIGSTOP\) for 1 s before all ranks had met, ", error)
+
+
+MEETS = """
+import subprocess
+from toolkit.base.starting import heartbeat_has_begun
+heartbeat_has_begun()
+if rank:
+    subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+print(os.environ.get("TOOLKIT_FIRST_BEAT"))
+"""
+
+
+@pytest.mark.usefixtures("_short_start")
+def test_once_the_ranks_have_met_their_heartbeat_looks_for_stopped_ones(capfd):
+    assert run(MEETS) == 0
+    assert capfd.readouterr() == ("None\n", "")
+
+
+def test_ranks_that_are_all_stopped_wait_to_be_continued():
+    states = ["stopped", "stopped"]
+    with StartWatch() as watch:
+        watch.begin([os.getpid()] * 2)
+        for rank in range(2):
+            watch._ranks[rank].tick = lambda elapsed, rank=rank: states[rank]
+        assert {watch.problem(60.0) for _ in range(9)} == {""}
+        states[0] = "idle"
+        assert [bool(watch.problem(60.0)) for _ in range(2)] == [False, True]
+        states[1] = "computes"
+        assert not watch.problem(60.0)
 
 
 def test_nobody_else_is_given_the_port_that_the_first_rank_will_use():

@@ -50,6 +50,15 @@ def damage(run: Path, number: int) -> None:
     (run / "checkpoints" / f"step-{number}" / "state.json").write_text("{}")
 
 
+def refuse_locks(monkeypatch: pytest.MonkeyPatch, number: int = errno.ENOLCK) -> None:
+    """Makes the file system refuse all locks."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.lockf", refuse)
+
+
 def test_a_lock_keeps_other_processes_out_until_its_holder_dies(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as holder:
@@ -85,15 +94,12 @@ def test_a_lock_is_refused_twice_in_one_process_and_freed_at_the_end(tmp_path: P
 
 
 def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", none)
+    refuse_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
     with OutputLock(tmp_path):
         assert json.loads(owner.read_text())["pid"] == os.getpid()
     assert not owner.exists()
-    here = {"pid": os.getpid(), "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
+    here = {"pid": os.getppid(), "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     for alive in (here, here | {"host": "elsewhere", "pid": 2**22 + 1}):
         owner.write_text(json.dumps(alive))
         with pytest.raises(
@@ -102,18 +108,56 @@ def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypa
             OutputLock(tmp_path).__enter__()
         assert owner.exists()
         assert f"on {alive['host']} since" in str(in_use(tmp_path))
-    owner.write_text(json.dumps(here | {"pid": 2**22 + 1}))  # above the highest number of a process
-    with OutputLock(tmp_path):
+    # Above the highest number of a process; and a process of the same number before a container was started again.
+    for dead in (2**22 + 1, os.getpid()):
+        owner.write_text(json.dumps(here | {"pid": dead}))
+        assert in_use(tmp_path) is None
+        with OutputLock(tmp_path):
+            assert json.loads(owner.read_text())["since"] != here["since"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux who has a lock")
+def test_a_lock_that_is_not_permitted_is_not_in_use_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        refuse_locks(patched, errno.EACCES)
+        with OutputLock(tmp_path, patience_seconds=600.0):  # it does not wait for nobody
+            assert json.loads((tmp_path / ".lock.owner").read_text())["pid"] == os.getpid()
+        assert in_use(tmp_path) is None
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        worker = int(holder.stdout.readline())
+        try:
+            refuse_locks(monkeypatch, errno.EACCES)
+            assert f"in use by process {holder.pid}" in str(in_use(tmp_path))
+            with pytest.raises(CheckpointError, match=f"in use by process {holder.pid}"):
+                OutputLock(tmp_path).__enter__()
+        finally:
+            holder.kill()
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_rerun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_locks(monkeypatch)
+    owner, removal = tmp_path / ".lock.owner", tmp_path / ".lock.owner.removal"
+    owner.write_text(json.dumps({"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026"}))
+    removal.touch()
+    assert decide_resume(tmp_path, "none") == (None, [])
+    with pytest.raises(CheckpointError, match="in use by process"):  # it may be alive
+        OutputLock(tmp_path).__enter__()
+    os.utime(removal, (1, 1))
+    with OutputLock(tmp_path, patience_seconds=600.0):
         assert json.loads(owner.read_text())["pid"] == os.getpid()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
 
 
 def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has read the dead run's file before the first replaces it, and acts after that."""
-
-    def none(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", none)
+    refuse_locks(monkeypatch)
     owner, dead = tmp_path / ".lock.owner", lock._is_of_dead_process
     former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     owner.write_text(json.dumps(former))
@@ -124,13 +168,14 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
             first.append(OutputLock(tmp_path))
             first[0].__enter__()
             lock._held.clear()  # the runs are different processes
+            owner.write_text(json.dumps(former | {"pid": os.getppid()}))
             return True
         return dead(file)
 
     monkeypatch.setattr(lock, "_is_of_dead_process", seen_dead)
     with pytest.raises(CheckpointError, match="in use by process"):
         OutputLock(tmp_path).__enter__()
-    assert json.loads(owner.read_text())["pid"] == os.getpid()
+    assert json.loads(owner.read_text())["pid"] == os.getppid()
     first[0].__exit__(None, None, None)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
 
@@ -138,10 +183,7 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
 def test_an_owner_file_without_content_is_that_of_a_dead_run_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", none)
+    refuse_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
     owner.touch()
     with pytest.raises(CheckpointError, match="in use by another process"):

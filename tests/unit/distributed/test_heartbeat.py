@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
+import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from toolkit.base.vitals import Neighbour
+from toolkit.config.train_section import TrainConfig
 from toolkit.distributed.beats import Beat, Beats, Peer
-from toolkit.distributed.heartbeat import LATE, _Seen, _Watch
+from toolkit.distributed.collectives import collective_seconds
+from toolkit.distributed.heartbeat import LATE, SLOW, _Seen, _Watch
 from toolkit.distributed.signals import StopSignal
 
 TIMEOUT = 10.0
@@ -108,6 +113,57 @@ def test_a_rank_that_was_never_heard_is_not_given_up_but_said(caplog) -> None:
     made.ranks[1].heard = False
     assert judged(made, 3 * TIMEOUT) == {}
     assert caplog.text.count("no heartbeat of rank 1 arrives here") == 1
+
+
+@pytest.mark.parametrize(
+    ("beats", "blamed"),
+    [
+        ({1: {"counts": {"0": 6}, "waits": True}, 2: {"waits": False}}, [2]),  # 2 is behind
+        ({1: {"counts": {"0": 6}, "waits": True}, 2: {"counts": {"0": 6}}}, [2]),  # a message, which is not counted
+        ({1: {"waits": True}, 2: {"waits": True}}, [1, 2]),
+        ({1: {"counts": {"0": 6}, "waits": True}, 2: {"counts": {"0": 6}, "waits": True}}, []),
+        ({1: {"counts": {"0": 6}, "waits": True}, 2: {"left": True}}, []),
+    ],
+)
+def test_after_a_collective_has_timed_out_those_that_did_not_come_are_named(beats, blamed, monkeypatch) -> None:
+    made, ended = watch("a", "a", "b"), list[dict[int, str]]()
+    monkeypatch.setattr(made, "_end", ended.append)
+    say(made, 0, counts={"0": 6}, waits=True)
+    for rank, what in beats.items():
+        say(made, rank, **what)
+    made.expire()
+    assert ended == ([dict.fromkeys(blamed, SLOW)] if blamed else [])
+
+
+def test_a_rank_that_was_never_heard_is_not_blamed_for_a_collective(monkeypatch) -> None:
+    made = watch("a", "b")
+    monkeypatch.setattr(made, "_end", pytest.fail)
+    say(made, 0, waits=True)
+    made.ranks[1] = _Seen(None, Beat(1))
+    made.expire()
+
+
+def test_collectives_wait_for_longer_than_the_heartbeat() -> None:
+    assert collective_seconds(TrainConfig(ddp_timeout=10)) > TrainConfig().heartbeat_timeout
+    assert collective_seconds(TrainConfig(ddp_timeout=1800)) == 1800
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), psutil.AccessDenied(1)])
+def test_a_shortage_of_the_system_does_not_end_the_heartbeat(error, monkeypatch) -> None:
+    made, rounds = watch("a", "a"), list[float]()
+    made._ended = threading.Event()
+    monkeypatch.setattr(made._beats, "received", lambda pause: iter(()), raising=False)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+
+    def beat(elapsed: float) -> None:
+        rounds.append(elapsed)
+        if len(rounds) == 3:
+            made._ended.set()
+        raise error
+
+    monkeypatch.setattr(made, "_beat", beat)
+    made._run()
+    assert len(rounds) == 3
 
 
 def test_a_stop_signal_of_another_rank_arrives() -> None:

@@ -20,7 +20,7 @@ from toolkit.tracking.jsonl import read_metrics
 from toolkit.tracking.tracker import Tracker
 from toolkit.tracking.trackers import TRACKERS, finite_numbers
 
-MAIN = SimpleNamespace(is_main_process=True)
+MAIN = SimpleNamespace(is_main_process=True, num_processes=1)
 
 
 def settings(output_dir: Path, *overrides: str) -> Config:
@@ -97,7 +97,7 @@ def test_no_name_leads_out_of_the_run(output_dir):
 
 def test_only_the_main_process_tracks(output_dir):
     cfg = settings(output_dir, "tracking.report_to=[tensorboard]")
-    write(cfg, range(1, 3), 0.0, SimpleNamespace(is_main_process=False))
+    write(cfg, range(1, 3), 0.0, SimpleNamespace(is_main_process=False, num_processes=1))
     assert list(output_dir.iterdir()) == []
 
 

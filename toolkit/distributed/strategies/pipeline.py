@@ -21,7 +21,7 @@ from toolkit.api.task import Batch
 from toolkit.base.shards import local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import sum_dtype
+from toolkit.distributed.collectives import collective_seconds, sum_dtype
 from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
 from toolkit.distributed.pipeline.links import Links
@@ -49,7 +49,7 @@ class Pipeline(Split):
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
         self.column = self.devices["pipeline"].get_group()
-        self.links = Links(mesh, cfg.train.ddp_timeout)
+        self.links = Links(mesh, collective_seconds(cfg.train))
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Splits layers over `tensor`, keeps those of this process's stages, and frees the others."""

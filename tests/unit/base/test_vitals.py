@@ -1,0 +1,70 @@
+"""How long a process has been idle, and which of its children are stopped."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from toolkit.base.vitals import Activity, task_for_all
+from toolkit.distributed import workers
+from toolkit.distributed.workers import end_stopped_workers, watched_workers
+
+LONG = 1e6
+"""Seconds per look, so that this process has been idle whatever else it does."""
+
+
+@pytest.fixture
+def stopped_child() -> Iterator[subprocess.Popen]:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        child.send_signal(signal.SIGSTOP)
+        while psutil.Process(child.pid).status() != psutil.STATUS_STOPPED:
+            pass
+        yield child
+        child.kill()
+
+
+def test_a_stopped_worker_is_found_during_a_task_for_all(stopped_child, monkeypatch) -> None:
+    activity = Activity()
+    monkeypatch.setattr(activity, "_uses_disk", lambda: False)
+    with task_for_all():
+        assert [activity.tick(LONG) for _ in range(2)] == [0.0, 0.0]
+        assert activity.still == 2 * LONG
+        assert [child.pid for child in activity.stopped] == [stopped_child.pid]
+        end_stopped_workers(activity, 2 * LONG)
+    assert stopped_child.wait(30) == -signal.SIGKILL
+    assert activity.tick(LONG) == LONG  # the task before does not count
+
+
+SHORTAGES = [MemoryError(), OSError(errno.EMFILE, "Too many open files"), psutil.AccessDenied(1)]
+
+
+@pytest.mark.parametrize("error", SHORTAGES)
+def test_a_process_that_cannot_be_asked_is_not_idle(error, monkeypatch) -> None:
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise error
+
+    activity = Activity()
+    monkeypatch.setattr(psutil.Process, "children", refuse)
+    assert activity.tick(LONG) == activity.still == 0.0
+
+
+@pytest.mark.parametrize("error", SHORTAGES)
+def test_a_shortage_does_not_end_the_watch_of_a_single_process(error, monkeypatch) -> None:
+    rounds, enough = list[float](), threading.Event()
+
+    def tick(self: Activity, elapsed: float) -> float:
+        rounds.append(elapsed)
+        if len(rounds) == 3:
+            enough.set()
+        raise error
+
+    monkeypatch.setattr(Activity, "tick", tick)
+    monkeypatch.setattr(workers, "LONGEST_PAUSE", 0.01)
+    with watched_workers(60.0):
+        assert enough.wait(60)
