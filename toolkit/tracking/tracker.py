@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from toolkit.base.console import format_value
 from toolkit.base.run_folder import RunFolder
@@ -17,9 +17,6 @@ from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.tracking.jsonl import read_metrics, truncate_metrics
 from toolkit.tracking.trackers import TrackedRun, Trackers, read_ids
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
 
 SHOWN = "loss"
 """The metric that the progress bar always shows."""
@@ -33,24 +30,20 @@ def tracker_problems(tracking: TrackingConfig) -> list[str]:
 
 
 class Tracker:
-    """Writes the run's numbers, on the main process only; a context manager.
+    """Writes the run's numbers, on the main process only; a context manager that closes what was opened.
 
     A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it. Trackers continue the previous
     run as far as they can (see `toolkit.tracking.trackers`).
 
     Args:
-        accelerator: the run's Accelerator.
         cfg: resolved configuration.
         path: the file `metrics.jsonl`.
         start_step: step that training resumes from, 0 for a new run.
         shown_names: metrics that the progress bar shows besides the loss.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
-    ) -> None:
+    def __init__(self, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()) -> None:
         self._cfg, self._path, self._start = cfg, path, start_step
-        self._main = accelerator.is_main_process
         self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
         self._trackers: Trackers | None = None
@@ -58,17 +51,17 @@ class Tracker:
         self.shown: dict[str, str] = {}
 
     def __enter__(self) -> Tracker:
-        if self._main:
-            if self._cfg.tracking.report_to:
-                with task_for_all():  # a tracker may wait for its server
-                    self._trackers = self._start_trackers()
-            truncate_metrics(self._path, self._start)
-            self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
-            self._file = self._path.open("a", encoding="utf-8")
         return self
 
-    def _start_trackers(self) -> Trackers:
+    def connect(self) -> None:
+        """Starts the trackers; call it on the main process only.
+
+        Raises:
+            RunError: if a tracker cannot be started.
+        """
         tracking, folder = self._cfg.tracking, RunFolder(self._path.parent).tracking
+        if not tracking.report_to:
+            return
         run = TrackedRun(
             project=tracking.project,
             name=tracking.run_name or self._path.parent.name,
@@ -76,7 +69,19 @@ class Tracker:
             start_step=self._start,
             ids=read_ids(folder) if self._start else {},
         )
-        return Trackers(list(tracking.report_to), run, flatten(self._cfg))
+        self._trackers = Trackers(list(tracking.report_to), run, flatten(self._cfg))
+
+    def open(self) -> None:
+        """Truncates `metrics.jsonl` to the step that training begins from; call it on the main process only.
+
+        Lines are written, on this process, from then on.
+
+        Raises:
+            RunError: if the file cannot be rewritten.
+        """
+        truncate_metrics(self._path, self._start)
+        self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
+        self._file = self._path.open("a", encoding="utf-8")
 
     def __exit__(self, *exception: object) -> None:
         if self._file is not None:
