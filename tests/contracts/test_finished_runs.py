@@ -66,7 +66,7 @@ def no_server(run: Path, patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("obstacle", "setting", "message"),
     [
-        (full_disk, "train.max_steps=1000000", "1.00 MiB of free space, but this run needs"),
+        (full_disk, "train.max_steps=1000000", "has 1 MiB of free space, but this run needs"),
         (damaged_checkpoints, "train.max_steps=8", "none can be used(.|\n)*Nothing was changed"),
         (no_server, "tracking.report_to=[tensorboard]", "tensorboard cannot be started"),
     ],
@@ -143,9 +143,8 @@ def test_a_complete_model_of_a_run_without_checkpoints_is_not_overwritten(
         train("reviews", run, *settings, "checkpoint.resume=auto")
     assert contents(run) == before
     assert run_command("verify", run) == 0, capsys.readouterr().err
-    assert run_command("evaluate", run, "--data", ROOT / "recipes/data/reviews/validation.csv") == 0, (
-        capsys.readouterr().err
-    )
+    rows = ROOT / "recipes/data/reviews/validation.csv"
+    assert run_command("evaluate", run, "--data", rows) == 0, capsys.readouterr().err
     content = bytearray((run / "model/model.safetensors").read_bytes())
     content[-1] ^= 1
     (run / "model/model.safetensors").write_bytes(content)
