@@ -42,7 +42,7 @@ from toolkit.modalities.inputs import Inputs, read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.report.facts import write_resolved, write_start
+from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 
 if TYPE_CHECKING:
@@ -156,18 +156,19 @@ def prepared_run(
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)
-        start = write_start, cfg, task, inputs.rows, recipe, mesh, milestones, inputs.resolved, claimed.output_dir
-        on_main(accelerator, *start)
         import_all(cfg, inputs.model_config, inputs.auto_model)
         memory = MemoryWatch(accelerator.device)
         model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
-        yield _resolved(Run(
+        run = Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
             retry=retry, resolved=inputs.resolved,
-        ))  # fmt: skip
+            record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
+        )  # fmt: skip
+        # Whether a save waits depends on the memory that the built model leaves.
+        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
 
 
 def _trainable_model(
@@ -176,10 +177,3 @@ def _trainable_model(
     model = build_for(mesh, accelerator, cfg, inputs.model_config, inputs.auto_model)
     model = in_float64(model) if float64 else model
     return make_trainable(model, cfg, inputs.auto_model, accelerator, output_dir, inputs.resolved)
-
-
-def _resolved(run: Run) -> Run:
-    """Decides what settings of `auto` become that depend on the memory that the built model leaves."""
-    run = replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
-    on_main(run.accelerator, write_resolved, run)
-    return run

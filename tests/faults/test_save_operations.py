@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,18 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 SHORT = ("train.max_steps=7", "checkpoint.save_steps=3", "checkpoint.save_total_limit=1")
 """Three saves, two of which remove the one before, and the end of the run."""
 SHARDED = ("parallel.fsdp=2", "checkpoint.format=sharded")
+GOES_ON = "finished"
+"""The layout in which a finished run goes on for more steps."""
 LAYOUTS: dict[str, tuple[int, int, tuple[str, ...]]] = {
     "loop": (1, 0, ()),
     "trainer": (1, 0, ("engine=trainer",)),
     "async": (1, 0, ("checkpoint.async_save=true",)),
     "sharded-rank-0": (2, 0, SHARDED),
     "sharded-rank-1": (2, 1, SHARDED),
+    GOES_ON: (1, 0, (RESUME, "train.lr_scheduler_type=constant", "train.warmup_steps=0")),
 }
 """Number of processes, the one with the fault, and settings."""
-PART = {"loop": 1.0, "trainer": 0.2, "async": 0.4, "sharded-rank-0": 0.2, "sharded-rank-1": 0.3}
+PART = {"loop": 1.0, "trainer": 0.2, "async": 0.4, "sharded-rank-0": 0.2, "sharded-rank-1": 0.3, GOES_ON: 0.15}
 """The share of the operations that a complete run tries: those of `loop` differ little from those of the others."""
 HALVED = ("write", "pwrite", "pwrite64", "writev", "mkdir", "ftruncate", "ftruncate64")
 """Operations of which half can be done; a kill in the middle of any other is one before the next."""
@@ -43,12 +47,14 @@ class Reference:
     Args:
         layout: its entry of `LAYOUTS`.
         folder: its folder.
-        operations: those from its first save on.
+        operations: those from its first save on; of a finished run that goes on, all.
+        former: the folder of the finished run that it goes on with, or None.
     """
 
     layout: str
     folder: Path
     operations: list[Operation]
+    former: Path | None
 
 
 def run(server: ForkServer, folder: Path, layout: str, *more: str, **arguments: Any) -> Ended:
@@ -68,12 +74,17 @@ def run(server: ForkServer, folder: Path, layout: str, *more: str, **arguments: 
 def references(injecting: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reference]:
     found = {}
     for layout in LAYOUTS:
-        folder = tmp_path_factory.mktemp(f"reference-{layout}")
+        folder, former = tmp_path_factory.mktemp(f"reference-{layout}"), None
+        if layout == GOES_ON:
+            former = tmp_path_factory.mktemp("former")
+            ended = run(injecting, former, layout, "train.max_steps=4")
+            assert ended.codes == [0], ended.output
+            shutil.copytree(former, folder, dirs_exist_ok=True)
         ended = run(injecting, folder, layout, log=str(folder / "operations"))
         assert ended.codes == [0] * len(ended.codes), ended.output
         operations = read_log(folder / "operations")
-        first = next((each.number for each in operations if "checkpoints" in each.path), 1)
-        found[layout] = Reference(layout, folder, [each for each in operations if each.number >= first])
+        first = next((each.number for each in operations if former is None and "checkpoints" in each.path), 1)
+        found[layout] = Reference(layout, folder, [each for each in operations if each.number >= first], former)
     return found
 
 
@@ -112,6 +123,8 @@ def test_nothing_is_lost_by_a_fault_in_any_operation(injecting, references, faul
     for operation in faults.sample(part, layout, fault):
         folder = tmp_path / str(operation.number)
         where = f"{fault} at {operation.name} of {Path(operation.path).relative_to(reference.folder / 'run')}"
+        if reference.former is not None:
+            shutil.copytree(reference.former, folder)
         ended = run(injecting, folder, layout, fault=fault, nth=operation.number)
         faults.count("operations")
         faults.count("kills", fault in DEADLY)

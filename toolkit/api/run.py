@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -92,6 +92,8 @@ class Run:
         observer: an observer, or None.
         resolved: what settings of `auto` became, by dotted key.
         retry: what is known from before the run went back to a checkpoint.
+        record: writes what is known of the run into its folder; called on the main process, once nothing can refuse
+            the run any more, since the folder may be that of a finished run.
     """
 
     cfg: Config
@@ -110,6 +112,7 @@ class Run:
     observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
     retry: Retry = FIRST_TRY
+    record: Callable[[Run], None] = lambda run: None
 
     @property
     def unpadded(self) -> bool:

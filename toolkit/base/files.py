@@ -6,15 +6,18 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 _SUFFIX = "toolkit-tmp"
 """Suffix of files that are not complete yet; used for nothing else."""
+_FORMER = re.compile(rf"\.(?P<name>.+)\.former\.\d+\.{_SUFFIX}")
+"""Names of folders that `written_folder` has moved aside."""
 
 
 @contextmanager
@@ -62,10 +65,14 @@ def temporary_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def written_folder(path: Path) -> Iterator[Path]:
+def written_folder(path: Path, replacing: Callable[[], object] = lambda: None) -> Iterator[Path]:
     """Yields an empty folder, which replaces the folder `path` when the block ends without an error.
 
     Until then, and after an error, `path` is the previous folder.
+
+    Args:
+        path: the folder; a link is followed.
+        replacing: called when the new folder is complete, before it replaces the previous one.
 
     Raises:
         OSError: if it cannot be written.
@@ -78,6 +85,7 @@ def written_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for entry in (*temporary.rglob("*"), temporary):
             sync(entry)
+        replacing()
         if path.exists():
             path.rename(former)
         temporary.rename(path)
@@ -140,9 +148,18 @@ def sync(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Removes incomplete files and folders of killed processes from `folder`, to which no other process may write."""
-    for entry in filter(is_temporary, folder.iterdir()):
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+    """Removes incomplete files and folders of killed processes from `folder`, to which no other process may write.
+
+    A folder whose replacement was interrupted between the two renames of `written_folder` is restored.
+    """
+    for entry in filter(is_temporary, [*folder.iterdir()] if folder.is_dir() else []):
+        former = _FORMER.fullmatch(entry.name)
+        if former and not (folder / former["name"]).exists():
+            entry.rename(folder / former["name"])
+        elif entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -67,16 +67,17 @@ def claim(
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
         checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
-        remove_leftovers(output_dir)
+        files = RunFolder(output_dir)
+        for folder in (output_dir, files.model, files.snapshots):
+            remove_leftovers(folder)
         with suppress(OSError):  # the first save tries again, with a message
-            sweep(RunFolder(output_dir).checkpoints)
+            sweep(files.checkpoints)
         for message in messages:
             say(message)
         if checkpoint is not None:
-            metrics = RunFolder(output_dir).metrics
-            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, metrics)
-            if has_changed(metrics, SavedState.from_json(checkpoint.state).metrics):
-                warn(f"{metrics}: lines before step {checkpoint.step} are not as they were written")
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, files.metrics)
+            if has_changed(files.metrics, SavedState.from_json(checkpoint.state).metrics):
+                warn(f"{files.metrics}: lines before step {checkpoint.step} are not as they were written")
         return checkpoint
 
     with held:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from toolkit.base.errors import RunError
+from toolkit.base.files import temporary_name
 from toolkit.checkpoint.contents import model_group
 from toolkit.checkpoint.planning import Plan, planned
 from toolkit.checkpoint.writing import write_complete
@@ -45,10 +45,12 @@ def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _temporary(folder: Path) -> Path:
+    temporary = temporary_name(folder / "complete-model")
     try:
-        return Path(tempfile.mkdtemp(prefix=".model-", dir=folder))
+        temporary.mkdir()
     except OSError as error:
         raise _not_written(folder, error) from error
+    return temporary
 
 
 def _collected(peers: Peers, folder: Path, plan: Plan) -> dict[str, Tensor]:

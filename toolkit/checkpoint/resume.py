@@ -40,10 +40,10 @@ def decide_resume(
         _refuse_former_run(output_dir)
         return None, []
     files = RunFolder(output_dir)
-    if not steps(files.checkpoints) and _holds_finished_model(files):
+    if not steps(files.checkpoints) and (found := _result_without_checkpoints(files)):
         raise CheckpointError(
-            f"checkpoint.resume=auto: {output_dir.absolute()} holds a finished run without checkpoints, which would be "
-            "overwritten. Set another output_dir, or delete the folder"
+            f"checkpoint.resume=auto: {output_dir.absolute()} holds {found}, which would be overwritten. Set another "
+            "output_dir, or delete the folder"
         )
     checkpoint, messages = latest(files.checkpoints, skip)
     if checkpoint is None and messages:
@@ -88,14 +88,20 @@ def newest(path: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint, 
     return checkpoint, [*messages, f"using the newest valid checkpoint in {path}, {checkpoint.path.name}"]
 
 
-def _holds_finished_model(files: RunFolder) -> bool:
-    """Whether a folder has a model, unless its run did not come to writing its results, which are the last."""
+def _result_without_checkpoints(files: RunFolder) -> str:
+    """Returns which result of a run a folder holds; empty if the run did not come to noting that its model is whole."""
+    finished = "a finished run without checkpoints"
     if not files.model.exists():
-        return False
+        return ""
     try:
-        return "result" in json.loads(read_file(files.facts))
-    except (OSError, ValueError, TypeError):  # of another tool, or damaged: the model may be worth keeping
-        return True
+        facts = json.loads(read_file(files.facts))
+        if "result" in facts:
+            return finished
+        is_whole = any(name.startswith(f"{files.model.name}/") for name in facts.get("files", ()))
+    except (OSError, ValueError, TypeError, AttributeError):  # of another tool, or damaged: it may be worth keeping
+        return finished
+    advice = "a run without checkpoints whose model is complete (`toolkit evaluate` and `toolkit predict` use it)"
+    return advice if is_whole else ""
 
 
 def _from_path(output_dir: Path, path: Path, skip: Mapping[Path, str], again: bool) -> tuple[Checkpoint, list[str]]:

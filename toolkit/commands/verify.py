@@ -46,18 +46,18 @@ def damages(folder: Path) -> Iterator[str]:
     from toolkit.report.runs import read_record
     from toolkit.tracking.jsonl import has_changed
 
-    files, finished = RunFolder(folder), False
+    files, sealed = RunFolder(folder), False
     try:
         record = read_record(folder)
     except InputError as error:
         yield str(error)
     else:
         yield from damaged(folder, record.facts)
-        finished = record.finished
-        if finished and "files" not in record.facts:
+        sealed = files.metrics.name in record.facts.get("files", {})
+        if record.finished and "files" not in record.facts:
             yield "run.json has no checksums: the run is of an older version, and its model was not verified"
     if files.metrics.exists():
-        yield from _wrong_lines(files.metrics, finished)
+        yield from _wrong_lines(files.metrics, sealed)
     if files.checkpoints.is_dir():
         whole = None
         for _, checkpoint in steps(files.checkpoints):
@@ -72,10 +72,10 @@ def damages(folder: Path) -> Iterator[str]:
             yield str(error)
 
 
-def _wrong_lines(metrics: Path, finished: bool) -> Iterator[str]:
+def _wrong_lines(metrics: Path, sealed: bool) -> Iterator[str]:
     """Yields a phrase for each line that cannot be read; a killed run may have written half of the last one."""
     lines = metrics.read_bytes().splitlines(keepends=True)
-    if not finished and lines and not lines[-1].endswith(b"\n"):
+    if not sealed and lines and not lines[-1].endswith(b"\n"):
         del lines[-1]
     for number, line in enumerate(lines, start=1):
         try:

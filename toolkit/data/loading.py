@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +12,9 @@ import numpy as np
 from toolkit.api.supports import SupportsLearning, class_column
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
-from toolkit.base.run_folder import RunFolder
 from toolkit.base.turns import local_main_first
 from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
-from toolkit.data.bad_rows import apply_policy, write_bad_rows
+from toolkit.data.bad_rows import apply_policy
 from toolkit.data.columns import group_column
 from toolkit.data.findings import RowFindings, find
 from toolkit.data.hub import load_hub
@@ -41,24 +39,23 @@ class CheckedRows:
         fingerprints: sha256 of each source file (or hub id and revision) by split.
         bad_rows: number of skipped rows by split.
         findings: what is known about the rows; empty on all processes but the main one, and for a sample.
+        tables: what was read from each source, with its bad rows.
     """
 
     splits: Mapping[str, datasets.Dataset]
     fingerprints: Mapping[str, str]
     bad_rows: Mapping[str, int]
     findings: RowFindings = field(default_factory=RowFindings)
+    tables: Mapping[str, Table] = field(default_factory=dict)
 
 
-def load_rows(
-    cfg: Config, task: Task, accelerator: Accelerator, output_dir: Path | None, sample: int | None = None
-) -> CheckedRows:
+def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | None = None) -> CheckedRows:
     """Reads, checks and splits the run's rows, and lets the task learn its labels from the training rows.
 
     Args:
         cfg: resolved configuration.
         task: checks rows; its `state` is filled.
         accelerator: the run's Accelerator; the first process of each node reads, the others use its cache.
-        output_dir: folder for `bad_rows.jsonl`; None writes none.
         sample: read only this many training rows, and no other splits; None reads all.
 
     Raises:
@@ -67,8 +64,6 @@ def load_rows(
     with local_main_first(accelerator):
         tables = _tables(cfg.data, task, sample)
     rows = _checked(cfg, task, tables, sampled=sample is not None, examined=accelerator.is_main_process)
-    if output_dir is not None and accelerator.is_main_process and any(rows.bad_rows.values()):
-        write_bad_rows(tables, RunFolder(output_dir).bad_rows)
     rows.findings.tell()
     return rows
 
@@ -97,7 +92,7 @@ def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool
     if examined and not sampled:
         findings = find(task, tables, splits, group_column(data, task), chosen=data.group_column is not None)
     rows = {name: part.rows for name, part in splits.items()}
-    return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad, findings)
+    return CheckedRows(rows, {name: table.fingerprint for name, table in tables.items()}, bad, findings, tables)
 
 
 def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Table]:

@@ -157,7 +157,8 @@ class DeferredStop:
 
     def _interrupt(self) -> NoReturn:
         what = f"Stopped by {STOP_SIGNALS[signal.Signals(self._received)]} after training: the model is written, but "
-        raise Interrupted(f"{what}not all results are.", self._resume, self._received)
+        advice = "" if self._resume else " `toolkit evaluate` and `toolkit predict` can use it."
+        raise Interrupted(f"{what}not all results are.{advice}", self._resume, self._received)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if not self._is_trained:

@@ -7,11 +7,13 @@ from statistics import fmean
 
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
-from toolkit.base.console import format_bytes, format_duration, say
+from toolkit.base.console import counted, format_bytes, format_duration, say
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import store
+from toolkit.config.messages import join
 from toolkit.optim.presets import PRESETS
+from toolkit.optim.schedules import cycle_ends
 
 MEASURED_STEPS = 5
 """Steps that the estimate of the time is based on; the first step, which is slower, is not one of them."""
@@ -40,20 +42,19 @@ class TimeEstimate:
 
 
 def refuse_full_disk(run: Run, milestones: Milestones) -> None:
-    """Refuses a run whose model and checkpoints do not fit on the disk. Call it on the main process.
+    """Refuses a run whose model, checkpoints and snapshots do not fit on the disk. Call it on the main process.
 
-    The estimate counts weights and the optimizer's state, but no states of callbacks. A run that may end before its
-    last step is not refused.
+    The estimate counts weights and the optimizer's state, but no states of callbacks. What an earlier session has
+    written stays until it is replaced, and is not free. A run that may end before its last step is not refused.
 
     Raises:
         CheckpointError: with the space that is needed, the space that is free, and the settings to change.
     """
-    model, checkpoint = _sizes(run)
-    new = _new_checkpoints(run, milestones)
-    needed, free = model + new * checkpoint, shutil.disk_usage(run.output_dir).free
-    parts = f"a model of {format_bytes(model)}"
-    if new:
-        parts += f" and {new:,} checkpoint{'s' * (new > 1)} of {format_bytes(checkpoint)}"
+    found = [(count, size, name) for count, size, name in _files(run, milestones) if count]
+    needed, free = sum(count * size for count, size, _ in found), shutil.disk_usage(run.output_dir).free
+    names = ["a " + name if count == 1 else counted(count, name) for count, _, name in found]
+    sizes = [format_bytes(size) for _, size, _ in found]
+    parts = join([f"{name} of {size}" for name, size in zip(names, sizes, strict=True)], "and")
     may_end_early = run.cfg.train.max_time is not None or run.cfg.train.early_stopping_patience is not None
     if needed > free and not may_end_early:
         raise CheckpointError(
@@ -65,13 +66,31 @@ def refuse_full_disk(run: Run, milestones: Milestones) -> None:
         say(f"The run will write about {format_bytes(needed)} ({parts}); {format_bytes(free)} are free.")
 
 
-def _sizes(run: Run) -> tuple[int, int]:
-    """Returns the bytes of the model, which with adapters is these alone, and of a checkpoint."""
+def _files(run: Run, milestones: Milestones) -> list[tuple[int, int, str]]:
+    """Returns how many more models, checkpoints, snapshots and so on there will be at once, and the bytes of each."""
+    model, weights, checkpoint = _sizes(run)
+    # A complete copy of a split model stays on the disk while the model is written.
+    is_collected = run.mesh.is_split or (run.cfg.parallel.backend == "deepspeed" and run.mesh.size > 1)
+    ends = set(cycle_ends(run.cfg.train, milestones.total_steps)) if run.cfg.train.snapshot_ensemble else set()
+    return [
+        (1, model, "model"),
+        (_new_checkpoints(run, milestones), checkpoint, "checkpoint"),
+        (sum(step > _start(run) for step in ends), weights, "snapshot"),
+        (int(is_collected), weights, "complete copy"),
+    ]
+
+
+def _start(run: Run) -> int:
+    return run.resume.step if run.resume else 0
+
+
+def _sizes(run: Run) -> tuple[int, int, int]:
+    """Returns the bytes of the model, which with adapters is these alone, of all weights, and of a checkpoint."""
     parameters = list((run.strategy.outline or run.model).parameters())
     sizes = [(each.numel() * each.element_size(), each.numel() if each.requires_grad else 0) for each in parameters]
     weights, trained = sum(size for size, _ in sizes), sum(count for _, count in sizes)
     written = weights if run.cfg.model.peft.method == "none" else sum(size for size, count in sizes if count)
-    return written, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
+    return written, weights, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
 
 
 def _new_checkpoints(run: Run, milestones: Milestones) -> int:
@@ -79,9 +98,8 @@ def _new_checkpoints(run: Run, milestones: Milestones) -> int:
     every, limit = milestones.save_every, run.cfg.checkpoint.save_total_limit
     if every is None:
         return 0
-    start = run.resume.step if run.resume else 0
     total = milestones.total_steps
-    coming = sum(step > start for step in {*range(every, total + 1, every), total})
+    coming = sum(step > _start(run) for step in {*range(every, total + 1, every), total})
     if limit is None:
         return coming
     existing = len(store.steps(RunFolder(run.output_dir).checkpoints))

@@ -19,7 +19,7 @@ from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
-from toolkit.distributed.collectives import all_sum, data_sum
+from toolkit.distributed.collectives import all_sum, data_sum, on_main
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
@@ -90,11 +90,24 @@ class Session:
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
     def restore(self) -> None:
-        """Restores the run's checkpoint, if any, and starts the clock."""
+        """Restores the run's checkpoint, if any, then begins to write into its folder, and starts the clock.
+
+        Raises:
+            CheckpointError: if the checkpoint does not match the model or the optimizer; no file has changed.
+            DamagedCheckpoint: on every rank, if any rank found a damaged file; no file has changed.
+            RunError: on every rank, if a tracker cannot be started, or a file cannot be written.
+        """
         if self.run.resume is not None:
             self.checkpointer.restore(self.run.resume)
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
+        on_main(self.run.accelerator, self._begin_files)
         self.meter.start()
+
+    def _begin_files(self) -> None:
+        """Changes the files of the run, which may be a finished one: nothing can refuse to go on with it any more."""
+        self.tracker.connect()
+        self.run.record(self.run)
+        self.tracker.open()
 
     def begin_window(self, batches: Sequence[Batch]) -> float:
         """Starts a step: seeds its random numbers, counts its items, and stops if any rank received a stop signal.

@@ -62,7 +62,7 @@ def read_inputs(
         cfg: resolved configuration.
         task: the recipe's task; it learns its labels from the training rows.
         accelerator: the run's; the first process of each node reads, the others use its cache.
-        claimed: the output folder, for a new processor and the list of bad rows, and the checkpoint to resume from.
+        claimed: the output folder, for a new processor, and the checkpoint to resume from.
         sample: reads only this many training rows and no other rows; None reads all.
 
     Returns:
@@ -78,7 +78,7 @@ def read_inputs(
     if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
         problems += unused_parameter_problems(config)
     _refuse(problems)
-    rows = load_rows(cfg, task, accelerator, None if sample else claimed.output_dir, sample)
+    rows = load_rows(cfg, task, accelerator, sample)
     mesh = mesh_of(cfg.parallel, accelerator.num_processes)
     resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
     identity = {**identity_of(cfg, rows, mesh), **resolved}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ _MAX_FILE = "5GB"
 """Greatest size of a file with weights; safetensors copies a file's tensors in memory before it writes them."""
 
 
-def save_model(run: Run) -> None:
-    """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it."""
+def save_model(run: Run, replacing: Callable[[], object]) -> None:
+    """Writes `model/` with weights, configuration and processor; transformers (or peft) can load it.
+
+    Args:
+        run: the run, with a complete model.
+        replacing: called when the new folder is complete, before it gets this name.
+    """
     files = RunFolder(run.output_dir)
-    with written_folder(files.model) as folder:
+    with written_folder(files.model, replacing) as folder:
         write_model(run.model, run.processor, run.cfg.model, folder, files.base, files.model)
 
 

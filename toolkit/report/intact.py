@@ -4,36 +4,63 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import finite, read_file
+from toolkit.base.files import finite, read_file, write_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
 
-AT_THE_END = ("model/**/*", "predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
-"""Files that are written at the end of a run; the model card is meant to be edited."""
-BEFORE = ("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*")
+MODEL = ("model/**/*",)
+"""Files of the model, without its card, which is meant to be edited."""
+RESULTS = ("predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
+"""Files that are written after the model."""
+BEFORE = (
+    *("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*"),
+    "snapshots/*",
+)
 """Files that are written until then, and again by a session that resumes the run."""
 _SEAL = "sha256"
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Returns the sha256 of each file of a run that has ended, by its path in the run's folder."""
+def digests(folder: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Returns the sha256 of each file of a run that matches one of the patterns, by its path in the run's folder."""
     card = RunFolder(folder).model_card
-    patterns = (*AT_THE_END, *BEFORE)
     files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file() and file != card)
     return {file.relative_to(folder).as_posix(): file_sha256(file) for file in files}
 
 
-def of_former_session(files: Mapping[str, str]) -> dict[str, str]:
-    """Returns which of the `digests` still hold when a session resumes the run."""
-    patterns = [pattern.replace("/**", "") for pattern in BEFORE]  # here, `*` also stands for folders
-    return {name: digest for name, digest in files.items() if not any(fnmatchcase(name, each) for each in patterns)}
+def forget(folder: Path, patterns: Iterable[str], entries: Collection[str] = ()) -> dict[str, Any]:
+    """Removes from `run.json` the sha256 of files that are about to be written again.
+
+    Call it before the first of them changes: a run that is killed in between is not finished, but not damaged either.
+
+    Args:
+        folder: the run's folder.
+        patterns: `MODEL`, `RESULTS` or `BEFORE`.
+        entries: further entries of `run.json` that do not hold any more.
+
+    Returns:
+        What `run.json` holds now; empty if there is none, or it is damaged.
+    """
+    file = RunFolder(folder).facts
+    anywhere = [pattern.replace("/**", "") for pattern in patterns]  # here, `*` also stands for folders
+    try:
+        facts = json.loads(read_file(file))
+        known = facts.get("files", {})
+        files = {name: known[name] for name in known if not any(fnmatchcase(name, each) for each in anywhere)}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    left = {name: value for name, value in facts.items() if name not in entries}
+    if "files" in left:
+        left["files"] = files
+    if left != facts:
+        write_json(file, sealed(left))
+    return left
 
 
 def sealed(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from toolkit.models.parts import count_parameters
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
-from toolkit.report.intact import digests, sealed
+from toolkit.report.intact import BEFORE, MODEL, RESULTS, digests, forget, sealed
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
@@ -140,16 +141,22 @@ class Failures:
 
 
 def write_model(run: Run, result: FitResult) -> None:
-    """Writes `model/`, including the model card."""
-    save_model(run)
-    write_text(RunFolder(run.output_dir).model_card, card.model_card(card.card_of(run, result, _facts(run))))
+    """Writes `model/`, including the model card, and notes in `run.json` that the model is complete.
+
+    Until the model replaces that of an earlier session, `run.json` keeps the results of that session.
+    """
+    files, former = RunFolder(run.output_dir), ("result", "memory")
+    save_model(run, replacing=partial(forget, files.path, (*MODEL, *RESULTS), former))
+    write_text(files.model_card, card.model_card(card.card_of(run, result, _facts(run))))
+    write_json(files.facts, sealed(_facts(run) | {"files": digests(files.path, MODEL)}))
 
 
 def write_figures(run: Run, result: FitResult) -> None:
     """Adds the results to `run.json`."""
-    file = RunFolder(run.output_dir).facts
-    own = {"result": result.figures, "memory": asdict(result.memory), "files": digests(run.output_dir)}
-    write_json(file, sealed(_facts(run) | own))
+    facts = _facts(run)
+    files = {**facts["files"], **digests(run.output_dir, (*RESULTS, *BEFORE))}
+    own = {"result": result.figures, "memory": asdict(result.memory), "files": files}
+    write_json(RunFolder(run.output_dir).facts, sealed(facts | own))
 
 
 def write_report(run: Run, result: FitResult, shown: Shown) -> None:

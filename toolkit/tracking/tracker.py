@@ -34,7 +34,7 @@ def tracker_problems(tracking: TrackingConfig) -> list[str]:
 
 
 class Tracker:
-    """Writes the run's numbers, on the main process only; a context manager.
+    """Writes the run's numbers, on the main process only; a context manager that closes what was opened.
 
     A resumed run truncates `metrics.jsonl` to its checkpoint's step and appends to it. Trackers continue the previous
     run as far as they can (see `toolkit.tracking.trackers`).
@@ -50,8 +50,7 @@ class Tracker:
     def __init__(
         self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
     ) -> None:
-        self._cfg, self._path, self._start = cfg, path, start_step
-        self._accelerator, self._main = accelerator, accelerator.is_main_process
+        self._accelerator, self._cfg, self._path, self._start = accelerator, cfg, path, start_step
         self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
         self._trackers: Trackers | None = None
@@ -59,18 +58,17 @@ class Tracker:
         self.shown: dict[str, str] = {}
 
     def __enter__(self) -> Tracker:
-        if self._main:
-            if self._cfg.tracking.report_to:
-                with task_for_all():  # a tracker may wait for its server
-                    self._trackers = self._start_trackers()
-            truncate_metrics(self._path, self._start)
-            self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
-            self._file = self._path.open("a", encoding="utf-8")
-        self._wait_for_trackers()
         return self
 
-    def _start_trackers(self) -> Trackers:
+    def connect(self) -> None:
+        """Starts the trackers; call it on the main process only.
+
+        Raises:
+            RunError: if a tracker cannot be started.
+        """
         tracking, folder = self._cfg.tracking, RunFolder(self._path.parent).tracking
+        if not tracking.report_to:
+            return
         run = TrackedRun(
             project=tracking.project,
             name=tracking.run_name or self._path.parent.name,
@@ -78,7 +76,19 @@ class Tracker:
             start_step=self._start,
             ids=read_ids(folder) if self._start else {},
         )
-        return Trackers(list(tracking.report_to), run, flatten(self._cfg))
+        self._trackers = Trackers(list(tracking.report_to), run, flatten(self._cfg))
+
+    def open(self) -> None:
+        """Truncates `metrics.jsonl` to the step that training begins from; call it on the main process only.
+
+        Lines are written, on this process, from then on.
+
+        Raises:
+            RunError: if the file cannot be rewritten.
+        """
+        truncate_metrics(self._path, self._start)
+        self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
+        self._file = self._path.open("a", encoding="utf-8")
 
     def _wait_for_trackers(self) -> None:
         """Makes the other processes wait for those of the main one here: a collective would not wait for long."""

@@ -19,6 +19,7 @@ from toolkit.base.files import (
     temporary_name,
     write_json,
     write_text,
+    written_folder,
     written_whole,
 )
 from toolkit.config.source import read_file as load_config_file
@@ -107,6 +108,37 @@ def test_only_leftovers_of_ours_are_removed(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)
     assert set(names(tmp_path)) == kept
+
+
+def test_a_folder_whose_replacement_was_killed_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rename is not reached, and a killed process removes nothing."""
+    (tmp_path / "model").mkdir()
+    write_text(tmp_path / "model" / "a", "former")
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if target.name == "model":
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        patch.setattr("shutil.rmtree", lambda *arguments, **more: None)
+        with pytest.raises(KeyboardInterrupt), written_folder(tmp_path / "model") as folder:
+            write_text(folder / "a", "new")
+    assert not (tmp_path / "model").exists()
+    remove_leftovers(tmp_path)
+    assert names(tmp_path) == ["model"]
+    assert (tmp_path / "model" / "a").read_text() == "former"
+
+
+def test_what_must_precede_the_new_folder_is_done_when_it_is_complete(tmp_path: Path) -> None:
+    seen = []
+    (tmp_path / "model").mkdir()
+    with written_folder(tmp_path / "model", lambda: seen.extend(sorted(tmp_path.rglob("*")))) as new:
+        (new / "a").touch()
+    assert seen == [new, new / "a", tmp_path / "model"]
+    assert names(tmp_path) == ["model"]
 
 
 def test_json_has_no_infinity(tmp_path: Path) -> None:

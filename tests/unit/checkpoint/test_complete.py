@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from toolkit.base.errors import RunError
+from toolkit.base.files import is_temporary
 from toolkit.checkpoint import complete
 from toolkit.checkpoint.complete import collected
 
@@ -40,6 +41,18 @@ def test_complete_tensors_are_not_held_in_memory(tmp_path: Path) -> None:
     assert sum(float(tensor[-1]) for tensor in found.values()) == sum(range(8))
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in found.items())
     assert own_memory() - before < sum(tensor.nbytes for tensor in tensors.values()) / 4
+
+
+def test_a_copy_that_a_kill_leaves_is_removed_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, seen = complete.write_complete, []
+
+    def watched(peers: Any, file: Path, plan: Any) -> None:
+        write(peers, file, plan)
+        seen.extend(is_temporary(path) for path in tmp_path.iterdir())
+
+    monkeypatch.setattr(complete, "write_complete", watched)
+    collected(tmp_path, {"a": torch.zeros(1)})
+    assert seen == [True]
 
 
 def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

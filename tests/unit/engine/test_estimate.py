@@ -7,12 +7,16 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+import torch
 from runs import lines, train
 
+from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
 from toolkit.base.console import format_duration, log_to_console
 from toolkit.base.errors import CheckpointError
-from toolkit.engine.estimate import TimeEstimate
+from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig
+from toolkit.engine.estimate import TimeEstimate, refuse_full_disk
 
 FEW = ("data.max_train_samples=16", "data.max_eval_samples=4", "eval.eval_steps=null")
 
@@ -67,6 +71,32 @@ def test_a_run_that_does_not_fit_on_the_disk_is_refused_before_training(tmp_path
     for size, word in zip(sizes, ("a model of ", "checkpoints of "), strict=True):
         value, unit = message.split(word)[1].split()[:2]
         assert float(value) * {"KiB": 2**10, "MiB": 2**20}[unit.rstrip(":.")] == pytest.approx(size, rel=0.1)
+
+
+def test_snapshots_and_the_copy_of_a_split_model_need_space_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
+    kwargs = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 4}, "warmup_steps": 0}
+    cfg = SimpleNamespace(
+        train=TrainConfig(snapshot_ensemble=True, **kwargs),
+        checkpoint=CheckpointConfig(),
+        model=ModelConfig(),
+        parallel=ParallelConfig(),
+    )
+    run = SimpleNamespace(
+        cfg=cfg,
+        mesh=Mesh(fsdp=2),
+        output_dir=tmp_path,
+        strategy=SimpleNamespace(outline=None),
+        model=torch.nn.Linear(10, 10, bias=False),
+        resume=None,
+    )
+    milestones = SimpleNamespace(total_steps=8, save_every=None)
+    refuse_full_disk(run, milestones)
+    found = "about 2.34 KiB (a model of 400 B, 4 snapshots of 400 B and a complete copy of 400 B); 9.77 KiB are free"
+    assert found in capsys.readouterr().out
+    run.resume = SimpleNamespace(step=5)
+    refuse_full_disk(run, milestones)
+    assert "2 snapshots of 400 B" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from commands import run_command
 from reference_schedules import CASES, PEAK, STEPS, ours, reference, settings, walk
 from runs import assert_same_weights, lines, train
 from safetensors.torch import load_file
 from stopping import StoppedError, stopper, train_in_legs
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule, cycle_ends, factor_of, schedule_problems, seek
@@ -133,6 +134,28 @@ def test_snapshots_are_averaged_under_both_engines_and_after_a_resume(tmp_path, 
     train("reviews", tmp_path / "parts", *CYCLES, "engine=trainer", "checkpoint.resume=auto")
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
     assert "ensemble_accuracy" in (tmp_path / "whole" / "report.md").read_text()
+
+
+def test_snapshots_that_are_not_as_they_were_written_are_found_and_not_used(tmp_path, capsys):
+    train("reviews", tmp_path / "run", *CYCLES)
+    one, other, _ = sorted((tmp_path / "run" / "snapshots").iterdir())
+    content = bytearray(one.read_bytes())
+    content[-1] ^= 1
+    one.write_bytes(content)
+    other.write_bytes(content[:100])
+    assert run_command("verify", tmp_path / "run") == 1
+    message = capsys.readouterr().err
+    assert all(f"snapshots/{file.name} is not as it was written" in message for file in (one, other))
+    result = train("reviews", tmp_path / "run", *CYCLES, "checkpoint.resume=auto")
+    assert result.further["ensemble_size"] == 1
+    assert "snapshots are missing or damaged" in capsys.readouterr().out
+
+
+def test_a_snapshot_of_a_model_that_is_not_finite_is_not_written(tmp_path):
+    diverging = ("train.learning_rate=1.0e+38", "train.max_steps=1", "checkpoint.save_steps=null")
+    with pytest.raises(RunError, match="not finite; nothing was saved"):
+        train("reviews", tmp_path / "run", *CYCLES, *diverging, "train.lr_scheduler_kwargs.num_cycles=1")
+    assert not (tmp_path / "run" / "snapshots").exists()
 
 
 def test_one_snapshot_of_the_last_step_scores_like_the_model(tmp_path):

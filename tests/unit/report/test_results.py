@@ -33,7 +33,7 @@ def test_a_report_that_fails_loses_nothing_else(tmp_path, monkeypatch):
 
 
 def test_a_model_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path, monkeypatch):
-    def full(run):
+    def full(run, replacing):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(results, "save_model", full)

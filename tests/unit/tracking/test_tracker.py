@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -30,11 +32,19 @@ def settings(output_dir: Path, *overrides: str) -> Config:
     return load_settings(task_type, file, overrides, environ={}, check_files=False).config
 
 
-def write(cfg: Config, steps: range, value: float, accelerator: Any = MAIN) -> None:
-    """Writes lines like a run that resumed from the step before the first of them."""
+@contextmanager
+def opened(cfg: Config, start_step: int = 0) -> Iterator[Tracker]:
     path = Path(cfg.output_dir) / "metrics.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Tracker(accelerator, cfg, path, steps.start - 1) as tracker:
+    with Tracker(MAIN, cfg, path, start_step) as tracker:
+        tracker.connect()
+        tracker.open()
+        yield tracker
+
+
+def write(cfg: Config, steps: range, value: float) -> None:
+    """Writes lines like a run that resumed from the step before the first of them."""
+    with opened(cfg, steps.start - 1) as tracker:
         for step in steps:
             tracker.log({"step": step, "loss": value + step})
 
@@ -77,9 +87,8 @@ def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir)
 
 def test_numbers_are_grouped_and_what_is_no_curve_is_left_out(output_dir, wandb):
     cfg = settings(output_dir, "tracking.report_to=[wandb]")
-    output_dir.mkdir()
     line = {"epoch": 0.5, "num_items": 8, "loss": 1.0, "train_items_per_second": 2.0, "eval_f1": 0.5, "test_loss": 3.0}
-    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+    with opened(cfg) as tracker:
         tracker.log({"step": 1, **line})
     (logged,) = wandb.logged
     assert logged == (1, {"train/loss": 1.0, "train/items_per_second": 2.0, "eval/f1": 0.5, "test/loss": 3.0})
@@ -95,9 +104,12 @@ def test_no_name_leads_out_of_the_run(output_dir):
     assert only_the_run_is_written(output_dir)
 
 
-def test_only_the_main_process_tracks(output_dir):
+def test_a_process_that_does_not_open_it_writes_nothing(output_dir):
+    output_dir.mkdir()
     cfg = settings(output_dir, "tracking.report_to=[tensorboard]")
-    write(cfg, range(1, 3), 0.0, SimpleNamespace(is_main_process=False, num_processes=1))
+    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:
+        tracker.log({"step": 1, "loss": 1.0})
+        tracker.flush()
     assert list(output_dir.iterdir()) == []
 
 
@@ -112,8 +124,7 @@ def test_what_is_no_finite_number_breaks_nothing(output_dir):
     }
     assert dict(finite_numbers(line)) == {"step": 1, "per_class/a b/f1": 0.5, "per_class/count": 3, "eval_f1": 0.25}
     cfg = settings(output_dir, "tracking.report_to=[tensorboard]")
-    output_dir.mkdir()
-    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+    with opened(cfg) as tracker:
         tracker.log(line)
     (written,) = read_metrics(output_dir / "metrics.jsonl")
     assert written == {**line, "loss": None, "per_class": {"a b": {"f1": 0.5}, "count": 3}}
@@ -254,8 +265,7 @@ def test_mlflow_writes_into_the_run_and_continues_it(output_dir, mlflow):
 def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, mlflow):
     mlflow.uri = "http://server"
     cfg = settings(output_dir, "tracking.report_to=[mlflow]")
-    output_dir.mkdir()
-    with Tracker(MAIN, cfg, output_dir / "metrics.jsonl", 0) as tracker:  # type: ignore[arg-type]
+    with opened(cfg) as tracker:
         tracker.log({"step": 1, "eval_f1/3 stars!": 0.5})
     assert mlflow.uri == "http://server"
     assert mlflow.experiments[0]["artifact_location"] is None

@@ -13,7 +13,9 @@ from toolkit.api.task import Predictions
 from toolkit.base.console import warn
 from toolkit.base.files import temporary_file
 from toolkit.base.run_folder import RunFolder
+from toolkit.catalog.checksums import file_sha256
 from toolkit.distributed.collectives import on_main
+from toolkit.distributed.guard import refuse_non_finite
 from toolkit.engine.evaluation import predict
 from toolkit.optim.schedules import cycle_ends
 
@@ -25,28 +27,40 @@ class Snapshots(Callback):
         self.context = context
         self.files = RunFolder(context.run.output_dir)
         self.ends = frozenset(cycle_ends(context.run.cfg.train, context.milestones.total_steps))
-        self.steps: list[int] = []
+        self.digests: dict[int, str | None] = {}
+        """The sha256 of each snapshot by its step; None if it was written by an older version."""
 
     def after_update(self) -> None:
-        """Saves a snapshot at the end of a cycle."""
-        step = self.context.state.step
+        """Saves a snapshot at the end of a cycle.
+
+        Raises:
+            NonFiniteParameters: on every rank, if the model is not finite.
+        """
+        step, accelerator = self.context.state.step, self.context.run.accelerator
         if step in self.ends:
             with self.context.as_result():
-                on_main(self.context.run.accelerator, self._write, step)
-            self.steps.append(step)
+                refuse_non_finite(accelerator, self.context.bare_model.state_dict(), step)
+                self.digests[step] = on_main(accelerator, self._write, step)
 
-    def _write(self, step: int) -> None:
+    def _write(self, step: int) -> str:
         self.files.snapshots.mkdir(exist_ok=True)
         with temporary_file(self.files.snapshot(step)) as file:
             save_model(self.context.bare_model, str(file))
+            return file_sha256(file)
+
+    def _usable(self) -> list[int]:
+        """Returns the steps of the snapshots that are as they were written; call it on the main process."""
+        files = {step: self.files.snapshot(step) for step in self.digests}
+        there = {step: file for step, file in files.items() if file.is_file()}
+        return [step for step, file in there.items() if self.digests[step] in (None, file_sha256(file))]
 
     def final_metrics(self) -> dict[str, float]:
         """Returns the validation metrics of the snapshots' mean prediction."""
         context, run = self.context, self.context.run
-        there = on_main(run.accelerator, lambda: [step for step in self.steps if self.files.snapshot(step).is_file()])
-        if there != self.steps:
+        there = on_main(run.accelerator, self._usable)
+        if there != [*self.digests]:
             where = self.files.snapshots
-            warn(f"snapshots are missing in {where}: the ensemble uses those of steps {there}")
+            warn(f"snapshots are missing or damaged in {where}: the ensemble uses those of steps {there}")
         if not there:
             return {}
         data, model, parts = run.data.evals["validation"], context.bare_model, list[Predictions]()
@@ -68,9 +82,10 @@ class Snapshots(Callback):
         return {"ensemble_size": len(there)} | {f"ensemble_{name}": value for name, value in metrics.items()}
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the steps of the snapshots."""
-        return {}, {"steps": self.steps}
+        """Returns the steps of the snapshots, and their sha256."""
+        return {}, {"steps": [*self.digests], "sha256": [*self.digests.values()]}
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        """Restores the steps of the snapshots."""
-        self.steps = list(values["steps"])
+        """Restores the steps of the snapshots, and their sha256."""
+        steps = values["steps"]
+        self.digests = dict(zip(steps, values.get("sha256", [None] * len(steps)), strict=True))
