@@ -14,9 +14,9 @@ from toolkit.api.run import Run, best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import read_file, write_json, write_text, written_whole
+from toolkit.base.files import read_file, write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.trust import trust
+from toolkit.base.trust import trust, trust_run
 from toolkit.config import dump_config
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
@@ -63,6 +63,7 @@ def write_start(
         "metric_for_best_model": best.name,
         "greater_is_better": best.greater_is_better,
     }
+    trust_run(output_dir, facts)
     write_json(files.facts, sealed(facts | _former_result(files.facts)))
 
 
@@ -95,8 +96,7 @@ def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
     diff = state.diff or b""
     kept = 0 < len(diff) <= MOST_DIFF_BYTES
     if kept:
-        with written_whole(file, "wb") as opened:
-            opened.write(diff)
+        write_bytes(file, diff)
     return {
         "commit": state.commit,
         "changed_files": state.changed_files,
