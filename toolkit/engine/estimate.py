@@ -11,6 +11,7 @@ from toolkit.base.console import format_bytes, format_duration, say
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import store
+from toolkit.models.parts import saved_bytes
 from toolkit.optim.presets import PRESETS
 
 MEASURED_STEPS = 5
@@ -67,11 +68,10 @@ def refuse_full_disk(run: Run, milestones: Milestones) -> None:
 
 def _sizes(run: Run) -> tuple[int, int]:
     """Returns the bytes of the model, which with adapters is these alone, and of a checkpoint."""
-    parameters = list((run.strategy.outline or run.model).parameters())
-    sizes = [(each.numel() * each.element_size(), each.numel() if each.requires_grad else 0) for each in parameters]
-    weights, trained = sum(size for size, _ in sizes), sum(count for _, count in sizes)
-    written = weights if run.cfg.model.peft.method == "none" else sum(size for size, count in sizes if count)
-    return written, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
+    model = run.strategy.outline or run.model
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    state = round(trained * PRESETS[run.cfg.train.optim].state_bytes)
+    return saved_bytes(model, run.cfg.model.peft.method != "none"), saved_bytes(model) + state
 
 
 def _new_checkpoints(run: Run, milestones: Milestones) -> int:

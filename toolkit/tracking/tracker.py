@@ -7,10 +7,12 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
+from toolkit.base.files import naming
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.vitals import task_for_all
 from toolkit.config import flatten
@@ -78,9 +80,11 @@ class Tracker:
         )
         return Trackers(list(tracking.report_to), run, flatten(self._cfg))
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         if self._file is not None:
-            self._file.close()
+            # An error of the disk has been raised before, when the line was written.
+            with naming(self._path) if kind is None else suppress(OSError):
+                self._file.close()
         if self._trackers is not None:
             with task_for_all():
                 self._trackers.finish()
@@ -95,8 +99,10 @@ class Tracker:
             return
         self._written.add(_kind(line))
         if self._file is not None:
-            self._file.write(json.dumps(_json_value(line)) + "\n")
-            self._file.flush()
+            text = json.dumps(_json_value(line)) + "\n"
+            with naming(self._path, len(text)):
+                self._file.write(text)
+                self._file.flush()
         if self._trackers is not None:
             with task_for_all():
                 self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
@@ -105,7 +111,8 @@ class Tracker:
     def flush(self) -> None:
         """Flushes the lines to the disk; call it before a checkpoint is completed."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
+            with naming(self._path):
+                os.fsync(self._file.fileno())
 
 
 def _kind(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
