@@ -137,7 +137,7 @@ def sides(options: argparse.Namespace, folder: Path) -> list[Side]:
 
 def main() -> None:
     """Runs the pairs and writes `benchmarks/results/checkpoint.json`."""
-    options = read_options(parser(__doc__))
+    options = read_options(parser(__doc__, wall_only="waiting for a checkpoint takes no CPU time"))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         runs = interleave(sides(options, Path(folder)), options)
     firsts = {name: [{"seconds": run["first"]} for run in found] for name, found in runs.items()}

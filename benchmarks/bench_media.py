@@ -154,7 +154,7 @@ CASES = {"image": (image_case, 16), "photo": (photo_case, 16), "audio": (audio_c
 
 def main() -> None:
     """Measures the cases that are asked for."""
-    made = parser(__doc__, pairs=3)
+    made = parser(__doc__, pairs=3, wall_only="the time of processes that decode ahead would not be counted")
     made.add_argument("--case", choices=list(CASES), nargs="+", default=list(CASES))
     made.add_argument("--steps", type=int, default=12, help="steps of an epoch (default 12)")
     made.add_argument("--epochs", type=int, default=3, help="epochs (default 3, the Trainer's)")

@@ -78,20 +78,29 @@ def report(result: Mapping[str, Any]) -> None:
     print(MARK + json.dumps(result), flush=True)
 
 
-def parser(description: str | None, pairs: int = 5) -> argparse.ArgumentParser:
-    """Returns a parser with the options that all benchmarks have."""
+def parser(description: str | None, pairs: int = 5, wall_only: str | None = None) -> argparse.ArgumentParser:
+    """Returns a parser with the options that all benchmarks have.
+
+    Args:
+        description: what the benchmark measures.
+        pairs: default number of rounds.
+        wall_only: why CPU time would not say what is measured, for a benchmark that refuses `--cpu-time`.
+    """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds to run (default {pairs})")
     made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
     made.add_argument("--cpu-time", action="store_true", help="compare CPU time with one thread: for a busy machine")
     made.add_argument("--quick", action="store_true", help="tiny sizes, one pair; writes no file")
     made.add_argument("--results", type=Path, help="folder of the JSON files (default benchmarks/results)")
+    made.set_defaults(wall_only=wall_only)
     return made
 
 
 def read_options(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parses the command line; `--quick` and `--cpu-time` imply their pairs and threads."""
     options = made.parse_args(arguments)
+    if options.cpu_time and options.wall_only:
+        made.error(f"--cpu-time: {options.wall_only}; measure on an idle machine without it")
     if options.quick:
         options.pairs = 1
     if options.cpu_time:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
+import bench_checkpoint
+import bench_media
 import pairs
 import pytest
 import texts
@@ -46,6 +48,16 @@ def test_a_side_that_fails_ends_the_benchmark_with_its_output() -> None:
     side = pairs.Side("broken", [sys.executable, "-c", code])
     with pytest.raises(SystemExit, match=r"broken: ended with 3 and 0 results\s*no luck"):
         pairs.run(side, options())
+
+
+@pytest.mark.parametrize("benchmark", [bench_media, bench_checkpoint])
+def test_benchmarks_whose_figure_is_no_cpu_time_refuse_to_measure_it(benchmark, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(benchmark, "interleave", lambda *arguments: pytest.fail("it measures"))
+    monkeypatch.setattr(sys, "argv", [benchmark.__name__, "--quick", "--cpu-time"])
+    with pytest.raises(SystemExit) as ended:
+        benchmark.main()
+    assert ended.value.code == 2
+    assert "error: --cpu-time: " in capsys.readouterr().err
 
 
 def test_ratios_are_per_pair() -> None:

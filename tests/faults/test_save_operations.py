@@ -88,10 +88,12 @@ def references(injecting: ForkServer, tmp_path_factory: pytest.TempPathFactory) 
     return found
 
 
-def is_explained(ended: Ended, fault: str) -> bool:
-    """Whether a run that an error ended said so, once for each thing that it could not write."""
-    reason = os.strerror(getattr(errno, fault))
-    messages = [line for line in ended.output.splitlines() if reason in line]
+def is_explained(ended: Ended, fault: str, run: Path) -> bool:
+    """Whether a run that an error ended said so, once for each thing that it could not write, and what is free."""
+    number = getattr(errno, fault)
+    messages = [line for line in ended.output.splitlines() if os.strerror(number) in line]
+    if number in (errno.ENOSPC, errno.EDQUOT) and not all(f" are free in {run}" in line for line in messages):
+        return False
     return bool(messages) and len(messages) == len(set(messages))
 
 
@@ -101,7 +103,7 @@ def after_fault(server: ForkServer, folder: Path, reference: Reference, fault: s
     root = folder / "run" / "checkpoints"
     for _, checkpoint in steps(root):
         wrong += [f"{checkpoint.name}: {problem}" for problem in verify(checkpoint)]
-    if fault not in DEADLY and ended.code != 0 and not is_explained(ended, fault):
+    if fault not in DEADLY and ended.code != 0 and not is_explained(ended, fault, folder / "run"):
         wrong.append(f"no message, or several:\n{ended.output}")
     checked = server.run(["toolkit", "verify", folder / "run"])
     if checked.code != 0:

@@ -145,7 +145,7 @@ def leave_group() -> None:
 
 def unexpected(error: Exception) -> str:
     """Returns the message for an error that is not a `ToolkitError`."""
-    from toolkit.base.disk import disk_problem
+    from toolkit.base.disk import disk_problem, is_full
 
     text = f"{type(error).__name__}: {error}"
     if type(error).__name__ == "OutOfMemoryError":
@@ -155,7 +155,7 @@ def unexpected(error: Exception) -> str:
             "results stay the same."
         )
     for sign, message in KNOWN.items():
-        if sign in text:
+        if sign in text and not is_full(error):
             return f"{text.splitlines()[0]}\n{message}"
     if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
         return (

@@ -41,6 +41,23 @@ def written_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 @contextmanager
+def naming(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Adds to errors of a disk what those of open files leave out: the file, and the bytes that are written to it.
+
+    Raises:
+        OSError: as inside the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        if type(error) is OSError and error.errno is not None:  # not one of a connection, which has no file
+            error.filename = path if error.filename is None else error.filename
+            if needed is not None:
+                vars(error).setdefault("needed", needed)
+        raise
+
+
+@contextmanager
 def temporary_file(path: Path) -> Iterator[Path]:
     """Yields the path of an empty file, which is renamed to `path` when the block ends without an error.
 
@@ -52,13 +69,14 @@ def temporary_file(path: Path) -> Iterator[Path]:
     path = Path(os.path.realpath(path))
     temporary = temporary_name(path)
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode & 0o777
-        yield temporary
-        temporary.chmod(mode)  # safetensors creates files that only their owner can read
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        with naming(path):
+            temporary.touch()
+            mode = temporary.stat().st_mode & 0o777
+            yield temporary
+            temporary.chmod(mode)  # safetensors creates files that only their owner can read
+            sync(temporary)
+            temporary.replace(path)
+            sync(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -81,15 +99,16 @@ def written_folder(path: Path, replacing: Callable[[], object] = lambda: None) -
     temporary = temporary_name(path)
     former = temporary_name(path.with_name(f"{path.name}.former"))
     try:
-        temporary.mkdir()
-        yield temporary
-        for entry in (*temporary.rglob("*"), temporary):
-            sync(entry)
-        replacing()
-        if path.exists():
-            path.rename(former)
-        temporary.rename(path)
-        sync(path.parent)
+        with naming(path):
+            temporary.mkdir()
+            yield temporary
+            for entry in (*temporary.rglob("*"), temporary):
+                sync(entry)
+            replacing()
+            if path.exists():
+                path.rename(former)
+            temporary.rename(path)
+            sync(path.parent)
     finally:
         for folder in (temporary, former):
             shutil.rmtree(folder, ignore_errors=True)
@@ -177,6 +196,11 @@ def finite(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
-    with written_whole(path) as file:
-        file.write(text)
+    """Writes a text file in UTF-8 atomically."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically."""
+    with naming(path, len(content)), written_whole(path, "wb") as file:
+        file.write(content)

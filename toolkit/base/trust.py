@@ -1,27 +1,54 @@
-"""Recipes that this user has trained with: only these are run because a run's folder names them.
+"""Recipes that this user has trained with, and runs that this user has started: only what these name is executed.
 
-A run's folder may come from somebody else, so what it says about its recipe proves nothing. The sha256 of each recipe
-that is trained with is therefore kept outside of it, in the user's own state folder.
+A run's folder may come from somebody else, so what it says about itself proves nothing. The sha256 of each recipe that
+is trained with, and of what a run may execute, are therefore kept outside of it, in the user's own state folder.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from toolkit.base.errors import InputError
+from toolkit.base.files import read_file
+from toolkit.base.run_folder import RunFolder
 from toolkit.base.shipped import shipped_root
 
 
 def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Remembers a recipe that the user trains with; does nothing if the state folder cannot be written."""
     with suppress(OSError, RuntimeError):  # also an account without a home
-        note = _notes(environ) / _sha256(recipe)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+        _remember(_notes("recipes", environ) / _sha256(recipe))
+
+
+def trust_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
+    """Remembers what a run that the user starts may execute: its settings, its recipe and its working directory.
+
+    Args:
+        run: the run's folder, with its settings.
+        facts: content of its `run.json`.
+        environ: environment variables.
+    """
+    with suppress(OSError, RuntimeError):
+        _remember(_note_of(run, facts, environ))
+
+
+def is_own_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user has started this run, with the settings, recipe and working directory that its folder names."""
+    with suppress(OSError, RuntimeError):
+        return _note_of(run, facts, environ).exists()
+    return False
+
+
+def shipped_copy(recipe: Path) -> Path | None:
+    """Returns the toolkit's own file with the content of a recipe, or None."""
+    shipped = shipped_root() / "recipes" / recipe.name
+    return shipped if shipped.is_file() and _sha256(shipped) == _sha256(recipe) else None
 
 
 def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -36,20 +63,29 @@ def refuse_unknown(recipe: Path, run: str | Path, how: str, environ: Mapping[str
     Raises:
         InputError: if it is neither.
     """
-    shipped = shipped_root() / "recipes" / recipe.name
-    digest, is_known = _sha256(recipe), False
+    is_known = False
     with suppress(RuntimeError):
-        is_known = (_notes(environ) / digest).exists()
-    if not is_known and not (shipped.is_file() and _sha256(shipped) == digest):
+        is_known = (_notes("recipes", environ) / _sha256(recipe)).exists()
+    if not is_known and shipped_copy(recipe) is None:
         raise InputError(
             f"{run}: nobody has trained with its recipe {recipe}, as it is now, under this account on this machine; "
             f"if you trust it, name it {how}"
         )
 
 
-def _notes(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "finetune-toolkit" / "recipes"
+def _notes(kind: str, environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "finetune-toolkit" / kind
+
+
+def _note_of(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
+    named = [_sha256(RunFolder(run).config), facts.get("recipe"), facts.get("working_directory")]
+    return _notes("runs", environ) / hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def _remember(note: Path) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.touch()
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(file)).hexdigest()

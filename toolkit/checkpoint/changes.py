@@ -48,10 +48,11 @@ FREE = (
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
 BUDGET = "train.max_tokens_per_batch"
 DIMENSIONS = tuple(Mesh().sizes)
-SPLIT = (BATCH, ACCUMULATION, BUDGET, *(f"mesh.{name}" for name in DIMENSIONS))
+MESH = tuple(f"mesh.{name}" for name in DIMENSIONS)
+SPLIT = (BATCH, ACCUMULATION, BUDGET, *MESH)
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
-UNPADDED = "train.unpadded"
+UNPADDED, BACKEND = "train.unpadded", "parallel.backend"
 OLDER = {UNPADDED: False}
 """What runs of versions without a setting did."""
 
@@ -109,7 +110,7 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     before = OLDER | _completed(saved)
     elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
     free = (*FREE, *SPLIT) if elastic else FREE
-    if elastic and any(before.get(key) != now.get(key) for key in SPLIT):
+    if elastic and any(key in before and before[key] != now.get(key) for key in (BACKEND, *MESH)):
         free = (*free, UNPADDED)  # not every way to split a model can leave out padding
     changes = [
         f"{key}: the run was started {_with(before, key)}, now {_shown(now, key)}{_advice(before, key)}"

@@ -36,6 +36,11 @@ class NewCheckpoint:
     keep: int | None
     best: int | None
 
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors and files."""
+        return sum(plan.size for plan in self.plans) + sum(map(len, self.files.values()))
+
 
 def commit(peers: Peers, new: NewCheckpoint) -> None:
     """Writes a checkpoint, then removes surplus ones. Every process must call it.
@@ -45,7 +50,7 @@ def commit(peers: Peers, new: NewCheckpoint) -> None:
     """
     written: dict[str, FileEntry] = {}
     with ExitStack() as transaction:
-        opened = store.new_checkpoint(new.root, new.step, written)
+        opened = store.new_checkpoint(new.root, new.step, written, new.size)
         folder = peers.on_first(transaction.enter_context, opened)
         written |= write_groups(peers, folder, new.plans, new.sharded)
         peers.on_first(_finish, folder, new, transaction)

@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import RunError
 from toolkit.base.files import temporary_name
 from toolkit.checkpoint.contents import model_group
@@ -36,7 +37,7 @@ def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     peers = peers_of_run()
     plan = planned(peers, model_group(tensors), spread=False)
-    temporary = peers.on_first(_temporary, folder)
+    temporary = peers.on_first(_temporary, folder, plan)
     try:
         return peers.on_every(_collected, peers, temporary, plan)
     finally:
@@ -44,12 +45,12 @@ def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _temporary(folder: Path) -> Path:
+def _temporary(folder: Path, plan: Plan) -> Path:
     temporary = temporary_name(folder / "complete-model")
     try:
         temporary.mkdir()
     except OSError as error:
-        raise _not_written(folder, error) from error
+        raise _not_written(folder, error, plan) from error
     return temporary
 
 
@@ -62,11 +63,12 @@ def _collected(peers: Peers, folder: Path, plan: Plan) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as mapped:
             return {name: mapped.get_tensor(name) for name in plan.saved}
     except OSError as error:
-        raise _not_written(folder.parent, error) from error
+        raise _not_written(folder.parent, error, plan) from error
 
 
-def _not_written(folder: Path, error: Exception) -> RunError:
+def _not_written(folder: Path, error: Exception, plan: Plan) -> RunError:
+    reason = disk_problem(error, folder.absolute(), plan.size) or error
     return RunError(
-        f"cannot write a complete copy of the model into {folder.absolute()}: {error}. Checkpoints are intact: free "
+        f"cannot write a complete copy of the model into {folder.absolute()}: {reason}. Checkpoints are intact: free "
         "some space, then resume with checkpoint.resume=auto"
     )

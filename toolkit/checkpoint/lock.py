@@ -20,6 +20,7 @@ from typing import Self
 import psutil
 
 from toolkit.base.console import say
+from toolkit.base.disk import why
 from toolkit.base.errors import CheckpointError
 from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
@@ -70,17 +71,18 @@ class OutputLock:
         try:
             self._descriptor = _open(self.path, os.O_CREAT)
         except OSError as error:
-            raise CheckpointError(f"cannot open the lock file {self.path}: {error.strerror}") from error
+            raise CheckpointError(f"cannot open the lock file {self.path}: {why(error, self.path)}") from error
+        owner = _this_process()
         try:
             self._wait_for(self._lock, time.monotonic() + self._patience)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
             held = isinstance(error, _HELD)
-            message = self._held_message() if held else f"cannot lock {self.path}: {error.strerror}"
-            os.close(self._descriptor)
+            message = self._held_message() if held else f"cannot lock {self.path}: {why(error, self.path, len(owner))}"
+            self.__exit__(None, None, None)
             raise CheckpointError(message) from None
         _held.add(self._key)
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, _this_process(), 0)
         return self
 
     def __exit__(
@@ -125,10 +127,10 @@ class OutputLock:
             self._remove_owner_file()
         try:
             with self._owner_file.open("xb") as file:
+                self._owns_file = True
                 file.write(_this_process())
         except FileExistsError as error:
             raise BlockingIOError from error
-        self._owns_file = True
 
     def _remove_owner_file(self) -> None:
         """Removes the file of a dead run; of several processes that have seen it, one does.

@@ -77,6 +77,11 @@ class Plan:
     metadata: Mapping[str, str] = field(default_factory=dict)
     steady: Collection[str] = ()
 
+    @property
+    def size(self) -> int:
+        """Bytes of the complete tensors of all processes."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.saved.values())
+
 
 def planned(peers: Peers, group: Group, spread: bool) -> Plan:
     """Decides which process saves which part of the tensors; every process must call it.

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.disk import why
 from toolkit.base.errors import CheckpointError
 from toolkit.base.files import kind_of, temporary_name
 from toolkit.distributed.collectives import on_every, on_main
@@ -32,7 +33,7 @@ def probe(output_dir: Path) -> None:
         file.unlink()
     except OSError as error:
         existing = next(path for path in (output_dir, *output_dir.absolute().parents) if kind_of(path))
-        reason = error.strerror if kind_of(existing) == "folder" else f"{existing} is a file"
+        reason = why(error, output_dir) if kind_of(existing) == "folder" else f"{existing} is a file"
         raise CheckpointError(
             f"output_dir: cannot write into {output_dir.absolute()}: {reason}; fix this, or set another output_dir"
         ) from error

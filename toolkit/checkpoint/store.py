@@ -19,6 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolkit.api.run import Checkpoint
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import sync
 from toolkit.base.run_folder import CheckpointFolder
@@ -30,7 +31,9 @@ _NO_HASHES: Mapping[str, FileEntry] = MappingProxyType({})
 
 
 @contextlib.contextmanager
-def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO_HASHES) -> Iterator[Path]:
+def new_checkpoint(
+    root: Path, step: int, written: Mapping[str, FileEntry] = _NO_HASHES, size: int | None = None
+) -> Iterator[Path]:
     """Creates the checkpoint `root/step-<step>` from the files written into a temporary folder inside the block.
 
     When the block ends, every file is flushed to disk and listed in the manifest, and the folder is renamed. The
@@ -44,6 +47,7 @@ def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO
         root: the run's `checkpoints` folder; created if it does not exist.
         step: number of completed optimizer steps.
         written: sizes and hashes of the files that are hashed while they are written; filled inside the block.
+        size: bytes of the checkpoint, if they are known.
 
     Yields:
         The folder to write into.
@@ -63,7 +67,7 @@ def new_checkpoint(root: Path, step: int, written: Mapping[str, FileEntry] = _NO
         for later in [path for number, path in steps(root) if number > step]:
             _remove(later)
     except OSError as error:
-        raise not_written(folder, error) from error
+        raise not_written(folder, error, size) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -79,11 +83,18 @@ def sweep(root: Path) -> None:
         shutil.rmtree(leftover)
 
 
-def not_written(folder: Path, error: Exception) -> RunError:
-    """Returns the error for a checkpoint that cannot be written, given its folder or its temporary one."""
+def not_written(folder: Path, error: Exception, size: int | None = None) -> RunError:
+    """Returns the error for a checkpoint that cannot be written.
+
+    Args:
+        folder: its folder, or its temporary one.
+        error: why.
+        size: its bytes, if they are known.
+    """
     final = folder.with_name(folder.name.removeprefix(_TEMPORARY)).absolute()
+    reason = disk_problem(error, final.parent, size) or error
     return RunError(
-        f"cannot write the checkpoint {final}: {error}. Earlier checkpoints are intact: free some "
+        f"cannot write the checkpoint {final}: {reason}. Earlier checkpoints are intact: free some "
         "space or fix the folder's permissions, then resume with checkpoint.resume=auto"
     )
 
@@ -111,7 +122,7 @@ def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[P
         for path in old:
             _remove(path)
     except OSError as error:
-        raise RunError(f"cannot remove an old checkpoint: {error}") from error
+        raise RunError(f"cannot remove an old checkpoint: {disk_problem(error, root) or error}") from error
     return old
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,12 @@ from toolkit.checkpoint.store import not_written
 from toolkit.checkpoint.tensors import OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
 from toolkit.distributed.peers import Peers
 
+_Write = Callable[[Peers, Path, Plan], dict[str, FileEntry]]
 _ALIGNMENT = 8
 """The header's length in bytes is a multiple of this."""
 
 
-def write_groups(peers: Peers, folder: Path, plans: Iterable[Plan], sharded: bool) -> dict[str, FileEntry]:
+def write_groups(peers: Peers, folder: Path, plans: Sequence[Plan], sharded: bool) -> dict[str, FileEntry]:
     """Writes tensors into a new checkpoint. Every process must call it.
 
     Args:
@@ -49,8 +50,9 @@ def write_groups(peers: Peers, folder: Path, plans: Iterable[Plan], sharded: boo
         RunError: on every process, if one of them cannot write.
     """
     written: dict[str, FileEntry] = {}
+    size = sum(plan.size for plan in plans)
     for plan in plans:
-        own = peers.on_every(_write_shard if sharded else _write_complete, peers, folder, plan)
+        own = peers.on_every(_written, _write_shard if sharded else _write_complete, peers, folder, plan, size)
         for entries in peers.objects(own):
             written |= entries
     return written
@@ -122,12 +124,16 @@ def write_file(
     return FileEntry(size, digest.hexdigest())
 
 
+def _written(write: _Write, peers: Peers, folder: Path, plan: Plan, size: int) -> dict[str, FileEntry]:
+    try:
+        return write(peers, folder, plan)
+    except OSError as error:
+        raise not_written(folder, error, size) from error
+
+
 def _write_complete(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]:
     path = CheckpointFolder(folder).callback(plan.name)
-    try:
-        entry = write_complete(peers, path, plan)
-    except OSError as error:
-        raise not_written(folder, error) from error
+    entry = write_complete(peers, path, plan)
     return {path.name: entry} if entry else {}
 
 
@@ -186,11 +192,7 @@ def _write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]
         offsets = json.dumps({name: {OFFSETS: box.start} for name, box in own.items()})
         metadata = {**(plan.metadata if peers.rank == number == 0 else {}), OFFSETS_KEY: offsets}
         entries = {name: (plan.saved[name].dtype, box.shape) for name, box in own.items()}
-        try:
-            path.parent.mkdir(exist_ok=True)
-            written[path.relative_to(folder).as_posix()] = write_file(
-                path, entries, (plan.values[item] for item in own.items()), metadata
-            )
-        except OSError as error:
-            raise not_written(folder, error) from error
+        path.parent.mkdir(exist_ok=True)
+        tensors = (plan.values[item] for item in own.items())
+        written[path.relative_to(folder).as_posix()] = write_file(path, entries, tensors, metadata)
     return written

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from toolkit.base.console import shorten
+from toolkit.base.disk import why
 from toolkit.base.errors import problems_of
 from toolkit.base.files import kind_of
 from toolkit.checkpoint.lock import in_use
@@ -31,7 +32,7 @@ def folder_problems(cfg: Config) -> list[str]:
         with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        problems.append(f"output_dir: cannot write into {existing}: {error.strerror}; use another one")
+        problems.append(f"output_dir: cannot write into {existing}: {why(error, existing)}; use another one")
     if message := in_use(folder):
         problems.append(f"output_dir: {message}")
     resume = problems_of(lambda: decide_resume(folder, cfg.checkpoint.resume))

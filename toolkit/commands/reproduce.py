@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.trust import refuse_unknown
+from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null")
 """Settings that keep the new run from changing anything outside its folder."""
+WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
+"""Settings that execute code, with the values that execute none."""
+NOT_OWN = "nobody has started this run, as it is now, under this account on this machine"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN-reproduced")
     _options.add(parser, "--recipe", default_text="that of the run")
+    parser.add_argument(
+        "--trust-run",
+        action="store_true",
+        help="allow all code that the run names, its callbacks and its model's, as if it was started on this machine "
+        "under this account",
+    )
 
 
 def work(arguments: argparse.Namespace) -> None:
     """Trains again with the same settings, processes and threads.
 
     Raises:
-        InputError: if the run is not finished, or its recipe is missing or not known to be the user's.
+        InputError: if the run is not finished, its recipe is missing, or it names code that may not be the user's.
         RunError: if training fails, or its results are not bit-identical.
     """
     from toolkit.commands.diff import show
@@ -40,15 +49,13 @@ def work(arguments: argparse.Namespace) -> None:
     record = read_record(Path(arguments.run).absolute())
     if not record.finished:
         raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
-    recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
-    if not recipe.is_file():
-        raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
-    if arguments.recipe is None:
-        refuse_unknown(recipe, arguments.run, "with --recipe")
+    own = arguments.trust_run or is_own_run(record.folder, record.facts)
+    recipe = _recipe(arguments, record, own)
+    _refuse_foreign_code(arguments.run, record, own)
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         print(f"warning: {difference}", flush=True)
-    _train(recipe, record, folder)
+    _train(recipe, record, folder, own)
 
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
@@ -66,22 +73,56 @@ def work(arguments: argparse.Namespace) -> None:
     )
 
 
-def _train(recipe: Path, record: Record, folder: Path) -> None:
-    """Runs the recipe in the run's working directory, to which its paths are relative."""
+def _recipe(arguments: argparse.Namespace, record: Record, own: bool) -> Path:
+    """Returns the recipe to run: the one that the user names, or that of the run.
+
+    Of a run that may be somebody else's, only a recipe of the toolkit is run, and where the toolkit has it: git would
+    execute what the configuration of a checkout in a foreign folder names.
+    """
+    recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
+    if not recipe.is_file():
+        raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
+    if arguments.recipe is not None:
+        return recipe
+    refuse_unknown(recipe, arguments.run, "with --recipe")
+    found = recipe if own else shipped_copy(recipe)
+    if found is None:
+        raise InputError(f"{arguments.run}: {NOT_OWN}; name its recipe {recipe} with --recipe")
+    return found
+
+
+def _refuse_foreign_code(run: str, record: Record, own: bool) -> None:
+    asked = [f"{key}={value}" for key in WITHOUT_CODE if (value := record.settings.get(key))]
+    if asked and not own:
+        raise InputError(
+            f"{run}: {NOT_OWN}, and it executes code that its settings name ({', '.join(asked)}); if you trust it, add "
+            "--trust-run"
+        )
+
+
+def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
+    """Runs the recipe in the run's working directory, to which its paths are relative.
+
+    For a run that may be somebody else's, that is the current directory, from which no module is imported.
+    """
     from toolkit.commands.train import TOOLKIT
     from toolkit.lab.jobs import run_processes
 
-    working_directory = Path(record.facts.get("working_directory") or Path.cwd())
-    if not working_directory.is_dir():
-        gone = f"{working_directory}, where the run was started, no longer exists"
-        print(f"warning: {gone}; relative paths are resolved in {Path.cwd()}", flush=True)
-        working_directory = Path.cwd()
+    here = Path.cwd()
+    noted = Path(record.facts.get("working_directory") or here)
+    why = "" if noted.is_dir() else f"{noted}, where the run was started, no longer exists"
+    if why := why if own else NOT_OWN:
+        print(f"warning: {why}; relative paths are resolved in {here}", flush=True)
+    environ = {"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])}
+    if not own and here != Path(__file__).resolve().parents[2]:
+        environ["PYTHONSAFEPATH"] = "1"  # the current directory may be where a foreign run was unpacked
     # The settings that the run's launcher made are in its configuration.
-    run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *ALONE]
+    settings = [*ALONE, *([] if own else [f"{key}={value}" for key, value in WITHOUT_CODE.items()])]
+    run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *settings]
     code = run_processes(
         ["-c", TOOLKIT, "toolkit", "train", *run, "--processes", str(record.facts["num_processes"])],
-        environ={"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])},
-        folder=working_directory,
+        environ=environ,
+        folder=here if why else noted,
     )
     if code:
         raise RunError(f"the new run ended with exit code {code}; its own message is above")

@@ -13,6 +13,7 @@ import torch
 from toolkit import modalities
 from toolkit.api.run import Checkpoint
 from toolkit.api.task import Task
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
@@ -61,7 +62,7 @@ def convert_to_model(
             write_model(model, processor, cfg.model, Path(temporary) / "model", base, output)
             (Path(temporary) / "model").rename(output)
     except OSError as error:
-        raise RunError(f"cannot write {output.absolute()}: {error}") from error
+        raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
 
 
 def _built(cfg: Config, task: Task, processor: Any, base: Path) -> Any:

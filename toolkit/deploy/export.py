@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.supports import SupportsScript
+from toolkit.base.disk import disk_problem
 from toolkit.base.errors import DataError, InputError, RunError
 from toolkit.base.files import read_file, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
@@ -71,7 +72,7 @@ def export_zip(run_folder: Path, recipe: str | None, output: Path, trust_remote_
                 for path in sorted(each for each in folder.rglob("*") if each.is_file()):
                     zipped.write(path, path.relative_to(folder).as_posix())
     except OSError as error:
-        raise RunError(f"cannot write {output.absolute()}: {error}") from error
+        raise RunError(f"cannot write {output.absolute()}: {disk_problem(error, output.parent) or error}") from error
 
 
 def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path) -> None:

@@ -35,6 +35,7 @@ from toolkit.distributed.process_state import float32_precision, own_process_sta
 from toolkit.engine.evaluation import evaluate, predict
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
+from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import build_model, load_model_config
 from toolkit.models.unpadded.choice import choose
 from toolkit.models.unpadded.install import install
@@ -253,6 +254,7 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     if choose(cfg, config, accelerator.device):
         install(network)
+    head_at_labels(network)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)
     return TrainedRun(cfg, task, accelerator, mesh, processor, prepared)

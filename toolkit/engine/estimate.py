@@ -12,6 +12,7 @@ from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import store
 from toolkit.config.messages import join
+from toolkit.models.parts import saved_bytes
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import cycle_ends
 
@@ -86,10 +87,10 @@ def _start(run: Run) -> int:
 
 def _sizes(run: Run) -> tuple[int, int, int]:
     """Returns the bytes of the model, which with adapters is these alone, of all weights, and of a checkpoint."""
-    parameters = list((run.strategy.outline or run.model).parameters())
-    sizes = [(each.numel() * each.element_size(), each.numel() if each.requires_grad else 0) for each in parameters]
-    weights, trained = sum(size for size, _ in sizes), sum(count for _, count in sizes)
-    written = weights if run.cfg.model.peft.method == "none" else sum(size for size, count in sizes if count)
+    model = run.strategy.outline or run.model
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    weights = saved_bytes(model)
+    written = saved_bytes(model, run.cfg.model.peft.method != "none")
     return written, weights, weights + round(trained * PRESETS[run.cfg.train.optim].state_bytes)
 
 

@@ -66,8 +66,10 @@ OF_MEMORY = (
     "max_tokens_per_batch",
     "ema_decay",
     "unpadded",
+    "fast_dropout",
+    "torch_compile",
 )
-"""Settings in the section `train` that a footprint depends on."""
+"""Settings in the section `train` that a footprint depends on; those of `parallel` decide about padding, too."""
 
 _PREDICTED: dict[str, Footprint] = {}
 
@@ -81,7 +83,7 @@ def predicted_footprint(run: Run) -> Footprint:
     subject = Subject(cfg, run.task, run.model.config, batch, device, longest=longest)
     key = json.dumps(
         [run.model.config.to_dict(), asdict(cfg.model), {name: getattr(cfg.train, name) for name in OF_MEMORY},
-         asdict(run.task.options), shapes(batch), type(run.task).__name__, str(device)],
+         asdict(cfg.parallel), asdict(run.task.options), shapes(batch), type(run.task).__name__, str(device)],
         sort_keys=True, default=str,
     )  # fmt: skip
     if key not in _PREDICTED:

@@ -75,9 +75,15 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:
-    """Loads the adapters in a peft folder into their base model; returns a `peft.PeftModel`."""
+    """Loads the adapters in a peft folder into their base model; returns a `peft.PeftModel`.
+
+    Raises:
+        InputError: if they name code, which peft would import.
+    """
     from peft import PeftModel
 
+    if json.loads(read_file(folder / FILE)).get("megatron_config"):
+        raise InputError(f"{folder / FILE}: megatron_config names code to import, which is not supported; remove it")
     with _of_another_age():
         return _answering(PeftModel.from_pretrained(model, folder))
 

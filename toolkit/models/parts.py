@@ -87,6 +87,12 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(count for count, trained in counts if trained), sum(count for count, _ in counts)
 
 
+def saved_bytes(model: nn.Module, adapters: bool = False) -> int:
+    """Returns the bytes of the weights that a model's folder holds: all of them, or the trained ones of adapters."""
+    parameters = (each for each in model.parameters() if each.requires_grad or not adapters)
+    return sum(each.numel() * each.element_size() for each in parameters)
+
+
 def _ends(name: str) -> list[str]:
     """Returns the dotted suffixes of a name, shortest first: `c`, `b.c`, `a.b.c`."""
     words = name.split(".")

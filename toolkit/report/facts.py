@@ -10,9 +10,9 @@ from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.api.supports import state_of
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.files import write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.trust import trust
+from toolkit.base.trust import trust, trust_run
 from toolkit.config import dump_config
 from toolkit.data.bad_rows import write_bad_rows
 from toolkit.data.loading import CheckedRows
@@ -62,6 +62,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "greater_is_better": run.best.greater_is_better,
     }
     kept = {name: former[name] for name in ("result", "memory", "files") if name in former}
+    trust_run(files.path, facts)
     write_json(files.facts, sealed(facts | kept))
 
 
@@ -77,8 +78,7 @@ def _code(folder: Path, file: Path) -> dict[str, Any] | None:
     diff = state.diff or b""
     kept = 0 < len(diff) <= MOST_DIFF_BYTES
     if kept:
-        with written_whole(file, "wb") as opened:
-            opened.write(diff)
+        write_bytes(file, diff)
     return {
         "commit": state.commit,
         "changed_files": state.changed_files,

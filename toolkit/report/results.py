@@ -25,7 +25,7 @@ from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.quality import Quality
 from toolkit.models.hub import push
-from toolkit.models.parts import count_parameters
+from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
@@ -78,7 +78,7 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
     """
     files, shown, failures = RunFolder(run.output_dir), Shown(), Failures(run.output_dir)
     checkpoints = f"The checkpoints in {files.checkpoints} are intact: rerun with checkpoint.resume=auto."
-    with failures.collected("write the model"):
+    with failures.collected("write the model", saved_bytes(run.model, run.cfg.model.peft.method != "none")):
         write_model(run, result)
     failures.raise_any(checkpoints)
     model_is_kept()
@@ -110,8 +110,13 @@ class Failures:
         self._last: Exception | None = None
 
     @contextmanager
-    def collected(self, step: str) -> Iterator[None]:
-        """Collects an error inside the block, with the message `cannot <step>: ...`."""
+    def collected(self, step: str, needed: int | None = None) -> Iterator[None]:
+        """Collects an error inside the block, with the message `cannot <step>: ...`.
+
+        Args:
+            step: what the block does.
+            needed: bytes that it writes, if they are known.
+        """
         try:
             yield
         except Interrupted:
@@ -123,7 +128,7 @@ class Failures:
             LOGGER.debug("cannot %s", step, exc_info=True)
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}, line {place.lineno}"
-            why = disk_problem(error, self._folder) or f"{type(error).__name__}: {error} ({where})"
+            why = disk_problem(error, self._folder, needed) or f"{type(error).__name__}: {error} ({where})"
             self._messages.append(f"cannot {step}: {why}")
             self._last = error
 

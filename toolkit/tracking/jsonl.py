@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
+from toolkit.base.disk import why
 from toolkit.base.errors import RunError
-from toolkit.base.files import read_file, written_whole
+from toolkit.base.files import read_file, write_bytes
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -25,10 +26,9 @@ def bring_metrics(former: Path, path: Path) -> None:
     """
     try:
         if former.exists() and not path.exists():
-            with written_whole(path, "wb") as file:
-                file.write(read_file(former))
+            write_bytes(path, read_file(former))
     except OSError as error:
-        raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {error.strerror}") from error
+        raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {why(error, path)}") from error
 
 
 def truncate_metrics(path: Path, step: int) -> None:
@@ -53,10 +53,9 @@ def truncate_metrics(path: Path, step: int) -> None:
                 file.writelines(line + b"\n" for _, line in damaged)
             numbers = ", ".join(str(number) for number, _ in damaged)
             warn(f"{path}: line {numbers} cannot be read and was moved to {aside.name}")
-        with written_whole(path, "wb") as file:
-            file.writelines(line + b"\n" for _, line in kept)
+        write_bytes(path, b"".join(line + b"\n" for _, line in kept))
     except OSError as error:
-        raise RunError(f"cannot truncate {path.absolute()} to step {step}: {error.strerror}") from error
+        raise RunError(f"cannot truncate {path.absolute()} to step {step}: {why(error, path)}") from error
 
 
 def mark_of(path: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import json
 import math
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
+from toolkit.base.files import naming
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.turns import wait_for_main
 from toolkit.base.vitals import task_for_all
@@ -95,13 +97,15 @@ class Tracker:
         if self._cfg.tracking.report_to:
             wait_for_main(self._accelerator)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._file is not None:
-            self._file.close()
+            # An error of the disk has been raised before, when the line was written.
+            with naming(self._path) if kind is None else suppress(OSError):
+                self._file.close()
         if self._trackers is not None:
             with task_for_all():
                 self._trackers.finish()
-        if exception[0] is None:
+        if kind is None:
             self._wait_for_trackers()
 
     def log(self, line: Mapping[str, Any]) -> None:
@@ -117,8 +121,10 @@ class Tracker:
     def _write(self, line: Mapping[str, Any]) -> None:
         self._written.add(_kind(line))
         if self._file is not None:
-            self._file.write(json.dumps(_json_value(line)) + "\n")
-            self._file.flush()
+            text = json.dumps(_json_value(line)) + "\n"
+            with naming(self._path, len(text)):
+                self._file.write(text)
+                self._file.flush()
         if self._trackers is not None:
             with task_for_all():
                 self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
@@ -127,7 +133,7 @@ class Tracker:
     def flush(self) -> None:
         """Flushes the lines to the disk; every process calls it before a checkpoint is completed."""
         if self._file is not None:
-            with task_for_all():  # a disk in a network may take long
+            with task_for_all(), naming(self._path):  # a disk in a network may take long
                 os.fsync(self._file.fileno())
         wait_for_main(self._accelerator)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 import pytest
 from safetensors import SafetensorError
@@ -21,6 +22,15 @@ from toolkit.base.exits import unexpected
 def test_a_full_disk_is_a_message_with_what_is_free(error):
     assert unexpected(error).startswith("a disk is full (")
     assert " are free in " in unexpected(error)
+
+
+@pytest.mark.parametrize("where", ["", "Caught RuntimeError in DataLoader worker process 0.\n"])
+def test_full_shared_memory_is_a_message(where):
+    error = RuntimeError(f"{where}unable to write to file </torch_7_8_9>: No space left on device (28)")
+    message = (
+        r"shared memory is full; .* are free in /dev.*; lower train\.dataloader_num_workers, or make /dev/shm larger"
+    )
+    assert re.fullmatch(message, unexpected(error))
 
 
 def test_an_error_of_a_file_names_it(tmp_path):

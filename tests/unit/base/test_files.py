@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from toolkit.base.errors import ConfigError, RunError
+from toolkit.base.exits import unexpected
 from toolkit.base.files import (
+    naming,
     read_file,
     remove_leftovers,
     temporary_file,
@@ -65,9 +68,18 @@ def test_a_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.
 
     with monkeypatch.context() as patched:
         patched.setattr("os.fsync", full) if failing == "fsync" else patched.setattr(Path, "replace", full)
-        with pytest.raises(OSError, match="No space"):
-            write_text(path, "new")
+        with pytest.raises(OSError, match="No space") as raised:
+            write_text(path, "née")
+    message = f"{re.escape(str(path))}: No space left on device; 4 B are needed, .* are free in {tmp_path}"
+    assert re.fullmatch(message, unexpected(raised.value))
     assert (path.read_text(), names(tmp_path)) == ("former", ["notes.txt"])
+
+
+def test_errors_that_are_not_of_the_file_are_not_named_after_it(tmp_path: Path) -> None:
+    for error in (BrokenPipeError(32, "Broken pipe"), OSError("no number"), OSError(28, "No space", "other")):
+        with pytest.raises(OSError, match=r"Broken|number|other"), naming(tmp_path / "file", 7):
+            raise error
+        assert error.filename == ("other" if error.errno == 28 else None)
 
 
 def test_a_file_reaches_the_disk_before_its_name_and_the_name_before_the_end(

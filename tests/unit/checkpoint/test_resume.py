@@ -93,6 +93,19 @@ def test_a_lock_is_refused_twice_in_one_process_and_freed_at_the_end(tmp_path: P
         pass
 
 
+def test_a_full_disk_is_told_of_the_lock_and_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.pwrite", full)
+        reason = rf"cannot lock {tmp_path}/\.lock: No space left on device; \d+ B are needed, .* are free in {tmp_path}"
+        with pytest.raises(CheckpointError, match=reason), OutputLock(tmp_path):
+            pass
+    with OutputLock(tmp_path):
+        assert in_use(tmp_path) is not None
+
+
 def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
@@ -487,6 +500,17 @@ def test_another_window_is_refused_with_what_to_set(batch: int, mesh: Mesh, advi
     (problem,) = changed_settings(SAVED, split(batch, 1, mesh))
     assert problem.startswith(f"{WINDOW}: the run was started with 4 x 3 x 2 = 24 rows, now {batch} x 1 x ")
     assert f"; {advice}" in problem
+
+
+def test_padding_may_come_back_only_where_the_model_is_split_in_another_way() -> None:
+    started = split(4, 3, Mesh(replicas=2), **{"train.unpadded": True, "parallel.backend": "torch"})
+    other_rows = split(6, 2, Mesh(replicas=2), **{"train.unpadded": False, "train.max_tokens_per_batch": 64})
+    (problem,) = changed_settings(started, other_rows)
+    assert problem == "train.unpadded: the run was started with true, now false; set train.unpadded=true"
+    stages = split(4, 6, Mesh(pipeline=2), **{"train.unpadded": False})
+    library = {**started, "train.unpadded": False, "parallel.backend": "deepspeed"}
+    for current in (stages, library):
+        assert changed_settings(started, current) == []
 
 
 def test_local_sgd_keeps_its_processes() -> None:

@@ -18,9 +18,12 @@ from torch import nn
 
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.checkpoint import manifest, writing
+from toolkit.checkpoint.commit import NewCheckpoint, commit
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into
 from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, open_checkpoint, prune, steps
+from toolkit.distributed.peers import Peers
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "processor/vocab.txt", "state.json")
 ONES = torch.ones(3)
@@ -263,15 +266,30 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(RunError, match=r"step-6: .*No space left on device.*Earlier checkpoints are intact"):
+    free = rf"are free in {tmp_path}\. Earlier checkpoints are intact"
+    with pytest.raises(RunError, match=rf"step-6: .*No space left on device.*; \d.* {free}"):
         save(tmp_path, 6, model, optimizer, {}, full)
     monkeypatch.setattr(writing, "bytes_of", lambda tensor: full(tmp_path))
-    with pytest.raises(RunError, match=r"checkpoint /.*/step-6: .*No space left on device.*Earlier"):
+    with pytest.raises(RunError, match=rf"checkpoint /.*/step-6: .*No space left on device.* are needed, \d.* {free}"):
         save(tmp_path, 6, model, optimizer, {})
     assert names(tmp_path) == {"step-3"}
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"cannot write the checkpoint .*file/step-6"):
         save(tmp_path / "file", 6, model, optimizer, {})
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("place", ["os.fsync", "toolkit.checkpoint.manifest.sync"])
+def test_a_full_disk_is_told_with_the_bytes_of_the_checkpoint(place, sharded, tmp_path: Path, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    group = Group("model", {"weight": torch.zeros(100)})
+    plans, files = [planned(Peers(), group, spread=sharded)], {"state.json": b"{}"}
+    monkeypatch.setattr(place, full)
+    with pytest.raises(RunError, match=r"; 40[02] B are needed, \d") as raised:
+        commit(Peers(), NewCheckpoint(tmp_path, 6, plans, files, sharded=sharded, keep=None, best=None))
+    assert str(raised.value).startswith(f"cannot write the checkpoint {tmp_path}/step-6: a disk is full (")
 
 
 def test_open_checkpoint_refuses_what_is_not_whole(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from runs import ROOT, train
 from safetensors.torch import load_file, save_file
 
 from toolkit.base.environment import Checkout
+from toolkit.base.trust import trust, trust_run
 from toolkit.commands.cli import main
 from toolkit.report import facts
 from toolkit.report.intact import sealed
@@ -131,6 +133,7 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
     save_file(tensors, weights)
     code_of_then = {"commit": "0" * 40, "changed_files": 1, "diff": "uncommitted.diff", "diff_sha256": "ab" * 32}
     change_facts(folder / "one", git=code_of_then, working_directory="/gone")
+    trust_run(folder / "one", json.loads((folder / "one" / "run.json").read_text()))
     monkeypatch.chdir(ROOT)
     code, out, err = call(capfd, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
     assert code == 1
@@ -143,6 +146,75 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
         assert f"git -C {ROOT} apply {folder}/one/uncommitted.diff" in text
     _, out, _ = call(capfd, "diff", folder / "one", tmp_path / "other")
     assert "abababababab" in out
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What would be started to repeat a run: the program, and its settings."""
+    calls: list[tuple[list[str], dict]] = []
+    monkeypatch.setattr(
+        "toolkit.lab.jobs.run_processes", lambda program, **settings: calls.append((program, settings)) or 7
+    )
+    return calls
+
+
+def foreign(folder: Path, run: Path, settings: str = "", **facts) -> Path:
+    """Returns a copy of a run as somebody else could send it."""
+    shutil.copytree(folder / "below" / "other", run)  # the engine is `trainer`
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("callbacks: []", settings) if settings else text)
+    change_facts(run, **facts)
+    return run
+
+
+@pytest.mark.parametrize("option", [(), ("--trust-run",)])
+def test_a_run_of_somebody_else_executes_nothing_unless_it_is_trusted(folder, capfd, tmp_path, started, option):
+    evil = foreign(folder, tmp_path / "archive" / "run", "callbacks: [evil.Callback]",
+                   working_directory=str(tmp_path / "archive"))  # fmt: skip
+    code, _, err = call(capfd, "reproduce", evil, *option)
+    if not option:
+        assert (code, started) == (2, [])
+        assert "nobody has started this run, as it is now, under this account on this machine" in err
+        assert "trainer.callbacks=['evil.Callback']); if you trust it, add --trust-run" in err
+        return
+    ((program, settings),) = started
+    assert settings["folder"] == tmp_path / "archive"
+    assert "trainer.callbacks=[]" not in program
+
+
+def test_the_folder_of_somebody_elses_run_is_not_entered(folder, capfd, tmp_path, monkeypatch, started):
+    archive = tmp_path / "archive"
+    same = foreign(folder, archive / "run", working_directory=str(archive))  # whose modules could replace libraries
+    monkeypatch.chdir(archive)
+    _, out, _ = call(capfd, "reproduce", same)
+    ((program, settings),) = started
+    assert settings["environ"]["PYTHONSAFEPATH"] == "1"
+    assert {"trainer.callbacks=[]", "model.trust_remote_code=false"} <= set(program)
+    assert f"; relative paths are resolved in {archive}" in out
+    monkeypatch.chdir(tmp_path)
+    call(capfd, "reproduce", same)
+    assert started[1][1]["folder"] == tmp_path
+
+    call(capfd, "reproduce", folder / "below" / "other")  # which this account has started
+    program, settings = started[2]
+    assert (settings["folder"], "PYTHONSAFEPATH" in settings["environ"]) == (ROOT, False)
+    assert "trainer.callbacks=[]" not in program
+
+
+def test_a_recipe_is_run_where_it_is_known(folder, capfd, tmp_path, started):
+    copied = tmp_path / "archive" / "reviews.py"  # git would execute what a configuration beside it names
+    copied.parent.mkdir()
+    shutil.copy(ROOT / "recipes" / "reviews.py", copied)
+    run = foreign(folder, tmp_path / "archive" / "run", recipe=str(copied))
+    call(capfd, "reproduce", run)
+    assert str(ROOT / "recipes" / "reviews.py") in started[0][0]
+    own = copied.with_name("own.py")
+    own.write_text("TASK = None\n")
+    trust(own)
+    change_facts(run, recipe=str(own))
+    code, _, err = call(capfd, "reproduce", run)
+    assert (code, f"name its recipe {own} with --recipe" in err) == (2, True)
+    assert len(started) == 1
 
 
 def test_the_changes_of_a_checkout_are_kept_with_a_run(tmp_path, monkeypatch):

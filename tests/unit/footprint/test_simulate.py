@@ -152,6 +152,8 @@ def test_parts_are_those_of_a_real_run(tmp_path) -> None:
         memory = fit(run).memory
         found = predicted(run)
         assert predicted(run) is found
+        masks = replace(cfg, train=replace(cfg.train, fast_dropout=False))
+        assert predicted(replace(run, cfg=masks)) is not found
     assert found.parameters + found.buffers == memory.parameters
     assert (found.gradients, found.optimizer_state) == (memory.gradients, memory.optimizer_state)
     assert found.rows == 8

@@ -19,10 +19,10 @@ from tolerances import float32_tolerance
 import toolkit.run
 from toolkit.api.device import to_device
 from toolkit.api.mesh import Mesh
-from toolkit.base.errors import ConfigError
+from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.sections import AdapterConfig
 from toolkit.data.batches import evaluation_loader
-from toolkit.models.adapters import add_adapters
+from toolkit.models.adapters import add_adapters, load_adapters
 from toolkit.models.parts import head_modules, repeated_linears, suffixes
 
 SHORT = {
@@ -196,6 +196,13 @@ def test_a_merge_that_changes_answers_is_found(tmp_path, monkeypatch, capsys):
 def test_what_cannot_be_adapted_is_refused(task, settings, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(task, tmp_path / "run", *FEW, *(f"model.peft.{setting}" for setting in settings))
+
+
+def test_adapters_that_name_code_are_refused(tmp_path):
+    named = {"peft_type": "LORA", "megatron_config": {"a": 1}, "megatron_core": "evil"}  # which peft would import
+    (tmp_path / "adapter_config.json").write_text(json.dumps(named))
+    with pytest.raises(InputError, match=r"adapter_config\.json: megatron_config names code to import"):
+        load_adapters(None, tmp_path)
 
 
 def test_missing_libraries_are_named_before_anything_is_loaded(tmp_path, monkeypatch):

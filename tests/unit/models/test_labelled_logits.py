@@ -11,6 +11,7 @@ from runs import SGD, assert_close, lines, predictions, train, weights
 from tolerances import FLOAT64
 from torch import Tensor, nn
 
+import toolkit
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import IGNORE_INDEX, Batch
 from toolkit.models.labelled_logits import head_at_labels
@@ -224,3 +225,42 @@ def test_runs_end_the_same(task, settings, tmp_path, monkeypatch):
     one, other = weights(tmp_path / "some"), weights(tmp_path / "all")
     assert_close({k: v.tolist() for k, v in one.items()}, {k: v.tolist() for k, v in other.items()}, FLOAT64)
     assert json.dumps(predictions(tmp_path / "some"))[:200] == json.dumps(predictions(tmp_path / "all"))[:200]
+
+
+TEXTS = [{"text": "The river comes down from the hills in three small streams."}, {"text": "Eggs are cheap."}]
+CHAT = [
+    {"messages": [{"role": "user", "content": each["text"]}, {"role": "assistant", "content": "So I have heard."}]}
+    for each in TEXTS
+]
+PAIRS = [{"source": each["text"], "target": "Der Fluss. " * number} for number, each in enumerate(TEXTS, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "unlabelled", "settings"),
+    [
+        ("language_modeling", TEXTS, TEXTS, ("task.packing=false",)),
+        ("language_modeling/smoke_masked", TEXTS, TEXTS, ()),
+        ("language_modeling/smoke_chat", CHAT, [{"messages": row["messages"][:1]} for row in CHAT], ()),
+        ("translation", PAIRS, [{"source": row["source"]} for row in PAIRS], ("task.num_beams=1",)),
+    ],
+    ids=["causal", "masked", "chat", "translation"],
+)
+def test_finished_runs_evaluate_and_predict_with_them(task, rows, unlabelled, settings, tmp_path, monkeypatch):
+    train(task, tmp_path, *settings, "train.max_steps=1", "eval.eval_steps=null", "checkpoint.save_steps=null")
+
+    def first_pass(rows, scored):
+        """Returns at how many positions the head was computed first, and what came out."""
+        run, places = toolkit.load(tmp_path), []
+        head = run.accelerator.unwrap_model(run.model).get_output_embeddings()
+        head.register_forward_hook(lambda module, arguments, output: places.append(output.shape[:2].numel()))
+        found = run.evaluate(rows) if scored else run.predict(rows)
+        return places[0], found
+
+    some = first_pass(rows, True), first_pass(unlabelled, False)
+    monkeypatch.setattr("toolkit.deploy.trained.head_at_labels", lambda model: None)
+    every = first_pass(rows, True), first_pass(unlabelled, False)
+    for (few, found), (many, expected) in zip(some, every, strict=True):
+        assert few < many
+        assert_close(found, expected, 1e-5)
+    if rows is not TEXTS:
+        assert some[1][0] == 0  # nothing is labelled

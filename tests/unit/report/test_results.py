@@ -38,7 +38,7 @@ def test_a_model_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path, m
 
     monkeypatch.setattr(results, "save_model", full)
     with pytest.raises(
-        RunError, match=r"cannot write the model: .*No space left.* are free (.|\n)*checkpoint.resume=auto"
+        RunError, match=r"write the model: .*No space left.* are needed, \d.* are free (.|\n)*checkpoint.resume=auto"
     ):
         train("reviews", tmp_path / "run", *FEW)
     assert not (tmp_path / "run" / "report.md").exists()

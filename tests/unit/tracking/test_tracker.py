@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import pytest
 from runs import ROOT
 
 from toolkit.base.errors import RunError
+from toolkit.base.exits import unexpected
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
@@ -64,6 +66,23 @@ def output_dir(tmp_path: Path, monkeypatch) -> Path:
 def only_the_run_is_written(output_dir: Path) -> bool:
     places = {path.relative_to(output_dir.parent).parts[0] for path in output_dir.parent.rglob("*") if path.is_file()}
     return places == {"run"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux that is always full")
+def test_a_full_disk_is_told_of_the_file_that_is_written(output_dir: Path) -> None:
+    path = output_dir / "metrics.jsonl"
+    output_dir.mkdir()
+
+    def fill(logged: bool) -> None:
+        with Tracker(MAIN, settings(output_dir), path, 0) as tracker:  # type: ignore[arg-type]
+            os.dup2(os.open("/dev/full", os.O_WRONLY), tracker._file.fileno())  # type: ignore[union-attr]
+            tracker.log({"step": 1, "loss": 2.0}) if logged else tracker._file.write("as it is closed")
+
+    for logged, needed in ((True, "25 B are needed, "), (False, "")):
+        with pytest.raises(OSError, match="No space") as raised:
+            fill(logged)
+        assert unexpected(raised.value).startswith(f"{path}: No space left on device; {needed}")
+        assert unexpected(raised.value).endswith(f" are free in {output_dir}")
 
 
 def test_every_tracker_that_may_be_named_can_be_made():
