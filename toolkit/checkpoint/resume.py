@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import is_temporary, read_file
+from toolkit.base.files import is_temporary, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import NOTHING, latest, open_checkpoint, steps
 
@@ -94,7 +93,7 @@ def _result_without_checkpoints(files: RunFolder) -> str:
     if not files.model.exists():
         return ""
     try:
-        facts = json.loads(read_file(files.facts))
+        facts = read_json(files.facts)
         if "result" in facts:
             return finished
         is_whole = any(name.startswith(f"{files.model.name}/") for name in facts.get("files", ()))

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
@@ -54,7 +55,7 @@ def work(arguments: argparse.Namespace) -> None:
     _refuse_foreign_code(arguments.run, record, own)
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
-        print(f"warning: {difference}", flush=True)
+        warn(difference)
     _train(recipe, record, folder, own)
 
     again = read_record(folder)
@@ -112,7 +113,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
     noted = Path(record.facts.get("working_directory") or here)
     why = "" if noted.is_dir() else f"{noted}, where the run was started, no longer exists"
     if why := why if own else NOT_OWN:
-        print(f"warning: {why}; relative paths are resolved in {here}", flush=True)
+        warn(f"{why}; relative paths are resolved in {here}")
     environ = {"OMP_NUM_THREADS": str(record.facts["hardware"]["threads"])}
     if not own and here != Path(__file__).resolve().parents[2]:
         environ["PYTHONSAFEPATH"] = "1"  # the current directory may be where a foreign run was unpacked

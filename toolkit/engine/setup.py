@@ -10,6 +10,7 @@ from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.base.console import warn
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.state import SavedState
 from toolkit.data.batches import Windows, training_loader
 from toolkit.data.budget import over_budget
 from toolkit.data.order import WindowSampler
@@ -59,12 +60,12 @@ def opened(run: Run) -> Iterator[Setup]:
     _note_long_rows(run)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     on_main(run.accelerator, refuse_full_disk, run, milestones)
-    start_step = run.resume.step if run.resume else 0
+    start_step, mark = (run.resume.step, SavedState.from_json(run.resume.state).metrics) if run.resume else (0, None)
     metrics = RunFolder(run.output_dir).metrics
     with (
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
-        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
+        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark) as tracker,
         BackgroundSave(run.accelerator.num_processes) as background,
     ):
         yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background)
