@@ -142,18 +142,21 @@ def compute_for_ever() -> None:
 
 
 def stop_preparation() -> None:
-    """Stops the first process that prepares rows for this one."""
-    tokenise, started = prepare.tokenise, list[int]()
+    """Stops the processes that prepare rows for this one, as soon as they have some."""
+    tokenise = prepare.tokenise
 
-    def stop_the_first() -> None:
-        if len(started) == 1:
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    def armed(*arguments: Any, **settings: Any) -> Any:
+    def armed(rows: Any, task: Any, *arguments: Any, **settings: Any) -> Any:
         (output_dir,) = [word.partition("=")[2] for word in sys.argv if word.startswith("output_dir=")]
         note(Path(output_dir))
-        os.register_at_fork(before=lambda: started.append(os.getpid()), after_in_child=stop_the_first)
-        return tokenise(*arguments, **settings)
+        rank, preprocess = os.getpid(), type(task).preprocess
+
+        def stopped(self, *given: Any) -> Any:
+            if os.getpid() != rank:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return preprocess(self, *given)
+
+        type(task).preprocess = stopped
+        return tokenise(rows, task, *arguments, **settings)
 
     prepare.tokenise = armed
 

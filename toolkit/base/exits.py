@@ -220,6 +220,7 @@ LOST_PEER = (
     "Connection reset by peer",
     "Broken pipe",
     "connection was closed",
+    "Connection was likely closed",
     "NCCL error",
 )
 """Parts of the messages of collectives when another rank has ended."""
