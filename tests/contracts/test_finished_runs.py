@@ -86,7 +86,8 @@ def test_a_resume_with_other_rows_does_not_change_the_list_of_bad_ones(tmp_path:
     labels = {"good": "positive", "bad": "negative"}
     rows = [f"a {word} book of {number} pages,{labels[word]}" for number in range(12) for word in labels]
     file.write_text("\n".join(["text,label", *rows, ",positive", ""]))
-    settings = (*MORE, f"data.train_file={file}", "data.validation_file=null", "data.bad_rows=skip")
+    settings = (*MORE, f"data.train_file={file}", "data.validation_file=null", "data.bad_rows=skip",
+                "data.max_bad_rows=0.5")  # fmt: skip
     train("reviews", run, *settings, "train.max_steps=2")
     before = contents(run)
     assert "bad_rows.jsonl" in before

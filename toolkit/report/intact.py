@@ -59,7 +59,8 @@ def forget(folder: Path, patterns: Iterable[str], entries: Collection[str] = ())
     if "files" in left:
         left["files"] = files
     if left != facts:
-        write_json(file, sealed(left))
+        left = sealed(left)
+        write_json(file, left)
     return left
 
 

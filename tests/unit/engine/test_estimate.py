@@ -74,6 +74,7 @@ def test_a_run_that_does_not_fit_on_the_disk_is_refused_before_training(tmp_path
 
 
 def test_snapshots_and_the_copy_of_a_split_model_need_space_too(tmp_path, monkeypatch, capsys):
+    log_to_console()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10_000))
     kwargs = {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 4}, "warmup_steps": 0}
     cfg = SimpleNamespace(
