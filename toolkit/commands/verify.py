@@ -30,7 +30,7 @@ def work(arguments: argparse.Namespace) -> None:
     files = RunFolder(folder)
     if not any(map(kind_of, (files.facts, files.config, files.checkpoints, files.model))):
         raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")
-    problems = list(damages(folder))
+    problems = list(dict.fromkeys(damages(folder)))
     if problems:
         raise RunError("\n".join([f"{folder} is damaged:", *(f"  - {problem}" for problem in problems)]))
     say(f"{folder}: every file is as it was written")

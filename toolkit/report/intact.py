@@ -14,6 +14,7 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import finite, kind_of, read_json, write_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
+from toolkit.checkpoint.manifest import reason
 
 MODEL = ("model/**/*",)
 """Files of the model, without its card, which is meant to be edited."""
@@ -103,7 +104,7 @@ def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[st
             elif file_sha256(file) != expected:
                 problems.append(f"{name} is not as it was written (its sha256 differs)")
         except OSError as error:
-            problems.append(f"{name} cannot be read ({error.strerror})")
+            problems.append(f"{name}: {reason(error)}")
     return problems + [f"{name} is not of the run" for name in _added_to_model(folder, written)]
 
 

@@ -137,14 +137,16 @@ def read_record(folder: Path) -> Record:
     if missing := [file.name for file in (files.facts, files.config) if not kind_of(file)]:
         raise InputError(f"{folder}: not a run, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts, settings = read_json(files.facts), read_settings(files.config).values
+        facts, settings = read_json(files.facts), read_settings(files.config)
+        if settings.problems:
+            raise ConfigError(settings.problems)
     except (OSError, ValueError) as error:
         raise InputError(f"{folder}: run.json cannot be read ({type(error).__name__}: {error})") from error
     except ConfigError as error:
         raise InputError("; ".join(error.problems)) from error
     if problem := _unusable(facts):
         raise InputError(f"{folder}: {problem}; `toolkit verify` checks all files")
-    return Record(folder, dict(_flat(settings)), facts)
+    return Record(folder, dict(_flat(settings.values)), facts)
 
 
 def _unusable(facts: Any) -> str | None:
