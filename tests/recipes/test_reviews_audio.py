@@ -69,6 +69,30 @@ def test_half_a_recording_is_refused(form):
         audio.check(reference(content[: len(content) // 2]), options())
 
 
+@pytest.mark.parametrize(("form", "magic", "order"), [("WAV", b"RIFX", "BIG"), ("RF64", b"RF64", "FILE")])
+def test_half_a_wav_of_the_other_kinds_is_refused(form, magic, order):
+    content = encoded(tone(4.0), form=form, endian=order)
+    assert content.startswith(magic)
+    assert audio.check(reference(content), options())["frames"] == 64000
+    with pytest.raises(BadRow, match=r"x.wav: truncated after .* of 4 s"):
+        audio.check(reference(content[: len(content) // 2]), options())
+
+
+@pytest.mark.parametrize("form", ["AIFF", "AU", "W64"])
+def test_a_format_whose_end_cannot_be_known_is_refused(form):
+    with pytest.raises(BadRow, match=r"x.wav: its format is .*; convert it to WAV or FLAC"):
+        audio.check(reference(encoded(tone(1.0), form=form)), options())
+
+
+def test_a_size_that_is_nearly_endless_is_no_whole_file():
+    content = bytearray(encoded(tone(0.5), form="RF64"))
+    place = content.index(b"ds64") + 16
+    content[place : place + 8] = (2**64 - 2).to_bytes(8, "little")
+    share = missing_share(io.BytesIO(content))
+    assert share is not None
+    assert 0.999 < share < 1
+
+
 @pytest.mark.parametrize("promised", [0, 2**32 - 1])
 def test_a_wav_that_was_written_to_a_pipe_has_no_length_of_its_own(promised):
     content = bytearray(encoded(tone(1.0)))

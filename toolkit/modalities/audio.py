@@ -13,7 +13,7 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.audio_length import lacks_last_page, missing_share
+from toolkit.modalities.audio_length import WITH_LENGTH, lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames
 from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.options import AudioOptions
@@ -63,6 +63,8 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         with open_sound(file) as opened:
             missing, unended = missing_share(opened) or 0.0, lacks_last_page(opened)
             with soundfile.SoundFile(opened) as sound:
+                if sound.format not in WITH_LENGTH:
+                    raise ValueError(f"its format is {sound.format_info}; convert it to WAV or FLAC")
                 rate, promised, frames = sound.samplerate, sound.frames, 0
                 # Not `sound.blocks`, which pads truncated files with invented samples.
                 while len(block := sound.read(BLOCK_FRAMES, dtype="float32")):
@@ -73,8 +75,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
     except ValueError as error:
         raise BadRow(f"{file['name']}: {error}") from error
-    if missing < 1:
-        promised = max(promised, round(frames / (1 - missing)))
+    promised = max(promised, round(frames / (1 - missing)))
     if unended:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:

@@ -13,7 +13,6 @@ from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import text
-from toolkit.modalities.padding import multiple_of, padded_length
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ def encode_pairs(
 def pad_pairs(
     features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, decoder_start: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Pads pairs on the right to the longest source and target (see `padding_to`).
+    """Pads pairs on the right to the longest source and target.
 
     The model is called without labels, so `decoder_input_ids` are created here: `decoder_start` followed by the labels
     without the last one. `decoder_attention_mask` is 1 where there is a label, and at the start.
@@ -154,9 +153,9 @@ def pad_pairs(
         The model's inputs, `[B, S]` and for the decoder `[B, T]` int64, and labels `[B, T]` int64, padded with
         `IGNORE_INDEX`. T is at least 1.
     """
-    inputs = text.pad(features, tokenizer)
-    longest = max(1, *(len(row["labels"]) for row in features))
-    labels = torch.full((len(features), padded_length(longest, multiple_of(tokenizer))), IGNORE_INDEX)
+    columns = [{name: row[name] for name in MODEL_INPUTS} for row in features]
+    inputs = dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
+    labels = torch.full((len(features), max(1, *(len(row["labels"]) for row in features))), IGNORE_INDEX)
     for place, row in zip(labels, features, strict=True):
         place[: len(row["labels"])] = torch.tensor(row["labels"], dtype=torch.int64)
     decoder_ids = labels.roll(1, dims=1)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.task import BadRow, limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.padding import multiple_of
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:
@@ -284,10 +283,9 @@ def decoded(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, options:
 
 
 def pad(features: Sequence[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> dict[str, torch.Tensor]:
-    """Pads token columns on the right (see `padding_to`) and returns them as `[B, T]` int64 tensors."""
+    """Pads token columns on the right to the longest row and returns them as `[B, T]` int64 tensors."""
     columns = [{name: row[name] for name in MODEL_INPUTS if name in row} for row in features]
-    multiple = multiple_of(tokenizer)
-    return dict(tokenizer.pad(columns, padding_side="right", pad_to_multiple_of=multiple, return_tensors="pt"))
+    return dict(tokenizer.pad(columns, padding_side="right", return_tensors="pt"))
 
 
 def shown(text: str) -> str:
