@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -48,17 +49,27 @@ def _check_fields(config: PreTrainedConfig, fields: dict[str, Any], key: str) ->
         raise ConfigError(problems)
 
 
-MOST_LAYERS = 10_000
-"""Most layers of a model; building more takes hours or all memory, and is a typing error or a damaged file."""
+MOST_LAYERS = 2**14
+"""Most layers of a model, or experts in a layer; building more takes hours or all memory, and is a typing error or a
+damaged file. The largest default of a configuration class is 16384."""
+_COUNTS = re.compile("^(?!.*(size|dim|channel|theta)).*(layer|depth|block|expert|stage)")
+"""Names of the fields that say how many modules are built."""
 
 
 def _refuse_endless(values: Mapping[str, Any], key: str) -> None:
     """Raises ConfigError if fields of a configuration ask for a number of layers that no model has."""
-    endless = [name for name, value in values.items() if "layer" in name and type(value) is int and value > MOST_LAYERS]
-    if endless:
-        raise ConfigError(
-            [f"{key}.{name}: received {values[name]}, expected at most {MOST_LAYERS}" for name in endless]
-        )
+    problems: list[str] = []
+    waiting: list[tuple[str, Any, bool]] = [(key, values, False)]
+    while waiting:
+        name, value, counts = waiting.pop()
+        if isinstance(value, Mapping):
+            waiting += [(f"{name}.{each}", inner, bool(_COUNTS.match(str(each)))) for each, inner in value.items()]
+        elif isinstance(value, list | tuple):
+            waiting += [(name, inner, counts) for inner in value]
+        elif counts and type(value) is int and value > MOST_LAYERS:
+            problems.append(f"{name}: received {value}, expected at most {MOST_LAYERS}")
+    if problems:
+        raise ConfigError(problems)
 
 
 def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
@@ -87,7 +98,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         ConfigError: if the configuration class does not have a field or refuses a value.
         InputError: if the model does not exist or its configuration cannot be loaded.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, PreTrainedConfig
 
     if model.from_config is not None:
         config = _new_config(model.from_config)
@@ -95,12 +106,15 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         name = str(model.name_or_path)
         prepare_download(name)
         try:
+            fields, _ = PreTrainedConfig.get_config_dict(name, revision=model.revision or "main")
+            _refuse_endless(fields, "model.name_or_path")  # some classes make a list with an entry for each layer
             config = AutoConfig.from_pretrained(
                 name, revision=model.revision or "main", trust_remote_code=model.trust_remote_code
             )
+        except ConfigError:
+            raise
         except Exception as error:  # Hub, JSON and configuration errors are all caused by this setting
             raise pretrained_error("model.name_or_path", name, error) from error
-        _refuse_endless(config.to_dict(), "model.name_or_path")
     _check_fields(config, model.config_overrides, "model.config_overrides")
     _refuse_endless(model.config_overrides, "model.config_overrides")
     try:

@@ -89,11 +89,23 @@ def test_code_beside_a_model_does_not_run(tmp_path):
         ),
         (
             {"from_config": {"model_type": "bert", "num_hidden_layers": 10**9}},
-            r"model\.from_config\.num_hidden_layers: received 1000000000, expected at most 10000",
+            r"model\.from_config\.num_hidden_layers: received 1000000000, expected at most 16384",
+        ),
+        (
+            {"from_config": {"model_type": "swin", "depths": [2, 10**9]}},
+            r"model\.from_config\.depths: received 1000000000, expected at most 16384",
+        ),
+        (
+            {"from_config": {"model_type": "mixtral", "num_local_experts": 10**9}},
+            r"model\.from_config\.num_local_experts: received 1000000000, expected at most 16384",
+        ),
+        (
+            {"from_config": {"model_type": "clip", "text_config": {"num_hidden_layers": 10**9}}},
+            r"model\.from_config\.text_config\.num_hidden_layers: received 1000000000, expected at most 16384",
         ),
         (
             {"from_config": {"model_type": "t5"}, "config_overrides": {"num_layers": 10**9}},
-            r"model\.config_overrides\.num_layers: received 1000000000, expected at most 10000",
+            r"model\.config_overrides\.num_layers: received 1000000000, expected at most 16384",
         ),
         ({"name_or_path": "no/such-model"}, r"model\.name_or_path: cannot load 'no/such-model'"),
     ],
@@ -101,6 +113,19 @@ def test_code_beside_a_model_does_not_run(tmp_path):
 def test_wrong_models_are_said_plainly(settings, message):
     with pytest.raises((ConfigError, InputError), match=message):
         load_model_config(ModelConfig(**settings))
+
+
+def test_a_folder_that_asks_for_endless_layers_is_refused_before_its_configuration_is_made(tmp_path):
+    """Its class makes a list with one entry per layer."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2", "num_hidden_layers": 10**12}))
+    with pytest.raises(ConfigError, match=r"name_or_path\.num_hidden_layers: received 1000000000000, expected at most"):
+        load_model_config(ModelConfig(name_or_path=str(tmp_path)))
+
+
+def test_sizes_with_the_name_of_a_layer_are_no_counts():
+    sizes = {"shared_expert_intermediate_size": 20480, "num_hidden_layers": 1}
+    config = load_model_config(ModelConfig(from_config={"model_type": "qwen2_moe", **sizes}))
+    assert config.shared_expert_intermediate_size == 20480
 
 
 def test_models_whose_rows_depend_on_each_other_are_known():
