@@ -84,7 +84,7 @@ class Stopper:
         start = time.monotonic()
         yield
         needed = self._longest_step + time.monotonic() - start
-        allowed = float(os.environ.get(ELASTIC_TIMEOUT, ELASTIC_SECONDS))
+        allowed = _launcher_seconds()
         if "TORCHELASTIC_RUN_ID" in os.environ and needed > allowed and not self._warned:
             self._warned = True
             warn(
@@ -92,3 +92,10 @@ class Stopper:
                 f"SIGTERM: set the environment variable {ELASTIC_TIMEOUT}={2 * needed:.0f}, or use `toolkit train "
                 "--processes`, so that a stopped run loses nothing."
             )
+
+
+def _launcher_seconds() -> float:
+    try:
+        return float(os.environ[ELASTIC_TIMEOUT])
+    except (KeyError, ValueError):  # the launcher, which reads it too, says what is wrong with it
+        return ELASTIC_SECONDS

@@ -17,6 +17,7 @@ from toolkit.engine.stopping import ELASTIC_TIMEOUT, Stopper
         ({}, False),
         ({"TORCHELASTIC_RUN_ID": "x"}, True),
         ({"TORCHELASTIC_RUN_ID": "x", ELASTIC_TIMEOUT: "100"}, False),
+        ({"TORCHELASTIC_RUN_ID": "x", ELASTIC_TIMEOUT: "a minute"}, True),
     ],
 )
 def test_a_step_and_a_save_are_compared_with_the_time_that_a_launcher_gives(
