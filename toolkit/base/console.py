@@ -18,6 +18,7 @@ from toolkit.base.processes import is_first_rank
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 LOGGER = logging.getLogger("toolkit")
 """The logger of all output for users."""
@@ -25,7 +26,7 @@ LOGGER.addHandler(logging.NullHandler())  # without any handler, Python would pr
 
 _PLAIN_WIDTH = 80
 _BLANK_LINE = "blank_line_before"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class ConsoleHandler(logging.Handler):
@@ -55,8 +56,16 @@ def printable(text: str) -> str:
     """Returns text whose control characters are escaped, except tabs and line breaks.
 
     Texts of rows, labels and file names could otherwise change the terminal: its title, its colors, what was printed.
+    Halves of characters, which no terminal can be sent, are escaped, too.
     """
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+
+
+def plain(value: Any) -> Text:
+    """Returns a value for a table of rich, as `format_value` and `printable` show it; its brackets are no markup."""
+    from rich.text import Text
+
+    return Text(printable(format_value(value)))
 
 
 class _Rendered:
@@ -214,15 +223,14 @@ def print_table(title: str, rows: Mapping[str, Any]) -> None:
         return
     from rich.console import Group
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(printable(name)), Text(printable(format_value(value))))
+        table.add_row(plain(name), plain(value))
     # A table's own title would be wrapped to the width of the table.
-    LOGGER.info(_Rendered(Group(Text(printable(title)), table)))
+    LOGGER.info(_Rendered(Group(plain(title), table)))
 
 
 def counted(count: int, noun: str) -> str:

@@ -43,9 +43,8 @@ def work(arguments: argparse.Namespace) -> None:
 def show(found: Sequence[Difference], one: str, other: str) -> None:
     """Prints one table of differences per section."""
     from rich.table import Table
-    from rich.text import Text
 
-    from toolkit.base.console import format_value, rich_console, shorten
+    from toolkit.base.console import format_value, plain, rich_console, shorten
 
     console = rich_console()
     for section, title in TITLES.items():
@@ -54,8 +53,8 @@ def show(found: Sequence[Difference], one: str, other: str) -> None:
             continue
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("", shorten(Path(one).name, 24), shorten(Path(other).name, 24)):
-            table.add_column(Text(name), overflow="fold")
+            table.add_column(plain(name), overflow="fold")
         for row in rows:
             values = (shorten(format_value(value), 40) for value in (row.one, row.other))
-            table.add_row(Text(row.name), *map(Text, values))
+            table.add_row(plain(row.name), *map(plain, values))
         console.print(table)

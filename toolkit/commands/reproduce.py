@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
@@ -47,7 +48,7 @@ def work(arguments: argparse.Namespace) -> None:
         refuse_unknown(recipe, arguments.run, "with --recipe")
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
-        print(f"warning: {difference}", flush=True)
+        warn(difference)
     _train(recipe, record, folder)
 
     again = read_record(folder)
@@ -74,7 +75,7 @@ def _train(recipe: Path, record: Record, folder: Path) -> None:
     working_directory = Path(record.facts.get("working_directory") or Path.cwd())
     if not working_directory.is_dir():
         gone = f"{working_directory}, where the run was started, no longer exists"
-        print(f"warning: {gone}; relative paths are resolved in {Path.cwd()}", flush=True)
+        warn(f"{gone}; relative paths are resolved in {Path.cwd()}")
         working_directory = Path.cwd()
     # The settings that the run's launcher made are in its configuration.
     run = [str(recipe), "--config", str(RunFolder(record.folder).config), f"output_dir={folder}", *ALONE]

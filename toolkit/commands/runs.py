@@ -26,7 +26,7 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from rich.table import Table
 
-    from toolkit.base.console import rich_console
+    from toolkit.base.console import plain, rich_console, say
     from toolkit.base.errors import InputError
     from toolkit.report.runs import find_records, repeats
 
@@ -43,10 +43,10 @@ def work(arguments: argparse.Namespace) -> None:
     for name in ("run", "recipe", "engine", "steps", "score", "time"):
         table.add_column(name, overflow="fold")
     for record in records:
-        table.add_row(*_row(record, folder, arguments.sort))
+        table.add_row(*map(plain, _row(record, folder, arguments.sort)))
     rich_console().print(table)
     for group in repeats(records, arguments.sort):
-        print(group)
+        say(str(group))
 
 
 def _order(value: Any) -> tuple[bool, float]:
