@@ -10,7 +10,6 @@ with: above 1 the part gains. Writes `benchmarks/results/cpu_step.json`.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import platform
@@ -20,8 +19,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from ctypes.util import find_library
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +35,8 @@ from toolkit.tasks.tokens import labelled_positions, token_losses
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu_step.json"
 VOCABULARY, ROWS, LENGTH = 30522, 4, 170
 SIZES = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 1536}
-JEMALLOC = find_library("jemalloc")
-ALLOCATORS = {
-    "glibc_thresholds": {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)},
-    **({"jemalloc": {"LD_PRELOAD": JEMALLOC}} if JEMALLOC else {}),
-}
-"""Environments in which memory of large tensors is used again instead of returned to the system; that of jemalloc only
-where it is installed."""
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+"""Settings of glibc: memory of large tensors is used again instead of returned to the system."""
 
 Work = Callable[[bool], None]
 
@@ -150,9 +142,9 @@ def seconds(work: Work, on: bool) -> float:
     return time.thread_time() - start
 
 
-def started(allocator: str, precision: str, on: bool) -> float:
-    """Returns what `allocating` measures in a new process, with an allocator or the default."""
-    environ = {**os.environ, **(ALLOCATORS[allocator] if on else {})}
+def started(precision: str, on: bool) -> float:
+    """Returns what `allocating` measures in a new process."""
+    environ = {**os.environ, **(ALLOCATOR if on else {})}
     command = [sys.executable, __file__, "--allocating", precision]
     return float(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout)
 
@@ -203,9 +195,9 @@ def main() -> None:
             work(on)
         cases[name] = pairs_of(lambda on, work=work: seconds(work, on), arguments.pairs)  # type: ignore[misc]
         print(name, cases[name], flush=True)
-    for allocator, precision in itertools.product(ALLOCATORS, ("fp32", "bf16")):
-        name = f"{allocator}_{precision}"
-        cases[name] = pairs_of(partial(started, allocator, precision), arguments.pairs)
+    for precision in ("fp32", "bf16"):
+        name = f"glibc_thresholds_{precision}"
+        cases[name] = pairs_of(lambda on, precision=precision: started(precision, on), arguments.pairs)  # type: ignore[misc]
         print(name, cases[name], flush=True)
     found = {"cpu": cpu_name(), "torch": torch.__version__, "threads": 1, "time": "CPU seconds", "cases": cases}
     RESULTS.write_text(json.dumps(found, indent=2) + "\n")

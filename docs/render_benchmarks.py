@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by docs/render_benchmarks.py -->\n", "\n<!-- end of figures -->"
+NO_FIGURES = "No figures yet."
 RATIO_KEYS = ("ratio_median", "ratio_min", "ratio_max", "pairs")
 SECONDS_KEYS = ("seconds",)
 EXPECTED = dict.fromkeys(("P1", "P2", "P3", "P4", "P5", "P7", "P8", "P13"), RATIO_KEYS) | dict.fromkeys(
@@ -75,27 +76,19 @@ def section(file: str, page: Result) -> str:
     return "\n\n".join(parts)
 
 
-def not_measured() -> list[str]:
-    """Returns, as a list of at most one sentence, which benchmarks have no result."""
-    measured = {page["benchmark"] for page in results().values()}
-    missing = [key for key in sorted(EXPECTED, key=_place) if key not in measured]
-    return [f"Not measured yet: {', '.join(missing)}."] if missing else []
-
-
 def details() -> str:
     """Returns the sections of all benchmarks."""
-    return "\n\n".join([*(section(*item) for item in results().items()), *not_measured()])
+    return "\n\n".join(section(*item) for item in results().items()) or NO_FIGURES
 
 
 def summary() -> str:
     """Returns the table of the main case of each benchmark."""
     rows = [
-        [page["benchmark"], page["title"], line(page.get("case", "")), figure(page)]
+        [page["benchmark"], line(page["title"]), line(page.get("case", "")), figure(page)]
         for page in results().values()
         if page["benchmark"] in EXPECTED
     ]
-    measured = [table(["", "benchmark", "case", "result"], rows, marked_up=True)] if rows else []
-    return "\n\n".join([*measured, *not_measured()])
+    return table(["", "benchmark", "case", "result"], rows, marked_up=True) if rows else NO_FIGURES
 
 
 def filled(page: Path, text: str) -> str:

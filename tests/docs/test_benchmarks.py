@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from importlib import import_module
 
 import pytest
@@ -35,12 +34,11 @@ def test_results_have_their_keys_and_are_no_quick_runs(render) -> None:
             assert number >= 1
 
 
-def test_every_benchmark_has_its_figures_or_is_said_to_have_none(render) -> None:
+def test_every_benchmark_is_measured_once_one_is(render) -> None:
     measured = {page["benchmark"]: page for page in render.results().values()}
+    assert not measured or render.EXPECTED.keys() <= measured.keys()
     for key, names in render.EXPECTED.items():
-        assert key not in measured or all(name in measured[key] for name in names)
-    missing = [key for key in render.EXPECTED if key not in measured]
-    assert set(re.findall(r"P\d+", "".join(render.not_measured()))) == set(missing)
+        assert not measured or all(name in measured[key] for name in names)
 
 
 def test_a_result_is_rendered_with_its_range_and_machine(render, tmp_path, monkeypatch) -> None:

@@ -1,4 +1,4 @@
-"""Atomic writing of files: a file is written completely or not at all."""
+"""Files: one that is written is complete or not there, and reading one that somebody made never hangs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import math
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 _SUFFIX = "toolkit-tmp"
 """Suffix of files that are not complete yet; used for nothing else."""
+MOST_JSON_BYTES = 2**26
+MOST_LEVELS = 100
+"""Size and depth of a JSON file that the toolkit reads; those that it writes are far below."""
 
 
 @contextmanager
@@ -106,14 +110,60 @@ def kind_of(path: Path) -> str:
         return ""
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, most: int | None = None) -> bytes:
     """Returns the content of a file; never waits for a pipe or reads a device, which may have no end.
 
+    Args:
+        path: the file.
+        most: its largest size in bytes; None for any.
+
     Raises:
-        OSError: if it cannot be read, or is something else than a file.
+        OSError: if it cannot be read, is larger, or is something else than a file.
     """
     with open_regular(path, os.O_RDONLY) as file:
-        return file.read()
+        content = file.read(-1 if most is None else most + 1)
+    if most is not None and len(content) > most:
+        raise OSError(errno.EFBIG, f"larger than {most:,} bytes", str(path))
+    return content
+
+
+def read_json(path: Path) -> Any:
+    """Returns the value of a JSON file of a run, which somebody else may have made.
+
+    Raises:
+        OSError: as `read_file`.
+        ValueError: as `parse_json`.
+    """
+    return parse_json(read_file(path, MOST_JSON_BYTES))
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Returns a value of JSON with which everything may be done that can be done with values of the toolkit.
+
+    Raises:
+        ValueError: if it is not JSON, is nested too deeply, or has an integer that is too large for a float.
+    """
+    try:
+        value = json.loads(content, parse_int=_integer)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [inner for outer in level for inner in _inside(outer)]
+    if level:
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _integer(text: str) -> int:
+    value = int(text)
+    if abs(value) > sys.float_info.max:
+        raise ValueError(f"a number has {len(text)} digits")
+    return value
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 @contextmanager

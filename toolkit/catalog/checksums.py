@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
+
+from toolkit.base.files import open_regular
 
 
 def file_sha256(path: Path) -> str:
-    """Returns the sha256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
+    """Returns the sha256 of a file's bytes, in hexadecimal.
+
+    Raises:
+        OSError: if it cannot be read, or is something else than a file.
+    """
+    with open_regular(path, os.O_RDONLY) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

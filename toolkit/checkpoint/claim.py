@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.api.run import Checkpoint
-from toolkit.base.console import say, warn
+from toolkit.base.console import say
 from toolkit.base.files import remove_leftovers
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.lock import OutputLock
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
-from toolkit.checkpoint.state import SavedState
 from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
-from toolkit.tracking.jsonl import bring_metrics, has_changed
+from toolkit.tracking.jsonl import bring_metrics
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -70,10 +69,7 @@ def claim(
         for message in messages:
             say(message)
         if checkpoint is not None:
-            metrics = RunFolder(output_dir).metrics
-            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, metrics)
-            if has_changed(metrics, SavedState.from_json(checkpoint.state).metrics):
-                warn(f"{metrics}: lines before step {checkpoint.step} are not as they were written")
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, RunFolder(output_dir).metrics)
         return checkpoint
 
     with held:

@@ -19,7 +19,7 @@ import psutil
 
 from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import read_file
+from toolkit.base.files import parse_json, read_file
 from toolkit.base.run_folder import RunFolder
 
 _held: set[str] = set()
@@ -147,7 +147,7 @@ class OutputLock:
     def _held_message(self) -> str:
         try:
             by_name = self._owner_file.exists()
-            owner = json.loads(read_file(self._owner_file) if by_name else os.pread(self._descriptor, 4096, 0))
+            owner = parse_json(read_file(self._owner_file) if by_name else os.pread(self._descriptor, 4096, 0))
             who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
         except (OSError, ValueError, KeyError, TypeError):  # the owner has not written its name yet
             who = "another process"
@@ -182,7 +182,7 @@ def _is_of_dead_process(file: Path) -> bool:
         content = read_file(file)
         if not content:  # its owner's name follows at once, unless the owner has died before
             return time.time() - file.stat().st_mtime > EMPTY_SECONDS
-        owner = json.loads(content)
+        owner = parse_json(content)
         return bool(owner["host"] == socket.gethostname()) and not psutil.pid_exists(owner["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from toolkit.base.files import read_file, sync
+from toolkit.base.files import read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
 
 FORMATS = {"full": 1, "sharded": 2}
@@ -75,11 +75,10 @@ def read_manifest(folder: Path) -> Manifest:
         OSError: if it cannot be read.
         ValueError: if it is damaged or has another format; the message is short.
     """
-    content = read_file(CheckpointFolder(folder).manifest)
     try:
-        found: dict[str, Any] = json.loads(content)
+        found: dict[str, Any] = read_json(CheckpointFolder(folder).manifest)
         intact = found.pop("sha256") == _own_sha256(found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         intact = False
     if not intact:
         raise ValueError("damaged")
@@ -155,7 +154,7 @@ def _problems(folder: Path, large_files: bool) -> list[str]:
                 problems.append(f"{name}: size differs ({size} bytes instead of {expected.size})")
             elif (large_files or not _verified_later(name, size)) and sha256_of(folder / name) != expected.sha256:
                 problems.append(f"{name}: sha256 differs")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # also a name that no file can have
             problems.append(f"{name}: {reason(error)}")
     unexpected = [name for name in _files(folder) if name not in {*files, *required, own.manifest.name}]
     return problems + [f"{name}: unexpected file" for name in unexpected]

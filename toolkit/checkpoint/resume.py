@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import is_temporary, read_file
+from toolkit.base.files import is_temporary, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import NOTHING, latest, open_checkpoint, steps
 
@@ -93,7 +92,7 @@ def _holds_finished_model(files: RunFolder) -> bool:
     if not files.model.exists():
         return False
     try:
-        return "result" in json.loads(read_file(files.facts))
+        return "result" in read_json(files.facts)
     except (OSError, ValueError, TypeError):  # of another tool, or damaged: the model may be worth keeping
         return True
 

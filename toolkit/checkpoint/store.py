@@ -12,7 +12,6 @@ The main process runs a transaction (`new_checkpoint`) in the run's locked folde
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -20,9 +19,16 @@ from types import MappingProxyType
 
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError, RunError
-from toolkit.base.files import sync
+from toolkit.base.files import read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
-from toolkit.checkpoint.manifest import STEP_PREFIX, FileEntry, read_manifest, verify_small_files, write_manifest
+from toolkit.checkpoint.manifest import (
+    STEP_PREFIX,
+    FileEntry,
+    read_manifest,
+    reason,
+    verify_small_files,
+    write_manifest,
+)
 
 _TEMPORARY, _ASIDE = ".tmp-", ".old-"
 NOTHING: Mapping[Path, str] = MappingProxyType({})
@@ -132,9 +138,8 @@ def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint |
         _restore_aside(root)
     found, damaged = None, []
     for _, folder in reversed(steps(root)):
-        problems = _known_problems(folder, skip)
-        if not problems:
-            found = _opened(folder)
+        found, problems = _opened(folder, skip)
+        if found is not None:
             break
         damaged.append(f"{root.name}/{folder.name} is damaged ({'; '.join(problems)})")
     instead = f"using {found.path.name}" if found else "no valid checkpoint is left"
@@ -151,13 +156,13 @@ def open_checkpoint(path: Path, skip: Mapping[Path, str] = NOTHING) -> Checkpoin
     Raises:
         CheckpointError: if the folder does not exist or is damaged.
     """
-    problems = _known_problems(path, skip) if path.is_dir() else ["there is no such folder"]
-    if problems:
+    found, problems = _opened(path, skip) if path.is_dir() else (None, ["there is no such folder"])
+    if found is None:
         raise CheckpointError(
             f"the checkpoint {path.absolute()} cannot be used ({'; '.join(problems)}); use another step-<N> folder, "
             "or checkpoint.resume=auto for the newest valid checkpoint of the output folder"
         )
-    return _opened(path)
+    return found
 
 
 def steps(root: Path) -> list[tuple[int, Path]]:
@@ -166,13 +171,16 @@ def steps(root: Path) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in numbers if number.isdecimal())
 
 
-def _known_problems(folder: Path, skip: Mapping[Path, str]) -> list[str]:
-    return [skip[folder]] if folder in skip else verify_small_files(folder)
-
-
-def _opened(folder: Path) -> Checkpoint:
-    state = json.loads(CheckpointFolder(folder).state.read_text(encoding="utf-8"))
-    return Checkpoint(folder, read_manifest(folder).step, state)
+def _opened(folder: Path, skip: Mapping[Path, str]) -> tuple[Checkpoint | None, list[str]]:
+    """Returns a checkpoint, or None and what is wrong with it."""
+    problems = [skip[folder]] if folder in skip else verify_small_files(folder)
+    if problems:
+        return None, problems
+    state = CheckpointFolder(folder).state
+    try:
+        return Checkpoint(folder, read_manifest(folder).step, read_json(state)), []
+    except (OSError, ValueError) as error:
+        return None, [f"{state.name}: {reason(error)}"]
 
 
 def _make_readable(folder: Path) -> None:

@@ -7,7 +7,6 @@ headers say where their tensors lie in the complete ones.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from torch import Tensor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
 from toolkit.base.errors import CheckpointError
+from toolkit.base.files import parse_json
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import Box
 from toolkit.checkpoint.manifest import FileEntry, files_of, read_manifest, reason, sha256_of
@@ -88,9 +88,9 @@ class TensorFile:
             size = path.stat().st_size
             if length > size - 8:
                 raise ValueError("the header is longer than the file")
-            header: dict[str, Any] = json.loads(file.read(length))
+            header: dict[str, Any] = parse_json(file.read(length))
         self.metadata: dict[str, str] = header.pop("__metadata__", {})
-        offsets = json.loads(self.metadata.get(OFFSETS_KEY, "{}"))
+        offsets = parse_json(self.metadata.get(OFFSETS_KEY, "{}"))
         self._data, end = 8 + length, 0
         self._begin: dict[str, int] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):

@@ -91,12 +91,6 @@ RULES = (
         "compiled passes have PyTorch's own dropout",
         "set train.fast_dropout to auto",
     ),
-    Rule(
-        lambda c: c.train.pad_to_multiple_of is not None and c.train.max_tokens_per_batch is not None,
-        ("train.pad_to_multiple_of", "train.max_tokens_per_batch"),
-        "a budget makes micro-batches of many numbers of rows",
-        "remove one of them",
-    ),
     _workers_only("dataloader_persistent_workers", False),
     _workers_only("dataloader_prefetch_factor", None),
     Rule(

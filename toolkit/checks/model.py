@@ -21,7 +21,6 @@ from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor_plans import plan_problems, split_modules
 from toolkit.modalities import inputs
-from toolkit.modalities.padding import shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
 from toolkit.models.adapters import add_adapters
@@ -129,11 +128,7 @@ def activation_problems(cfg: Config, task: Task) -> list[str]:
 
 
 def padding_problems(cfg: Config, task: Task) -> list[str]:
-    """Returns why the model cannot leave out the padding of its batches, or is too short for it."""
-    multiple, peft = cfg.train.pad_to_multiple_of, cfg.model.peft
-    if multiple is not None:
-        virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
-        return shape_problems(_config(cfg), task.options, multiple, virtual)
+    """Returns why the model cannot leave out the padding of its batches."""
     return unpadded.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
 
 

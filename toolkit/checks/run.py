@@ -51,13 +51,6 @@ def _budget_problems(cfg: Config, task: Task) -> list[str]:
     ]
 
 
-def _shape_problems(cfg: Config, task: Task) -> list[str]:
-    multiple = cfg.train.pad_to_multiple_of
-    if multiple is None or task.modality in ("text", "seq2seq"):
-        return []
-    return [f"train.pad_to_multiple_of: received {multiple}, but only batches of text are padded so; remove it"]
-
-
 def _media_problems(cfg: Config, task: Task) -> list[str]:
     if cfg.data.media_cache == "auto" or reads_files(task):
         return []
@@ -92,7 +85,6 @@ CHECKS = (
     Check("train.snapshot_ensemble", _ensemble_problems),
     Check("the token budgets", _budget_problems),
     Check("data.media_cache", _media_problems),
-    Check("train.pad_to_multiple_of", _shape_problems),
     Check("the optimizer's library", lambda cfg, task: library_problems(cfg.train), "libraries"),
     Check("DeepSpeed", lambda cfg, task: deepspeed_problems(cfg), "libraries"),
     Check("train.optim_args", lambda cfg, task: argument_problems(cfg.train)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,17 +18,19 @@ def work(arguments: argparse.Namespace) -> None:
     """Verifies results, checkpoints and the files that a resume reads.
 
     Raises:
-        InputError: if the folder is not that of a run.
+        InputError: if the folder holds nothing of a run.
         RunError: if a file is damaged; names all of them.
     """
     from toolkit.base.console import say
     from toolkit.base.errors import InputError, RunError
+    from toolkit.base.files import kind_of
     from toolkit.base.run_folder import RunFolder
 
     folder = Path(arguments.run).expanduser()
-    if not RunFolder(folder).facts.is_file():
+    files = RunFolder(folder)
+    if not any(map(kind_of, (files.facts, files.config, files.checkpoints, files.model))):
         raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")
-    problems = list(damages(folder))
+    problems = list(dict.fromkeys(damages(folder)))
     if problems:
         raise RunError("\n".join([f"{folder} is damaged:", *(f"  - {problem}" for problem in problems)]))
     say(f"{folder}: every file is as it was written")
@@ -39,12 +40,12 @@ def damages(folder: Path) -> Iterator[str]:
     """Yields one phrase for each damaged file of a run."""
     from toolkit.base.errors import CheckpointError, InputError
     from toolkit.base.run_folder import RunFolder
-    from toolkit.checkpoint.manifest import verify
+    from toolkit.checkpoint.manifest import reason, verify
     from toolkit.checkpoint.state import SavedState
     from toolkit.checkpoint.store import open_checkpoint, steps
     from toolkit.report.intact import damaged
     from toolkit.report.runs import read_record
-    from toolkit.tracking.jsonl import has_changed
+    from toolkit.tracking.jsonl import has_changed, wrong_lines
 
     files, finished = RunFolder(folder), False
     try:
@@ -56,8 +57,7 @@ def damages(folder: Path) -> Iterator[str]:
         finished = record.finished
         if finished and "files" not in record.facts:
             yield "run.json has no checksums: the run is of an older version, and its model was not verified"
-    if files.metrics.exists():
-        yield from _wrong_lines(files.metrics, finished)
+    mark = None
     if files.checkpoints.is_dir():
         whole = None
         for _, checkpoint in steps(files.checkpoints):
@@ -66,19 +66,12 @@ def damages(folder: Path) -> Iterator[str]:
             yield from (f"{checkpoint.relative_to(folder)}: {problem}" for problem in problems)
         try:
             mark = None if whole is None else SavedState.from_json(open_checkpoint(whole).state).metrics
-            if has_changed(files.metrics, mark):
-                yield f"{files.metrics.name} is not as it was when the newest checkpoint was written"
         except CheckpointError as error:
             yield str(error)
-
-
-def _wrong_lines(metrics: Path, finished: bool) -> Iterator[str]:
-    """Yields a phrase for each line that cannot be read; a killed run may have written half of the last one."""
-    lines = metrics.read_bytes().splitlines(keepends=True)
-    if not finished and lines and not lines[-1].endswith(b"\n"):
-        del lines[-1]
-    for number, line in enumerate(lines, start=1):
-        try:
-            json.loads(line)["step"]
-        except (ValueError, KeyError, TypeError):
-            yield f"{metrics.name}: line {number} cannot be read"
+    try:
+        if files.metrics.exists():
+            yield from (f"{files.metrics.name}: line {n} cannot be read" for n in wrong_lines(files.metrics, finished))
+        if has_changed(files.metrics, mark):
+            yield f"{files.metrics.name} is not as it was when the newest checkpoint was written"
+    except OSError as error:
+        yield f"{files.metrics.name}: {reason(error)}"

@@ -26,6 +26,8 @@ _KEY_TAGS = {_CORE + "str", _CORE + "int"}
 _UNUSABLE = object()
 MAX_VALUES = 100_000
 """Most values of a file."""
+MOST_BYTES = 2**22
+"""Largest size of a file."""
 
 
 class Source(NamedTuple):
@@ -135,7 +137,7 @@ def read_file(file: Path) -> Settings:
     """
     settings = Settings(Source("default", str(file)))
     try:
-        text = read_regular(file).decode("utf-8-sig").replace("\r\n", "\n")
+        text = read_regular(file, MOST_BYTES).decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise ConfigError(
@@ -257,9 +259,10 @@ class _Reader:
     def _scalar(self, node: ScalarNode, key: Key) -> Any:
         try:
             value = self.constructor.construct_object(node)
-        except (ValueError, LookupError, AttributeError):  # explicit tags are not checked by the resolver
+            float(value if isinstance(value, int) else 0)  # larger integers can be neither shown nor compared
+        except (ValueError, LookupError, AttributeError, OverflowError):  # the resolver does not check explicit tags
             kind = str(node.tag).removeprefix(_CORE)
-            return self._refuse(key, f"received {node.value!r}, which is not a valid {kind}; put quotes around text")
+            return self._refuse(key, f"received {show(node.value)}, not a valid {kind}; put quotes around text")
         if isinstance(value, float) and not math.isfinite(value):
             return self._refuse(key, f"received {node.value}, expected a finite number")
         if not isinstance(value, str | int | float | None):

@@ -61,7 +61,7 @@ class Budget:
     Args:
         tokens: the largest number of tokens; a longer row is a micro-batch of its own.
         lengths: `[rows, sides]`, as `lengths_of` returns them.
-        unpadded: whether layers and their attention compute on rows without padding.
+        unpadded: whether the model computes on rows without padding.
         long_row: see `LONG_ROW`, in the unit of `lengths`.
         equal_counts: whether all data ranks need the same number of micro-batches, because they exchange parameters in
             the forward pass; some are then empty.
@@ -149,7 +149,7 @@ def training_budget(
         cfg: resolved configuration.
         mesh: arrangement of the processes.
         modality: the task's modality.
-        unpadded: whether layers and their attention compute on rows without padding.
+        unpadded: whether the model computes on rows without padding.
     """
     tokens, parallel = cfg.train.max_tokens_per_batch, cfg.parallel
     if tokens is None:

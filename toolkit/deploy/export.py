@@ -17,7 +17,7 @@ from typing import Any
 
 from toolkit.api.supports import SupportsScript
 from toolkit.base.errors import DataError, InputError, RunError
-from toolkit.base.files import read_file, temporary_file, write_text
+from toolkit.base.files import read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import DataConfig
 from toolkit.data.readers.delimited import USUAL, recognise
@@ -84,7 +84,7 @@ def _write_folder(run: TrainedRun, template: str, run_folder: Path, folder: Path
         model = merged(model)
         model.save_pretrained(folder / "model")
         run.processor.save_pretrained(folder / "model")
-    facts = json.loads(read_file(files.facts))
+    facts = read_json(files.facts)
     scores = scores_of(files.model_card.read_text(encoding="utf-8")) if files.model_card.is_file() else "Not evaluated."
     card = Card(name, run.cfg, run.task, model.config, facts, scores, adapted=False)
     write_text(folder / "model" / "README.md", model_card(card))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import read_file
+from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.base.turns import local_main_first
@@ -191,9 +190,9 @@ def read_settings(
         kind = "a finished run" if finished else "a run"
         raise InputError(f"{folder}: not {kind}, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts: dict[str, Any] = json.loads(read_file(files.facts))
-        path, state = recipe or facts["recipe"], facts["task_state"]
-    except (ValueError, KeyError, TypeError) as error:
+        facts: dict[str, Any] = read_json(files.facts)
+        path, state = recipe or Path(facts["recipe"]), dict(facts["task_state"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{folder}: run.json is damaged ({type(error).__name__}: {error})") from error
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's data may have been removed, and its launcher settings do not apply here.

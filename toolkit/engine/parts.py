@@ -9,21 +9,9 @@ from toolkit.api.milestones import Milestones
 from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
 from toolkit.api.state import TrainState
-from toolkit.api.task import Batch, Processor
+from toolkit.api.task import Batch
 from toolkit.data.batches import split_batch
 from toolkit.data.budget import Budget, training_budget
-from toolkit.modalities.padding import padding_to
-from toolkit.models.unpadded.families import ISLANDS
-
-
-def packs_tokens(run: Run) -> bool:
-    """Returns whether layers and their attention take memory for tokens alone."""
-    return run.unpadded and run.model.config.model_type not in ISLANDS
-
-
-def training_processor(run: Run) -> Processor:
-    """Returns the processor that collates training rows (`train.pad_to_multiple_of`)."""
-    return padding_to(run.processor, run.cfg.train.pad_to_multiple_of)
 
 
 def splitter(run: Run, state: TrainState, milestones: Milestones) -> Callable[[Batch, int], Iterator[Batch]]:
@@ -36,14 +24,13 @@ def splitter(run: Run, state: TrainState, milestones: Milestones) -> Callable[[B
         state: its progress.
         milestones: its steps.
     """
-    processor = training_processor(run)
 
     @cache
     def budget() -> Budget | None:
-        return training_budget(run.data.train, run.cfg, run.mesh, run.task.modality, packs_tokens(run))
+        return training_budget(run.data.train, run.cfg, run.mesh, run.task.modality, run.unpadded)
 
     def split(batch: Batch, size: int) -> Iterator[Batch]:
         random = RowRandom(run.cfg.seed, state.step // milestones.steps_per_epoch)
-        return split_batch(run.data.train, run.task, processor, random, batch, size, budget())
+        return split_batch(run.data.train, run.task, run.processor, random, batch, size, budget())
 
     return split

@@ -10,6 +10,7 @@ from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.base.console import warn
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.state import SavedState
 from toolkit.data.batches import Windows, training_loader
 from toolkit.data.budget import over_budget
 from toolkit.data.order import WindowSampler
@@ -18,7 +19,6 @@ from toolkit.distributed.collectives import on_main
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
-from toolkit.engine.parts import packs_tokens, training_processor
 from toolkit.tracking.tracker import Tracker
 
 
@@ -54,17 +54,17 @@ def opened(run: Run) -> Iterator[Setup]:
     """
     workers = num_workers(run.cfg.train, run.task, run.accelerator.device)
     loader, sampler = training_loader(
-        run.data.train, run.task, training_processor(run), run.cfg, run.mesh, workers, run.data.kept, packs_tokens(run)
+        run.data.train, run.task, run.processor, run.cfg, run.mesh, workers, run.data.kept, run.unpadded
     )
     _note_long_rows(run)
     milestones = Milestones.of(run.cfg, sampler.order.windows_per_epoch)
     on_main(run.accelerator, refuse_full_disk, run, milestones)
-    start_step = run.resume.step if run.resume else 0
+    start_step, mark = (run.resume.step, SavedState.from_json(run.resume.state).metrics) if run.resume else (0, None)
     metrics = RunFolder(run.output_dir).metrics
     with (
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
-        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,)) as tracker,
+        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark) as tracker,
         BackgroundSave(run.accelerator.num_processes) as background,
     ):
         yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background)

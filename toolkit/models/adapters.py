@@ -6,7 +6,6 @@ peft takes seconds to import, so it is imported only by runs that use it.
 from __future__ import annotations
 
 import copy
-import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import torch
 from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import read_file
+from toolkit.base.files import read_json
 from toolkit.config.sections import AdapterConfig, ModelConfig
 from toolkit.models.adapter_checks import PROMPTABLE
 from toolkit.models.parts import head_modules, repeated_linears, suffixes
@@ -128,8 +127,8 @@ def base_of(folder: Path, key: str) -> str:
     if (folder / BASE).is_dir():
         return str(folder / BASE)
     try:
-        return str(json.loads(read_file(folder / FILE))["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError) as error:
+        return str(read_json(folder / FILE)["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{key}: {folder / FILE} does not name a base model ({type(error).__name__})") from error
 
 

@@ -7,6 +7,7 @@ import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from toolkit.base.files import read_json
 from toolkit.checkpoint.changes import FREE
 from toolkit.config import flatten
 from toolkit.config.sections import Config
@@ -31,7 +32,7 @@ def state_of(cfg: Config) -> str:
     """Returns one sentence about the newest certificate of a configuration, for a run's report."""
     file = folder_of(cfg) / CERTIFICATE
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file)
         verdicts = ", ".join(f"{c['name']} {c['verdict']}" for c in found["certificates"])
         return f"{verdicts} ({found['written'][:10]}, finetune-toolkit {found['versions']['finetune-toolkit']})"
     except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from toolkit.api.run import Run, best_metric
 from toolkit.api.supports import state_of
 from toolkit.api.task import Task
 from toolkit.base.environment import checkout, hardware, versions
-from toolkit.base.files import read_file, write_json, write_text, written_whole
+from toolkit.base.files import read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust
 from toolkit.config import dump_config
@@ -69,13 +68,13 @@ def write_start(
 def write_resolved(run: Run) -> None:
     """Adds to `run.json` what settings of `auto` became once the model was built."""
     file = RunFolder(run.output_dir).facts
-    write_json(file, sealed(json.loads(read_file(file)) | {"resolved": dict(run.resolved)}))
+    write_json(file, sealed(read_json(file) | {"resolved": dict(run.resolved)}))
 
 
 def _former_result(file: Path) -> dict[str, Any]:
     """Returns the result of the session before a resume, which stays until there is another one."""
     try:
-        former = json.loads(read_file(file))
+        former = read_json(file)
         kept = {name: former[name] for name in ("result", "memory", "files") if name in former}
         return {**kept, "files": of_former_session(kept["files"])} if "files" in kept else kept
     except (OSError, ValueError, TypeError, AttributeError):  # a new run, or a damaged file

@@ -11,9 +11,10 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import finite, read_file
+from toolkit.base.files import finite, kind_of, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.catalog.checksums import file_sha256
+from toolkit.checkpoint.manifest import reason
 
 AT_THE_END = ("model/**/*", "predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
 """Files that are written at the end of a run; the model card is meant to be edited."""
@@ -62,15 +63,30 @@ def damaged(folder: Path, facts: Mapping[str, Any], within: str = "") -> list[st
         within: only files whose path begins with this.
     """
     problems = [] if is_intact(facts) else ["run.json is not as it was written (its sha256 differs)"]
-    for name, expected in facts.get("files", {}).items():
+    written = facts.get("files", {})
+    if not isinstance(written, Mapping):
+        return [*problems, "run.json has no usable files"]
+    for name, expected in written.items():
         if not name.startswith(within):
             continue
         file = folder / name
-        if not file.is_file():
-            problems.append(f"{name} is missing")
-        elif file_sha256(file) != expected:
-            problems.append(f"{name} is not as it was written (its sha256 differs)")
-    return problems
+        try:
+            if kind_of(file) != "file":
+                problems.append(f"{name} is missing")
+            elif file_sha256(file) != expected:
+                problems.append(f"{name} is not as it was written (its sha256 differs)")
+        except OSError as error:
+            problems.append(f"{name}: {reason(error)}")
+    return problems + [f"{name} is not of the run" for name in _added_to_model(folder, written)]
+
+
+def _added_to_model(folder: Path, written: Mapping[str, str]) -> list[str]:
+    """Returns which files in `model/` are not among those that were written there, if it is known which were."""
+    files = RunFolder(folder)
+    present = [path for path in files.model.rglob("*") if not path.is_dir() and path != files.model_card]
+    names = sorted(path.relative_to(folder).as_posix() for path in present)
+    known = any(name.startswith(f"{files.model.name}/") for name in written)
+    return [name for name in names if known and name not in written]
 
 
 def refuse_damaged_model(folder: Path) -> None:
@@ -80,7 +96,7 @@ def refuse_damaged_model(folder: Path) -> None:
         InputError: naming the files.
     """
     files = RunFolder(folder)
-    facts = json.loads(read_file(files.facts))
+    facts = read_json(files.facts)
     if problems := damaged(folder, facts, "model/"):
         raise InputError(f"{folder}: the model is damaged: {'; '.join(problems)}. `toolkit verify` checks all files")
     expected = facts.get("files", {}).get(files.config.name)

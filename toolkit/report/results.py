@@ -16,7 +16,7 @@ from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
-from toolkit.base.files import write_json, write_text, written_whole
+from toolkit.base.files import read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
@@ -246,7 +246,7 @@ def write_all_predictions(run: Run, result: FitResult, shown: Shown) -> None:
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads(RunFolder(run.output_dir).facts.read_text(encoding="utf-8"))
+    facts: dict[str, Any] = read_json(RunFolder(run.output_dir).facts)
     return facts
 
 

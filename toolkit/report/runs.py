@@ -10,9 +10,10 @@ from statistics import fmean, stdev
 from typing import Any
 
 from toolkit.base.console import format_value
-from toolkit.base.errors import InputError
-from toolkit.base.files import read_file
+from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.files import kind_of, read_json
 from toolkit.base.run_folder import RunFolder
+from toolkit.config.source import read_file as read_settings
 from toolkit.metrics.measured import MEASURED
 from toolkit.report.intact import is_intact
 
@@ -25,6 +26,10 @@ _TYPES: Mapping[str, type] = {
 }
 _NEEDED = ("recipe", "engine", "num_rows", "data_fingerprints", "versions", "hardware", "num_processes", "git")
 """Facts that are read from `run.json`, and those that every run has."""
+_FIGURES = ("steps", "train_seconds")
+"""Figures that every result has."""
+_LARGEST = 1e150
+"""Largest figure whose square can be computed."""
 PLACES = ("output_dir", "checkpoint.resume")
 """Settings that describe the location of a run and are not compared."""
 OF_ONE_RUN = ("seed", "tracking.run_name")
@@ -105,8 +110,9 @@ def repeats(records: Iterable[Record], name: str | None = None) -> list[Repeats]
     found = []
     for group in groups.values():
         shown = name or group[0].facts.get("metric_for_best_model", "train_loss")
-        values = [value for record in group if (value := record.part("result").get(shown)) is not None]
-        if len({record.settings["seed"] for record in group}) == len(group) == len(values) > 1:
+        figures = (record.part("result").get(shown) for record in group)
+        values = [value for value in figures if value is not None and abs(value) < _LARGEST]
+        if len({str(record.settings.get("seed")) for record in group}) == len(group) == len(values) > 1:
             found.append(Repeats(group, shown, values))
     return found
 
@@ -127,35 +133,30 @@ def read_record(folder: Path) -> Record:
     Raises:
         InputError: if the folder contains no run, or its files are damaged.
     """
-    from ruamel.yaml import YAML, YAMLError
-
     files = RunFolder(folder)
+    if missing := [file.name for file in (files.facts, files.config) if not kind_of(file)]:
+        raise InputError(f"{folder}: not a run, missing {', '.join(missing)} (tried {folder.absolute()})")
     try:
-        facts = json.loads(read_file(files.facts))
-        settings = YAML(typ="safe", pure=True).load(files.config)
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{folder}: not a run, missing {Path(str(error.filename)).name} (tried {folder.absolute()})"
-        ) from error
-    except (OSError, ValueError, YAMLError) as error:
-        raise InputError(
-            f"{folder}: run.json or config.yaml cannot be read ({type(error).__name__}: {error})"
-        ) from error
-    if problem := _unusable(facts, settings):
+        facts, settings = read_json(files.facts), read_settings(files.config)
+        if settings.problems:
+            raise ConfigError(settings.problems)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder}: run.json cannot be read ({type(error).__name__}: {error})") from error
+    except ConfigError as error:
+        raise InputError("; ".join(error.problems)) from error
+    if problem := _unusable(facts):
         raise InputError(f"{folder}: {problem}; `toolkit verify` checks all files")
-    return Record(folder, dict(_flat(settings)), facts)
+    return Record(folder, dict(_flat(settings.values)), facts)
 
 
-def _unusable(facts: Any, settings: Any) -> str | None:
-    """Returns what is wrong with the content of `run.json` and `config.yaml`, if anything."""
-    if not isinstance(settings, Mapping):
-        return "config.yaml does not hold settings"
+def _unusable(facts: Any) -> str | None:
+    """Returns what is wrong with the content of `run.json`, if anything."""
     if not isinstance(facts, Mapping) or not is_intact(facts):
         return "run.json is not as it was written"
     wrong = [name for name, kind in _TYPES.items() if not isinstance(facts.get(name, kind()), kind)]
     wrong += [name for name in _NEEDED if name not in facts]
-    figures = facts.get("result", {}) if not wrong else {}
-    wrong += [f"result.{name}" for name in ("steps", "train_seconds") if figures and name not in figures]
+    figures = facts["result"] if "result" in facts and not wrong else dict.fromkeys(_FIGURES, 0)
+    wrong += [f"result.{name}" for name in _FIGURES if figures.get(name) is None]
     wrong += [f"result.{name}" for name, value in figures.items() if not isinstance(value, int | float | None)]
     return f"run.json has no usable {', '.join(wrong)}" if wrong else None
 
@@ -169,17 +170,24 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find_records(folder: Path) -> list[Record]:
-    """Returns all runs in a folder and its subfolders, sorted by path; runs inside runs are ignored.
+    """Returns all runs in a folder and its subfolders, each once, sorted by path; runs inside runs are ignored.
 
     Raises:
         InputError: if the folder does not exist.
     """
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder (tried {folder.absolute()})")
-    if RunFolder(folder).facts.exists():
-        return [read_record(folder)]
-    below = sorted(path for path in folder.iterdir() if path.is_dir())
-    return [record for path in below for record in find_records(path)]
+    found, waiting, seen = [], [folder], set[Path]()
+    while waiting:
+        place = waiting.pop()
+        if place.resolve() in seen:  # a link may lead to a folder around it
+            continue
+        seen.add(place.resolve())
+        if RunFolder(place).facts.exists():
+            found.append(read_record(place))
+        else:
+            waiting += sorted((path for path in place.iterdir() if path.is_dir()), reverse=True)
+    return found
 
 
 def differences(one: Record, other: Record) -> list[Difference]:

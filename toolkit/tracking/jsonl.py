@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
-from toolkit.base.files import read_file, written_whole
+from toolkit.base.files import parse_json, read_file, written_whole
 
 
 def bring_metrics(former: Path, path: Path) -> None:
@@ -31,28 +31,37 @@ def bring_metrics(former: Path, path: Path) -> None:
         raise RunError(f"cannot copy {former.absolute()} to {path.absolute()}: {error.strerror}") from error
 
 
-def truncate_metrics(path: Path, step: int) -> None:
+def truncate_metrics(path: Path, step: int, mark: Mapping[str, Any] | None = None) -> None:
     """Truncates `metrics.jsonl` to the lines up to a step; a missing file is ignored.
 
-    An incomplete last line of a run that was killed is removed, too. Any other damaged line is kept in
-    `metrics.jsonl.damaged`, with a warning.
+    An incomplete last line of a run that was killed is removed, too. If anything else is damaged, the former content is
+    kept in `metrics.jsonl.damaged`, with a warning.
+
+    Args:
+        path: the file.
+        step: of the checkpoint.
+        mark: `mark_of` the file when the checkpoint was written; those of older versions have none.
 
     Raises:
         RunError: if the file cannot be rewritten.
     """
     try:
         if not path.exists():
+            if has_changed(path, mark):
+                warn(f"{path} is missing: the lines before step {step} are lost")
             return
-        lines = [(number, line, _step(line)) for number, line in enumerate(read_file(path).split(b"\n"), start=1)]
+        content = read_file(path)
+        lines = [(number, line, _step(line)) for number, line in enumerate(content.split(b"\n"), start=1)]
         kept = [(number, line) for number, line, found in lines if found is not None and found <= step]
         last = kept[-1][0] if kept else 0
-        damaged = [(number, line) for number, line, found in lines if found is None and number < last]
-        if damaged:
+        damaged = [str(number) for number, _, found in lines if found is None and number < last]
+        if damaged or has_changed(path, mark):
             aside = path.with_name(f"{path.name}.damaged")
-            with aside.open("ab") as file:
-                file.writelines(line + b"\n" for _, line in damaged)
-            numbers = ", ".join(str(number) for number, _ in damaged)
-            warn(f"{path}: line {numbers} cannot be read and was moved to {aside.name}")
+            former = read_file(aside) if aside.exists() else b""
+            with written_whole(aside, "wb") as file:
+                file.write(former + content)
+            which = f"line {', '.join(damaged)} cannot be read" if damaged else f"lines before step {step} have changed"
+            warn(f"{path}: {which}; the file as it was is kept in {aside.name}")
         with written_whole(path, "wb") as file:
             file.writelines(line + b"\n" for _, line in kept)
     except OSError as error:
@@ -65,7 +74,7 @@ def mark_of(path: Path) -> dict[str, Any]:
     Raises:
         OSError: if the file cannot be read.
     """
-    content = path.read_bytes() if path.exists() else b""
+    content = read_file(path) if path.exists() else b""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
@@ -81,16 +90,32 @@ def has_changed(path: Path, mark: Mapping[str, Any] | None) -> bool:
     """
     if mark is None:
         return False
-    content = path.read_bytes() if path.exists() else b""
+    content = read_file(path) if path.exists() else b""
     return hashlib.sha256(content[: mark["bytes"]]).hexdigest() != mark["sha256"]
 
 
 def _step(line: bytes) -> float | None:
     """Returns the step of a metrics line, None for any other line."""
     try:
-        return float(json.loads(line)["step"])
+        step = parse_json(line)["step"]
     except (ValueError, KeyError, TypeError):
         return None
+    return step if isinstance(step, int | float) and math.isfinite(step) else None
+
+
+def wrong_lines(path: Path, whole: bool) -> list[int]:
+    """Returns the numbers of the lines of `metrics.jsonl` that cannot be read.
+
+    Args:
+        path: the file.
+        whole: whether its last line must be complete; a run that was killed may have written half of it.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    *lines, rest = read_file(path).split(b"\n")
+    lines += [rest] if whole and rest else []
+    return [number for number, line in enumerate(lines, start=1) if _step(line) is None]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -100,4 +125,4 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         OSError: if the file cannot be read.
         ValueError: if a line is not JSON.
     """
-    return [json.loads(line) for line in read_file(path).decode().splitlines()]
+    return [parse_json(line) for line in read_file(path).split(b"\n") if line]

@@ -44,12 +44,19 @@ class Tracker:
         path: the file `metrics.jsonl`.
         start_step: step that training resumes from, 0 for a new run.
         shown_names: metrics that the progress bar shows besides the loss.
+        mark: what `metrics.jsonl` was when the checkpoint of that step was written, if it is known.
     """
 
     def __init__(
-        self, accelerator: Accelerator, cfg: Config, path: Path, start_step: int, shown_names: Collection[str] = ()
+        self,
+        accelerator: Accelerator,
+        cfg: Config,
+        path: Path,
+        start_step: int,
+        shown_names: Collection[str] = (),
+        mark: Mapping[str, Any] | None = None,
     ) -> None:
-        self._cfg, self._path, self._start = cfg, path, start_step
+        self._cfg, self._path, self._start, self._mark = cfg, path, start_step, mark
         self._main = accelerator.is_main_process
         self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
@@ -62,7 +69,7 @@ class Tracker:
             if self._cfg.tracking.report_to:
                 with task_for_all():  # a tracker may wait for its server
                     self._trackers = self._start_trackers()
-            truncate_metrics(self._path, self._start)
+            truncate_metrics(self._path, self._start, self._mark)
             self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
             self._file = self._path.open("a", encoding="utf-8")
         return self

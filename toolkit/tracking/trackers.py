@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
-from toolkit.base.files import write_json
+from toolkit.base.files import read_json, write_json
 from toolkit.metrics.score import PREFIXES
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class Trackers:
 def read_ids(folder: Path) -> dict[str, str]:
     """Returns the run's ids by tracker, from the folder of the trackers; empty if there are none."""
     try:
-        ids = json.loads((folder / IDS).read_text(encoding="utf-8"))
+        ids = read_json(folder / IDS)
     except (OSError, ValueError):
         return {}
     return {str(name): str(value) for name, value in ids.items()} if isinstance(ids, dict) else {}

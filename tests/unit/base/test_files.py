@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.files import (
     read_file,
+    read_json,
     remove_leftovers,
     temporary_file,
     temporary_name,
@@ -22,7 +24,7 @@ from toolkit.base.files import (
     written_whole,
 )
 from toolkit.config.source import read_file as load_config_file
-from toolkit.tracking.jsonl import read_metrics, truncate_metrics
+from toolkit.tracking.jsonl import has_changed, read_metrics, truncate_metrics
 
 
 def names(folder: Path) -> list[str]:
@@ -121,13 +123,34 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     (tmp_path / "file").write_bytes(b"content")
-    assert read_file(tmp_path / "file") == b"content"
+    assert read_file(tmp_path / "file", most=7) == b"content"
+    with pytest.raises(OSError, match="larger than 6 bytes"):
+        read_file(tmp_path / "file", most=6)
     for name in ("pipe", "device"):
         with pytest.raises(OSError, match="not a regular file"):
             read_file(tmp_path / name)
         with pytest.raises(OSError, match="not a regular file"):
             read_metrics(tmp_path / name)
+        with pytest.raises(OSError, match="not a regular file"):
+            has_changed(tmp_path / name, {"bytes": 1, "sha256": ""})
+        with pytest.raises(OSError, match="not a regular file"):
+            read_json(tmp_path / name)
         with pytest.raises(RunError, match="not a regular file"):
             truncate_metrics(tmp_path / name, 3)
         with pytest.raises(ConfigError, match=rf"{name}: cannot be read: not a regular file"):
             load_config_file(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 200_000, "[" * 101 + "]" * 101, '{"a":' * 500 + "1" + "}" * 500, "9" * 400, "\xff"]
+)
+def test_json_that_would_stop_the_toolkit_later_is_a_value_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.json").write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"too deeply|digits|decode"):
+        read_json(tmp_path / "a.json")
+
+
+def test_json_of_the_toolkit_is_read(tmp_path: Path) -> None:
+    value = {"a": [1, -(2**127), 0.5, None, {"b": "ü"}], "deep": json.loads("[" * 98 + "]" * 98)}
+    write_json(tmp_path / "a.json", value)
+    assert read_json(tmp_path / "a.json") == value

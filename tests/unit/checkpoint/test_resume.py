@@ -24,7 +24,7 @@ from toolkit.checkpoint.changes import changed_layout, changed_settings, changed
 from toolkit.checkpoint.lock import OutputLock, in_use
 from toolkit.checkpoint.probe import probe
 from toolkit.checkpoint.resume import decide_resume
-from toolkit.tracking.jsonl import truncate_metrics
+from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
 
 HOLDER = """
 import os, sys, time
@@ -485,8 +485,43 @@ def test_a_damaged_line_before_the_checkpoint_is_kept_aside(tmp_path: Path, capl
     path.write_text('{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n{"step": 4}\n')
     truncate_metrics(path, 3)
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
-    assert (tmp_path / "metrics.jsonl.damaged").read_text() == '{"step": 2, "lo\n'
-    assert caplog.messages == [f"{path}: line 2 cannot be read and was moved to metrics.jsonl.damaged"]
+    assert (
+        tmp_path / "metrics.jsonl.damaged"
+    ).read_text() == '{"step": 1}\n{"step": 2, "lo\n{"step": 3}\n{"step": 4}\n'
+    assert caplog.messages == [f"{path}: line 2 cannot be read; the file as it was is kept in metrics.jsonl.damaged"]
+
+
+def test_a_changed_last_line_of_the_checkpoint_is_kept_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "metrics.jsonl.damaged"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    mark = mark_of(path)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"step": 3}\n{"st')
+    truncate_metrics(path, 2, mark)
+    assert (path.read_text(), aside.exists()) == ('{"step": 1}\n{"step": 2}\n', False)
+    damaged = '{"step": 1}\n{"step": 2\n{"step": 3}\n'
+    path.write_text(damaged)
+    truncate_metrics(path, 2, mark)
+    assert (path.read_text(), aside.read_text()) == ('{"step": 1}\n', damaged)
+    what = "lines before step 2 have changed; the file as it was is kept in metrics.jsonl.damaged"
+    assert caplog.messages == [f"{path}: {what}"]
+    truncate_metrics(path, 2, mark)
+    assert aside.read_text() == damaged + '{"step": 1}\n', "what was kept before stays"
+    path.unlink()
+    truncate_metrics(path, 2, mark)
+    assert caplog.messages[-1] == f"{path} is missing: the lines before step 2 are lost"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f'{{"step": {"9" * 400}}}', f'{{"step": 1, "a": {"[" * 200_000}', '{"step": "1.5"}', '{"step": -Infinity}',
+     f'{{"step": 1, "a": {"[" * 500 + "]" * 500}}}'],
+)  # fmt: skip
+def test_a_line_that_the_toolkit_does_not_write_is_a_damaged_one(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{line}\n{{"step": 1, "a": "\u2028"}}\n')
+    assert wrong_lines(path, whole=True) == [1]
+    truncate_metrics(path, 2)
+    assert read_metrics(path) == [{"step": 1, "a": "\u2028"}]
 
 
 def test_metrics_need_not_be_there_but_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,6 +329,28 @@ def rewrite_manifest(folder: Path, change: dict[str, Any]) -> None:
     (folder / "manifest.json").write_text(json.dumps(content | {"sha256": manifest._own_sha256(content)}))
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"[" * 200_000, "nested too deeply"), (b"{", "Expecting property name"), (b"\xff", "can't decode byte")],
+)
+def test_a_state_with_the_right_hash_that_cannot_be_read_is_damage(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    save_steps(tmp_path, 1, 2)
+    folder = tmp_path / "step-2"
+    (folder / "state.json").write_bytes(content)
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    entry = {"size": len(content), "sha256": manifest.sha256_of(folder / "state.json")}
+    rewrite_manifest(folder, {"files": files | {"state.json": entry}})
+    assert verify(folder) == []
+    found, messages = latest(tmp_path)
+    assert found is not None
+    assert found.step == 1
+    assert f"state.json: {message}" in messages[0] or message in messages[0]
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder)
+
+
 def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2)
     rewrite_manifest(tmp_path / "step-2", {"step": 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -109,6 +110,103 @@ def test_facts_that_the_toolkit_did_not_write_are_a_message(content, capsys, tmp
     for words in (["runs", tmp_path], ["diff", tmp_path / "run", tmp_path / "run"]):
         code, _, err = call(capsys, *words)
         assert (code, "run.json" in err) == (2, True)
+
+
+FACTS = {
+    "recipe": "a.py", "engine": "loop", "num_rows": {}, "data_fingerprints": {}, "versions": {}, "hardware": {},
+    "num_processes": 1, "git": None,
+}  # fmt: skip
+RESULT = {"steps": 1, "train_seconds": 1.0, "train_loss": 0.5}
+
+
+def write_run(folder: Path, settings: str = "seed: 1\n", **more) -> None:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(sealed(FACTS | more)))
+    (folder / "config.yaml").write_text(settings)
+
+
+MERGED = "".join(f"b{i}: &a{i + 1} {{x: *a{i}, y: *a{i}}}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (f"a: &a0 {{x: 1}}\n{MERGED}", "more than 100,000 values"),
+        ("a: &a {x: *a}\n", "refers to itself"),
+        (f"a: {'[' * 5000}\n", "nested too deeply"),
+        (f"seed: 0x{'f' * 5000}\n", "not a valid int"),
+        ("# " + "a" * 2**22, "larger than 4,194,304 bytes"),
+        (None, "not a regular file"),
+    ],
+)
+def test_settings_that_would_hang_or_fail_are_a_message(settings, message, capsys, tmp_path):
+    write_run(tmp_path / "run", settings or "")
+    if settings is None:
+        if not hasattr(os, "mkfifo"):
+            pytest.skip("this system has no named pipes")
+        (tmp_path / "run" / "config.yaml").unlink()
+        os.mkfifo(tmp_path / "run" / "config.yaml")
+    for words, expected in (
+        (["runs", tmp_path], 2),
+        (["diff", *[tmp_path / "run"] * 2], 2),
+        (["verify", tmp_path / "run"], 1),
+    ):
+        code, _, err = call(capsys, *words)
+        assert (code, "config.yaml" in err, message in err) == (expected, True, True), err
+
+
+@pytest.mark.parametrize(
+    "result", [{}, RESULT | {"steps": None}, RESULT | {"train_seconds": 10**400}, RESULT | {"train_loss": "0.5"}]
+)
+def test_results_that_the_toolkit_did_not_write_are_a_message(result, capsys, tmp_path):
+    write_run(tmp_path / "run", result=result)
+    code, _, err = call(capsys, "runs", tmp_path)
+    assert (code, "run.json" in err) == (2, True)
+    assert "Traceback" not in err
+
+
+def test_facts_that_are_nested_too_deeply_are_a_message(capsys, tmp_path):
+    write_run(tmp_path / "run")
+    for content in ("[" * 200_000, '{"a":' * 500 + "1" + "}" * 500):
+        (tmp_path / "run" / "run.json").write_text(content)
+        code, _, err = call(capsys, "runs", tmp_path)
+        assert (code, "run.json cannot be read (ValueError: nested too deeply)" in err) == (2, True)
+
+
+def test_names_in_a_run_are_shown_as_they_are(capsys, tmp_path):
+    nasty, shown = "[/b][red]\x1b]0;\ud800", "[/b][red]\\x1b]0;\\xd800"
+    one, other = tmp_path / "[b]1", tmp_path / "[b]2"
+    for number, folder in enumerate((one, other)):
+        write_run(folder, f"seed: {number}\n", recipe="[u]\x1b.py", result=RESULT | {nasty: number},
+                  metric_for_best_model=nasty, versions={nasty: number})  # fmt: skip
+    assert call(capsys, "runs", one)[0] == 0
+    code, listed, err = call(capsys, "runs", tmp_path)
+    assert code == 0, err
+    assert all(text in listed for text in ("[b]1", "[u]\\x1b", f"{shown} 0.5 ± 0.7071")), listed
+    code, compared, err = call(capsys, "diff", one, other)
+    assert code == 0, err
+    assert compared.count(shown) == 2, compared
+    assert not {"\x1b", "\ud800"} & set(listed + compared)
+
+
+def test_figures_too_large_to_average_and_runs_without_a_seed_are_listed(capsys, tmp_path):
+    for number in (1, 2):
+        write_run(tmp_path / f"run{number}", f"seed: {number}\n", result=RESULT | {"train_loss": 1.7e308})
+        write_run(tmp_path / f"seedless{number}", "train: {}\n", result=RESULT)
+    code, out, err = call(capsys, "runs", tmp_path, "--sort", "train_loss")
+    assert code == 0, err
+    assert len(out.splitlines()) == 5
+    assert "differ only" not in out
+
+
+def test_links_to_folders_around_a_run_are_followed_once(capsys, tmp_path):
+    write_run(tmp_path / "run")
+    for name in "abcd":
+        (tmp_path / name).mkdir()
+        for link in "xyz":
+            (tmp_path / name / link).symlink_to(tmp_path, target_is_directory=True)
+    code, out, _ = call(capsys, "runs", tmp_path)
+    assert (code, len(out.splitlines())) == (0, 2)
 
 
 def change_facts(run, **changes) -> None:

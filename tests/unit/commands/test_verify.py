@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from runs import TINY, train
 from stopping import StoppedError, stopper
 
 from toolkit.base.files import remove_leftovers, written_folder
+from toolkit.report.intact import sealed
 
 FEW = (*TINY, "train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=9", "checkpoint.save_steps=2")
 INTACT = "every file is as it was written"
@@ -83,7 +85,44 @@ def test_files_that_cannot_be_read_are_all_named(run, capsys):
     assert all(name in message for name in named), message
     (run / "run.json").write_text("[1")
     assert run_command("verify", run) == 1
-    assert "run.json or config.yaml cannot be read" in capsys.readouterr().err
+    assert "run.json cannot be read" in capsys.readouterr().err
+
+
+def test_a_file_that_was_added_to_the_model_is_named(run, capsys):
+    (run / "model" / "adapter_config.json").write_text("{}")
+    assert run_command("verify", run) == 1
+    assert "model/adapter_config.json is not of the run" in capsys.readouterr().err
+    assert run_command("predict", run, "--input-text", "good") == 2
+    assert "model/adapter_config.json is not of the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("left", ["checkpoints", "model", "config.yaml"])
+def test_a_part_of_a_run_is_a_damaged_run(run, tmp_path, left, capsys):
+    (tmp_path / "part").mkdir()
+    (run / left).rename(tmp_path / "part" / left)
+    assert run_command("verify", tmp_path / "part") == 1
+    assert "missing run.json" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_in_a_run_is_named_and_the_rest_is_verified(run, capsys):
+    flip(run / "model" / "model.safetensors")
+    flip(run / "checkpoints" / "step-2" / "model.safetensors")
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    assert run_command("verify", run) == 1
+    message = capsys.readouterr().err
+    named = ("metrics.jsonl: cannot be read (not a regular", "model/model.safetensors is", "step-2: model.safetensors:")
+    assert all(name in message for name in named), message
+
+
+def test_names_that_no_file_can_have_are_missing_files(run, capsys):
+    facts = json.loads((run / "run.json").read_text())
+    facts["files"] |= {"a" * 300: "", "\ud800": "", "a\0b": ""}
+    (run / "run.json").write_text(json.dumps(sealed(facts)))
+    assert run_command("verify", run) == 1
+    message = capsys.readouterr().err
+    assert all(f"{name} is missing" in message for name in ("a" * 300, "\\xd800", "a\\x00b")), message
 
 
 def test_a_run_without_checksums_is_said_to_be_unverified(run, capsys):

@@ -134,7 +134,7 @@ BAD_SETTINGS = [
     ("tracking: {run_name: 2024-01-31}", "4: tracking.run_name: received 2024-01-31 (a date), expected text"),
     (
         "tracking: {run_name: 2024-13-31}",
-        "4: tracking.run_name: received '2024-13-31', which is not a valid timestamp; put quotes around text",
+        "4: tracking.run_name: received '2024-13-31', not a valid timestamp; put quotes around text",
     ),
     (
         "task: {labels: !!python/object:os.system x}",

@@ -15,9 +15,7 @@ from toolkit.models.compilation import compile_training
 RUN = ("train.optim=sgd", "data.max_train_samples=16", "data.max_eval_samples=8",
        "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1", "train.max_steps=3",
        "checkpoint.save_steps=null", "model.from_config.num_hidden_layers=1",
-       "model.config_overrides.hidden_dropout_prob=0.1",
-       "train.unpadded=false", "train.fast_dropout=false")  # fmt: skip
-"""With what compiled runs do not have, dropout would draw other numbers."""
+       "model.config_overrides.hidden_dropout_prob=0.1")  # fmt: skip
 COMPILED = ("train.torch_compile=true", "train.torch_compile_backend=aot_eager")
 TOLERANCE = float32_tolerance(steps=3)
 

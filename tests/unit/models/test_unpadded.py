@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -23,8 +22,7 @@ from unpadded_families import (
     recompute,
 )
 
-from toolkit.config.sections import Config, ModelConfig, ParallelConfig, TrainConfig
-from toolkit.models.unpadded import attend, choice
+from toolkit.models.unpadded import attend
 from toolkit.models.unpadded.attend import choose
 from toolkit.models.unpadded.families import Exact, Islands, NothingToGain, Refused, coverage
 from toolkit.models.unpadded.install import install
@@ -256,11 +254,8 @@ def test_longer_sequences_keep_their_type(monkeypatch):
         ("cuda", torch.bfloat16, 0.0, False, 20, "split"),
     ],
 )  # fmt: skip
-def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_varlen", lambda device: True)
-    assert choose(torch.device(device), dtype, dropout, plain, longest, 64) == expected
-    monkeypatch.setattr(attend, "has_varlen", lambda device: False)
-    assert choose(torch.device(device), dtype, dropout, plain, longest, 64) == expected.replace("varlen", "split")
+def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest, expected):
+    assert choose(device, dtype, dropout, plain, longest, 64) == expected
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -307,37 +302,6 @@ def test_which_models_are_covered():
     assert coverage(XLNetConfig()) == Refused("its attention does not use transformers' interface")
     compared = "models of type falcon_h1 have not been compared with and without padding"
     assert coverage(FalconH1Config()) == Refused(compared)
-
-    assert isinstance(of("mixtral", head=CAUSAL, output_router_logits=True), Refused)
-    assert isinstance(of("wav2vec2", head="AudioClassification", feat_extract_norm="group"), Refused)
-
-
-@pytest.mark.parametrize(
-    ("kind", "head", "settings", "precision", "varlen", "expected"),
-    [
-        ("bert", CLASSIFIER, {}, "bf16", True, True),
-        ("bert", CLASSIFIER, {}, "bf16", False, False),
-        ("bert", CLASSIFIER, {}, "no", True, False),
-        ("bert", CLASSIFIER, {"attention_probs_dropout_prob": 0.1}, "bf16", True, False),
-        ("t5", TRANSLATOR, {}, "bf16", True, False),
-        ("mistral", CAUSAL, {"sliding_window": 4}, "bf16", True, False),
-        ("mistral", CAUSAL, {"sliding_window": None}, "bf16", True, True),
-        ("deberta-v2", CLASSIFIER, {}, "bf16", True, False),
-    ],
-)
-def test_what_auto_becomes_on_a_gpu(kind, head, settings, precision, varlen, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_varlen", lambda device: varlen)
-    unused: Any = None
-    cfg = Config(
-        output_dir="unused", task=unused, data=unused, eval=unused, checkpoint=unused, tracking=unused, trainer=unused,
-        model=ModelConfig(), parallel=ParallelConfig(), train=TrainConfig(mixed_precision=precision),
-    )  # fmt: skip
-    config = build(
-        kind,
-        head,
-        **{"hidden_size": 32, "num_attention_heads": 2, "d_model": 32, "d_kv": 16, "head_dim": 16, **settings},
-    ).config
-    assert choice.choose(cfg, config, torch.device("cuda")) is expected
 
 
 def test_a_model_is_installed_on_the_attention_of_its_parts():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.run import overall_scores
+from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import data_sum, on_main
@@ -59,7 +59,7 @@ def _measurement(
     drawn = resampled(run.task, evaluation.predictions, run.data.evals["validation"], draws) if evaluation else []
     files = RunFolder(run.output_dir)
     history = read_metrics(files.metrics)
-    facts = json.loads(files.facts.read_text(encoding="utf-8"))
+    facts = read_json(files.facts)
     return {
         "metrics": {
             f"eval_{score.name}": {

@@ -16,7 +16,6 @@ from toolkit.data.budget import largest, lengths_of
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
 from toolkit.footprint.simulate import Subject
-from toolkit.modalities.padding import multiple_of, padded_length, padding_to
 
 if TYPE_CHECKING:
     import datasets
@@ -49,8 +48,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     accelerator = build_accelerator(cfg)
     with TemporaryDirectory(prefix="plan-") as folder:
         inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MAX_ROWS)
-    config, features = inputs.model_config, inputs.data.train
-    processor = padding_to(inputs.processor, cfg.train.pad_to_multiple_of)
+    config, features, processor = inputs.model_config, inputs.data.train, inputs.processor
     asked = getattr(load_model_config(cfg.model), "vocab_size", None)
     cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MAX_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
@@ -84,8 +82,7 @@ def _extended(
     shorter = collated(features, [shortest] * len(batch["row_ids"]), task, processor, seed)
     source, target = limits(task, processor)
     if length is None:
-        full = [None if limit is None else padded_length(limit, multiple_of(processor)) for limit in (source, target)]
-        return stretched(batch, shorter, *full)
+        return stretched(batch, shorter, source, target)
     room = getattr(config, "max_position_embeddings", None) if task.modality == "text" else None
     if room is not None and length > room:
         raise ConfigError([f"--length: received {length}, but this {config.model_type} has {room} positions"])

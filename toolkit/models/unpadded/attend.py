@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -16,10 +14,6 @@ LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
 LONGEST_TOGETHER = 64
 """Tokens up to which one call for all sequences, padded again, is faster on a CPU than one call for each."""
-VARLEN_CAPABILITY = (8, 0)
-"""The oldest compute capability with torch's kernel for sequences of any lengths."""
-VARLEN_HEADS = range(8, 257, 8)
-"""The sizes of heads that it computes."""
 
 Kernel = Literal["varlen", "together", "split"]
 
@@ -86,7 +80,7 @@ def _flat_attention(
     # As autocast does, which some models need, since they normalise queries and keys in float32.
     autocast = torch.is_autocast_enabled(device) and query.dtype != torch.float64
     kept = torch.get_autocast_dtype(device) if autocast else query.dtype
-    kernel = choose(query.device, kept, dropout, plain, longest, query.shape[-1])
+    kernel = choose(device, kept, dropout, plain, longest, query.shape[-1])
     short = device == "cpu" and kept in (torch.bfloat16, torch.float16) and longest <= LONGEST_IN_FLOAT32
     query, key, value = (x.to(torch.float32 if short else kept) for x in (query, key, value))
     if kernel == "varlen":
@@ -99,32 +93,20 @@ def _flat_attention(
         return compute(query, key, value, packing, bias, dropout, causal, scale).to(kept)
 
 
-@cache
-def has_varlen(device: torch.device) -> bool:
-    """Returns whether a device and this version of torch have the kernel for sequences of any lengths."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < VARLEN_CAPABILITY:
-        return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # torch before 2.10
-        return False
-    return {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
-
-
-def choose(device: torch.device, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
+def choose(device: str, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
     """Returns how attention is computed.
 
     Args:
-        device: the device.
+        device: the type of the device.
         dtype: the type of the queries.
         dropout: probability of dropout; torch's `varlen_attn` has none.
         plain: whether nothing is added to the scores and the window is all, or all before.
         longest: tokens of the longest sequence.
         size: size of a head.
     """
-    if device.type == "cuda":
-        fits = dropout == 0 and plain and dtype in (torch.bfloat16, torch.float16) and size in VARLEN_HEADS
-        return "varlen" if fits and has_varlen(device) else "split"
+    if device == "cuda":
+        fits = dropout == 0 and plain and dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
+        return "varlen" if fits else "split"
     return "together" if longest <= LONGEST_TOGETHER else "split"
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from toolkit.base.errors import ConfigError
 from toolkit.config.rule import Rule
 from toolkit.config.sections import Config
-from toolkit.models.unpadded.families import Islands, NothingToGain, Refused, coverage
+from toolkit.models.unpadded.families import NothingToGain, Refused, coverage
 
 if TYPE_CHECKING:
     import torch
@@ -21,12 +21,6 @@ _PADDED = (
         lambda c: c.train.torch_compile,
         (KEY, "train.torch_compile"),
         "compiled code would be compiled again for every number of tokens",
-        _ELSE,
-    ),
-    Rule(
-        lambda c: c.train.pad_to_multiple_of is not None,
-        (KEY, "train.pad_to_multiple_of"),
-        "padding to a multiple is for layers that compute it",
         _ELSE,
     ),
     Rule(
@@ -59,10 +53,6 @@ RULES = tuple(map(_if_asked_for, _PADDED))
 """Part of `toolkit.checks.rules.RULES`."""
 DROPOUTS = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "attn_dropout", "dropout_rate")
 """Fields with the dropout of attention weights."""
-WINDOWS = ("sliding_window", "local_attention")
-"""Fields with the size of a window of attention."""
-POSITION_BIASES = frozenset(("mt5", "t5", "umt5"))
-"""Model types whose attention adds a bias to the scores."""
 
 
 def problems(cfg: Config, config: PreTrainedConfig) -> list[str]:
@@ -94,21 +84,12 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
         covered = coverage(config, cfg.model.attn_implementation)
         if cfg.train.unpadded is False or isinstance(covered, NothingToGain | Refused):
             return False
-        if device.type == "cuda" and (isinstance(covered, Islands) or not _has_fast_kernel(cfg, config, device)):
+        if device.type == "cuda" and not _has_fast_kernel(cfg, config):
             return False
     return not any(rule.when(cfg) for rule in _PADDED)
 
 
-def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
+def _has_fast_kernel(cfg: Config, config: PreTrainedConfig) -> bool:
     """Returns whether a GPU computes all sequences in one call."""
-    from toolkit.models.unpadded.attend import VARLEN_HEADS, has_varlen
-
-    added = any((getattr(config, name, None) or 0) > 0 for name in (*DROPOUTS, *WINDOWS))
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return (
-        cfg.train.mixed_precision in ("bf16", "fp16")
-        and not added
-        and config.model_type not in POSITION_BIASES
-        and size in VARLEN_HEADS
-        and has_varlen(device)
-    )
+    dropout = any((getattr(config, name, None) or 0) > 0 for name in DROPOUTS)
+    return cfg.train.mixed_precision in ("bf16", "fp16") and not dropout

@@ -100,11 +100,9 @@ def coverage(config: PreTrainedConfig, attn_implementation: str | None = None) -
     if dropped := [name for name in LAYERDROP if (getattr(config, name, None) or 0) > 0]:
         zeros = ", ".join(f"model.config_overrides.{name}=0" for name in dropped)
         return Refused(f"it skips layers at random, and its first or last one takes padding out or in (set {zeros})")
-    for name in ("use_weighted_layer_sum", "output_hidden_states", "output_attentions", "output_router_logits"):
+    for name in ("use_weighted_layer_sum", "output_hidden_states", "output_attentions"):
         if getattr(config, name, False):
             return Refused(f"it returns the states of its layers ({name})")
-    if getattr(config, "feat_extract_norm", None) == "group":
-        return Refused("its clips have no mask, since it was trained without one (feat_extract_norm: group)")
     if getattr(config, "conv_kernel_size", 0) and kind in ISLANDS:
         return Refused("it has a convolution between its layers, which needs padded rows (conv_kernel_size)")
     chosen = attn_implementation or config._attn_implementation
