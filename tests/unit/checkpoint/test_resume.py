@@ -504,13 +504,12 @@ def test_another_window_is_refused_with_what_to_set(batch: int, mesh: Mesh, advi
 
 def test_padding_may_come_back_only_where_the_model_is_split_in_another_way() -> None:
     started = split(4, 3, Mesh(replicas=2), **{"train.unpadded": True, "parallel.backend": "torch"})
-    other_rows = split(6, 2, Mesh(replicas=2), **{"train.unpadded": False, "train.max_tokens_per_batch": 64})
-    (problem,) = changed_settings(started, other_rows)
+    padded = {**started, "train.unpadded": False}
+    other_rows = split(6, 2, Mesh(replicas=2), **{"train.max_tokens_per_batch": 64})
+    (problem,) = changed_settings(started, padded | other_rows)
     assert problem == "train.unpadded: the run was started with true, now false; set train.unpadded=true"
-    stages = split(4, 6, Mesh(pipeline=2), **{"train.unpadded": False})
-    library = {**started, "train.unpadded": False, "parallel.backend": "deepspeed"}
-    for current in (stages, library):
-        assert changed_settings(started, current) == []
+    for split_otherwise in (split(4, 6, Mesh(pipeline=2)), {"parallel.backend": "deepspeed"}):
+        assert changed_settings(started, padded | split_otherwise) == []
 
 
 def test_local_sgd_keeps_its_processes() -> None:
