@@ -16,7 +16,7 @@ def file_sha256(path: Path) -> str:
         OSError: if it cannot be read, or is something else than a file.
     """
     with open_regular(path, os.O_RDONLY) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto
 
 
 def digest(path: Path) -> str:
