@@ -167,8 +167,7 @@ def prepared_run(
             retry=retry, resolved=inputs.resolved,
             record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
         )  # fmt: skip
-        # Whether a save waits depends on the memory that the built model leaves.
-        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})
+        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # needs the built model
 
 
 def _trainable_model(

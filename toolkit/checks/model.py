@@ -21,7 +21,7 @@ from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor_plans import plan_problems, split_modules
 from toolkit.modalities import inputs
-from toolkit.modalities.padding import shape_problems
+from toolkit.modalities.positions import shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
 from toolkit.models.adapters import add_adapters

@@ -12,7 +12,7 @@ from toolkit.api.state import TrainState
 from toolkit.api.task import Batch, Processor
 from toolkit.data.batches import split_batch
 from toolkit.data.budget import Budget, training_budget
-from toolkit.modalities.padding import padding_to
+from toolkit.data.padding import padding_to
 from toolkit.models.unpadded.families import ISLANDS
 
 

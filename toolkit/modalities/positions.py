@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import limits_of
+from toolkit.data.padding import padded_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -36,6 +37,29 @@ def prefix_problems(config: PreTrainedConfig, options: Any, num_virtual_tokens: 
     return [
         f"model.peft.num_virtual_tokens: received {num_virtual_tokens}, but task.{name} allows inputs of {longest} "
         f"tokens, and this {config.model_type} has {room} positions for both; lower one of them"
+    ]
+
+
+def shape_problems(config: PreTrainedConfig, options: Any, multiple: int, num_virtual_tokens: int = 0) -> list[str]:
+    """Returns which limits of a task's options, rounded up, exceed the model's positions, as full messages.
+
+    Args:
+        config: the model's configuration.
+        options: the task's options.
+        multiple: `train.pad_to_multiple_of`.
+        num_virtual_tokens: length of a prefix of prompt tuning.
+    """
+    room = positions(config)
+    if room is None:
+        return []
+    room -= num_virtual_tokens
+    given = {name: getattr(options, name) for side, name in limits_of(options).items() if side != "generated"}
+    return [
+        f"train.pad_to_multiple_of: received {multiple}, with which task.{name}={value} becomes "
+        f"{padded_length(value, multiple)} tokens, but this {config.model_type} supports at most {room}; set "
+        f"task.{name} to {room // multiple * multiple}"
+        for name, value in given.items()
+        if value and value <= room < padded_length(value, multiple)
     ]
 
 

@@ -12,8 +12,8 @@ from toolkit.api.task import IGNORE_INDEX, limits_of
 from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
+from toolkit.data.padding import multiple_of, padded_length
 from toolkit.modalities import text
-from toolkit.modalities.padding import multiple_of, padded_length
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:

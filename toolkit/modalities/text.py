@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.task import BadRow, limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.modalities.padding import multiple_of
+from toolkit.data.padding import multiple_of
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:

@@ -8,7 +8,17 @@ import sys
 
 import pytest
 
-from toolkit.base.console import LOGGER, counted, log_to_console, print_table, progress, report_error, say, warn
+from toolkit.base.console import (
+    LOGGER,
+    counted,
+    log_to_console,
+    print_table,
+    printable,
+    progress,
+    report_error,
+    say,
+    warn,
+)
 
 
 @pytest.fixture
@@ -88,12 +98,13 @@ def test_importing_the_toolkit_is_quick_and_installs_nothing():
 
 def test_control_characters_do_not_reach_the_terminal(capsys):
     log_to_console()
-    nasty = "\x1b]0;title\x07 \x9b2J\r\x7f\ud800"
+    nasty = "\x1b]0;title\x07 \x9b2J\r\x7f"
     say(f"a{nasty}\n\tb")
     warn(nasty)
     report_error(nasty)
     print_table(nasty, {nasty: nasty})
     out, err = capsys.readouterr()
-    assert out.startswith("a\\x1b]0;title\\x07 \\x9b2J\\x0d\\x7f\\xd800\n\tb\n")
+    assert out.startswith("a\\x1b]0;title\\x07 \\x9b2J\\x0d\\x7f\n\tb\n")
     assert not [character for character in out + err if ord(character) < 32 and character not in "\n\t"]
     assert not {"\x7f", "\x9b"} & set(out + err)
+    assert printable("\ud800") == "\\xd800"

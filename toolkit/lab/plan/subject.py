@@ -13,10 +13,10 @@ from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config, ParallelConfig
 from toolkit.data.budget import largest, lengths_of
+from toolkit.data.padding import multiple_of, padded_length, padding_to
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
 from toolkit.footprint.simulate import Subject
-from toolkit.modalities.padding import multiple_of, padded_length, padding_to
 
 if TYPE_CHECKING:
     import datasets
