@@ -14,6 +14,8 @@ import psutil
 
 LEAST_SHARE = 0.02
 """Share of one core below which a process is idle: threads of libraries look around now and then."""
+WAITING_SHARE = 0.2
+"""Share of one core below which a process may wait for its children, at which it looks again and again."""
 WAITING_FILES = ("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/", "/torch/_ops.py",
                  "/toolkit/base/turns.py")  # fmt: skip
 """Python files in which a thread waits for other processes. The backward pass exchanges gradients."""
@@ -65,25 +67,27 @@ class Activity:
     """
 
     def __init__(self) -> None:
-        self.idle = self.still = 0.0
-        """Seconds for which this process has been idle; `idle` does not count while it has a task for all."""
+        self.idle = 0.0
+        """Seconds for which this process has been idle and had no task for all."""
         self._own = psutil.Process()
         self._cpu = self._cpu_seconds()
         self._disk = self._disk_bytes()
         self._children: dict[int, float] = {}
-        self.stopped: list[psutil.Process] = []
-        """Children that are stopped; known while this process itself uses no CPU and no disk."""
+        self.stopped: dict[psutil.Process, float] = {}
+        """Children that are stopped, and for how long this process has seen them so without computing much itself."""
 
     def tick(self, elapsed: float) -> float:
         """Returns for how many seconds this process has been idle, `elapsed` seconds after the last call."""
         before, self._cpu = self._cpu, self._cpu_seconds()
-        busy = self._cpu - before > LEAST_SHARE * elapsed
+        used = self._cpu - before
+        busy = used > LEAST_SHARE * elapsed or has_task_for_all()
         try:
-            busy = busy or self._uses_disk() or self._child_computes(elapsed)
+            busy |= self._uses_disk()
+            if used < WAITING_SHARE * elapsed:  # looking at all children takes time
+                busy |= self._child_computes(elapsed)
         except SHORTAGE:  # nobody is ended for what nobody knows
             busy = True
-        self.still = 0.0 if busy else self.still + elapsed
-        self.idle = 0.0 if busy or has_task_for_all() else self.idle + elapsed
+        self.idle = 0.0 if busy else self.idle + elapsed
         return self.idle
 
     def _cpu_seconds(self) -> float:
@@ -102,7 +106,8 @@ class Activity:
         return self._disk != before or self._own.status() == psutil.STATUS_DISK_SLEEP
 
     def _child_computes(self, elapsed: float) -> bool:
-        before, self._children, self.stopped, busy = self._children, {}, [], False
+        before, self._children, busy = self._children, {}, False
+        stopped, self.stopped = self.stopped, {}
         for child in self._own.children(recursive=True):
             with suppress(psutil.Error):
                 used = sum(child.cpu_times()[:2])
@@ -111,7 +116,7 @@ class Activity:
                 state = child.status()
                 busy |= state == psutil.STATUS_DISK_SLEEP
                 if state == psutil.STATUS_STOPPED:
-                    self.stopped.append(child)
+                    self.stopped[child] = stopped.get(child, 0.0) + elapsed
         return busy
 
 

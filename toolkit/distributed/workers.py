@@ -47,8 +47,8 @@ def pause_between(timeout: float) -> float:
 
 def end_stopped_workers(activity: Activity, timeout: float) -> None:
     """Kills workers that are stopped while this process waits, so that it gets an error instead of waiting for ever."""
-    if activity.still >= timeout:
-        for worker in activity.stopped:
+    for worker, seconds in activity.stopped.items():
+        if seconds >= timeout:
             warn(f"process {worker.pid}, a worker of this run, is stopped (SIGSTOP) for {timeout:g} s; it is killed.")
             with suppress(psutil.Error):
                 worker.kill()

@@ -34,11 +34,24 @@ def test_a_stopped_worker_is_found_during_a_task_for_all(stopped_child, monkeypa
     monkeypatch.setattr(activity, "_uses_disk", lambda: False)
     with task_for_all():
         assert [activity.tick(LONG) for _ in range(2)] == [0.0, 0.0]
-        assert activity.still == 2 * LONG
-        assert [child.pid for child in activity.stopped] == [stopped_child.pid]
+        assert {child.pid: seconds for child, seconds in activity.stopped.items()} == {stopped_child.pid: 2 * LONG}
+        end_stopped_workers(activity, 3 * LONG)
+        assert stopped_child.poll() is None
         end_stopped_workers(activity, 2 * LONG)
     assert stopped_child.wait(30) == -signal.SIGKILL
     assert activity.tick(LONG) == LONG  # the task before does not count
+    assert activity.stopped == {}
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.1, LONG), (0.5, 0.0)])
+def test_a_process_that_looks_at_its_workers_again_and_again_waits_for_them(
+    share, seconds, stopped_child, monkeypatch
+) -> None:
+    activity = Activity()
+    activity._cpu = 0.0
+    monkeypatch.setattr(activity, "_cpu_seconds", lambda: share * LONG)
+    assert activity.tick(LONG) == 0.0
+    assert sum(activity.stopped.values()) == seconds
 
 
 SHORTAGES = [MemoryError(), OSError(errno.EMFILE, "Too many open files"), psutil.AccessDenied(1)]
@@ -51,7 +64,7 @@ def test_a_process_that_cannot_be_asked_is_not_idle(error, monkeypatch) -> None:
 
     activity = Activity()
     monkeypatch.setattr(psutil.Process, "children", refuse)
-    assert activity.tick(LONG) == activity.still == 0.0
+    assert activity.tick(LONG) == 0.0
 
 
 @pytest.mark.parametrize("error", SHORTAGES)
