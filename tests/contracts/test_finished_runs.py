@@ -23,9 +23,9 @@ MORE = (*FEW, "train.max_steps=8", "checkpoint.resume=auto")
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = tmp_path_factory.mktemp("finished") / "run"
-    train("reviews", run, *FEW, "train.max_steps=4")
-    return run
+    folder = tmp_path_factory.mktemp("finished")
+    assert train("reviews", folder / "run", *FEW, "train.max_steps=4").steps == 4
+    return folder / "run"
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "total_steps": milestones.total_steps,
         "logging_steps": milestones.log_every,
         "versions": versions(),
-        "git": _code(recipe.absolute().parent, files.diff),
+        "git": _code(recipe.absolute().parent, files.path),
         "hardware": hardware(),
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
@@ -66,11 +66,12 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
     write_json(files.facts, sealed(facts | kept))
 
 
-def _code(folder: Path, file: Path) -> dict[str, Any] | None:
-    """Describes the git checkout of the code and saves uncommitted changes in a file.
+def _code(folder: Path, output_dir: Path) -> dict[str, Any] | None:
+    """Describes the git checkout of the code and saves uncommitted changes in the output folder.
 
     Of changes larger than `MOST_DIFF_BYTES`, only the sha256 is recorded.
     """
+    file = RunFolder(output_dir).diff
     file.unlink(missing_ok=True)  # from an earlier session
     state = checkout(folder)
     if state is None:
