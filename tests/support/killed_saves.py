@@ -51,7 +51,7 @@ def fork_ranks(output: Path, processes: int, settings: Sequence[str]) -> list[in
     """Starts a run on some processes; returns their ids."""
     ranks = []
     with _reserved_port() as held:
-        for environ in _environments(processes, held.getsockname()[1]) if processes > 1 else [{}]:
+        for environ in _environments(processes, held.getsockname()[1], -1) if processes > 1 else [{}]:
             child = os.fork()
             if child == 0:
                 held.close()
