@@ -199,12 +199,14 @@ def write(name: str, benchmark: str, title: str, figures: Mapping[str, Any], opt
 
 
 def main() -> None:
-    """Calls the function of a side."""
+    """Calls the function of a side; of several processes, the first reports."""
     from importlib import import_module
 
     place, arguments = sys.argv[1:]
     module, _, function = place.partition(":")
-    report(getattr(import_module(module), function)(**json.loads(arguments)))
+    result = getattr(import_module(module), function)(**json.loads(arguments))
+    if os.environ.get("RANK", "0") == "0":
+        report(result)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,9 @@ def best_answers(
         Per example, in row order: `id`, `prediction_text` ("" for no answer, or if no span is possible), `score`
         (its probability among the n-best, 0.0 if there are none) and `n_best`: a list of `text`, `score`
         (probability) and `start` (character in the context, -1 for no answer), best first, without duplicate texts.
+
+    Raises:
+        AssertionError: if a span is outside of its window.
     """
     spans: dict[int, list[Span]] = defaultdict(list)
     nulls: dict[int, float] = {}
@@ -137,7 +140,14 @@ def best_answers(
     for example, offsets, window_starts, window_ends, window_scores, null in windows:
         nulls[example] = min(null, nulls.get(example, math.inf))
         found = zip(window_scores.tolist(), window_starts.tolist(), window_ends.tolist(), strict=True)
-        spans[example] += [(score, offsets[2 * s], offsets[2 * e + 1]) for score, s, e in found if s >= 0]
+        for score, start, end in found:
+            if start >= 0 and 2 * end >= len(offsets):
+                raise AssertionError(
+                    f"row {example}: the span from token {start} to {end}, of score {score}, is outside of a window of "
+                    f"{len(offsets) // 2} tokens"
+                )
+            if start >= 0:
+                spans[example].append((score, offsets[2 * start], offsets[2 * end + 1]))
     return [
         {"id": row["id"]}
         | _answer(row["context"], spans[example], n_best, nulls[example] if allow_null else None, null_threshold)

@@ -266,7 +266,8 @@ def test_a_killed_run_is_certified(tmp_path, capsys):
         main(["certify", str(RECIPE), "--config", str(CONFIG), "--only", "resume", "--kill-at", "7", *settings])
     assert ended.value.code == 0, capsys.readouterr()
     output = capsys.readouterr().out
-    assert "killed with SIGKILL at the end of step 7, resumed from step 6" in " ".join(output.split())
+    # A save that the signal has met in flight is not resumed from.
+    assert re.search(r"killed with SIGKILL at the end of step 7, resumed from step [46]:", " ".join(output.split()))
     assert max(map(len, output.split("\n\n")[0].splitlines())) <= 80
 
 
