@@ -140,19 +140,20 @@ def best_answers(
     for example, offsets, window_starts, window_ends, window_scores, null in windows:
         nulls[example] = min(null, nulls.get(example, math.inf))
         found = zip(window_scores.tolist(), window_starts.tolist(), window_ends.tolist(), strict=True)
-        for score, start, end in found:
-            if start >= 0 and 2 * end >= len(offsets):
-                raise AssertionError(
-                    f"row {example}: the span from token {start} to {end}, of score {score}, is outside of a window of "
-                    f"{len(offsets) // 2} tokens"
-                )
-            if start >= 0:
-                spans[example].append((score, offsets[2 * start], offsets[2 * end + 1]))
+        spans[example] += [_span(offsets, *each) for each in found if each[1] >= 0]
     return [
         {"id": row["id"]}
         | _answer(row["context"], spans[example], n_best, nulls[example] if allow_null else None, null_threshold)
         for example, row in enumerate(rows)
     ]
+
+
+def _span(offsets: Sequence[int], score: float, start: int, end: int) -> Span:
+    if 2 * end >= len(offsets):
+        raise AssertionError(
+            f"the span of tokens {start} to {end}, score {score}, is outside of a window of {len(offsets) // 2} tokens"
+        )
+    return score, offsets[2 * start], offsets[2 * end + 1]
 
 
 def _answer(
