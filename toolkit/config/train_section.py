@@ -129,7 +129,7 @@ class TrainConfig:
     the epoch length does not change)."""
     dataloader_num_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     """Number of worker processes per process that load and collate batches; 0 uses the training process. `auto` is 0
-    for text; for images and audio, the number of spare cores, at most 8, and 1 if training itself uses the CPU. The
+    for text, and where training itself uses the CPU; for images and audio, the number of spare cores, at most 8. The
     results do not depend on it."""
     dataloader_pin_memory: bool = True
     """Load batches into pinned memory if there is a GPU."""

@@ -35,16 +35,17 @@ IDLE = 0.01
 def num_workers(train: TrainConfig, task: Task, device: torch.device) -> int:
     """Returns `train.dataloader_num_workers` as a number.
 
-    `auto` starts workers for inputs from files only: collating text takes less time than passing the batch between
-    processes. Training on a CPU uses its cores itself, so one worker has to do.
+    `auto` starts workers for inputs from files on a GPU only: collating text takes less time than passing the batch
+    between processes, and training on a CPU uses its cores itself: a worker makes it slower once files are kept
+    decoded (benchmarks/results/media.json).
     """
     if train.dataloader_num_workers != "auto":
         return train.dataloader_num_workers
     least = 1 if train.dataloader_persistent_workers or train.dataloader_prefetch_factor else 0
-    if not reads_files(task):
+    if not reads_files(task) or device.type == "cpu":
         return least
     spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1
-    return max(least, min(spare, 1 if device.type == "cpu" else MOST_WORKERS))
+    return max(least, min(spare, MOST_WORKERS))
 
 
 class WatchedLoader(DataLoader):

@@ -43,7 +43,7 @@ class Task:
 @pytest.mark.parametrize(
     ("cores", "processes", "device", "task", "settings", "expected"),
     [
-        (8, 1, CPU, Task(), {}, 1),
+        (8, 1, CPU, Task(), {}, 0),
         (8, 1, GPU, Task(), {}, 7),
         (64, 2, GPU, Task(), {}, 8),
         (8, 4, GPU, Task(), {}, 1),
