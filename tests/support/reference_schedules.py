@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from torch.optim import SGD, Optimizer, lr_scheduler
@@ -50,6 +51,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cyclic-halved": ({}, {"base_lr": 0.1, "step_size_up": 10, "mode": "triangular2"}),
     "one_cycle": ({}, {}),
     "one_cycle-linear": ({}, {"anneal_strategy": "linear", "pct_start": 0.4, "div_factor": 5.0, "three_phase": True}),
+    "range_test": ({}, {"start_lr": 0.001}),
+    "range_test-linear": ({}, {"start_lr": 0.001, "mode": "linear"}),
 }  # fmt: skip
 """By the schedule's name and a variant: further settings of `train`, and the schedule's arguments."""
 
@@ -73,6 +76,10 @@ def reference(case: str) -> Any:
     }
     if name in torchs:
         return torchs[name](optimizer, **arguments)
+    if name == "range_test":
+        rates = np.linspace if arguments.get("mode") == "linear" else np.geomspace
+        wanted = rates(arguments["start_lr"], PEAK, STEPS) / PEAK
+        return lr_scheduler.LambdaLR(optimizer, lambda step: float(wanted[min(step, STEPS - 1)]))
     if name == "cyclic":
         return lr_scheduler.CyclicLR(optimizer, max_lr=PEAK, cycle_momentum=False, **arguments)
     if name == "one_cycle":

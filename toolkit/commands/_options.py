@@ -97,6 +97,16 @@ def add(parser: Parser, name: str, default_text: str | None = None, **settings: 
     parser.add_argument(name, **{**shared, **settings, "help": text})
 
 
+def add_launch(parser: Parser, **settings: Any) -> None:
+    """Adds `--launch` and `--processes`, which say how a command starts the processes of its runs."""
+    parser.add_argument(
+        "--launch",
+        metavar="FILE",
+        help="configuration file of accelerate launch, or the name of one in accelerate_configs, for several processes",
+    )
+    add(parser, "--processes", default_text="as in the --launch file, or 1", **settings)
+
+
 def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
     """Returns a command's arguments with deprecated option names replaced."""
     former = FORMER.get(command, {})

@@ -21,6 +21,10 @@ COMMANDS = {
     "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),
     "schema": ("toolkit.commands.schema", "print the JSON Schema of a recipe's YAML, for editors"),
     "lr-plot": ("toolkit.commands.lr_plot", "plot the learning rate of a run over its steps"),
+    "lr-find": (
+        "toolkit.commands.lr_find",
+        "find a learning rate: train while it rises, and see where the loss falls",
+    ),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "compare": (

@@ -41,12 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
-    parser.add_argument(
-        "--launch",
-        metavar="FILE",
-        help="configuration file of accelerate launch, or the name of one in accelerate_configs, for several processes",
-    )
-    _options.add(parser, "--processes", default_text="as in the --launch file, or 1")
+    _options.add_launch(parser)
     parser.add_argument(
         "--draws",
         type=at_least(0),
@@ -112,9 +107,10 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from toolkit.api.run import best_metric, metric_named
     from toolkit.base.console import quiet_libraries
     from toolkit.data.fingerprints import code_fingerprint
-    from toolkit.lab.compare.checking import Launch, check_variants
+    from toolkit.lab.compare.checking import check_variants
     from toolkit.lab.compare.estimates import estimates
     from toolkit.lab.compare.repeats import Comparison
+    from toolkit.lab.launch import Launch
 
     quiet_libraries()
     least = question.processes if question else 1

@@ -59,9 +59,9 @@ class TrainConfig:
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
-        "multi_step", "exponential", "cyclic", "one_cycle",
+        "multi_step", "exponential", "cyclic", "one_cycle", "range_test",
     ] = "linear"  # fmt: skip
-    """Learning-rate schedule, in steps (`toolkit lr-plot` draws it)."""
+    """Learning-rate schedule, in steps (`toolkit lr-plot` draws it). `range_test` is that of `toolkit lr-find`."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
     """Additional arguments of the schedule, for instance `num_cycles: 4`."""
     snapshot_ensemble: bool = False

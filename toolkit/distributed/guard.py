@@ -38,6 +38,10 @@ def is_lost(accelerator: Accelerator, grad_norm: float) -> bool:
     return not math.isfinite(grad_norm) and (scaler is None or scaler.get_scale() <= 1)
 
 
+class NonFiniteGradient(RunError):  # noqa: N818 - the name says it
+    """A gradient is not finite, and the run stops before its update; raised on every rank."""
+
+
 class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
     """Parameters or buffers are not finite; raised on every rank.
 
@@ -105,10 +109,10 @@ def refuse(lost: LostGradient | None) -> NoReturn:
         lost: this rank's gradient, None if it is finite.
 
     Raises:
-        RunError: naming the step and its rows; always.
+        NonFiniteGradient: naming the step and its rows; always.
     """
     _, what, rows = _found(lost)
-    raise RunError(f"{what}; training stopped before this update.\n  {rows}\n{HINT}")
+    raise NonFiniteGradient(f"{what}; training stopped before this update.\n  {rows}\n{HINT}")
 
 
 def leave_out(state: TrainState, train: TrainConfig, lost: LostGradient | None, reason: str = "") -> str:

@@ -38,6 +38,7 @@ def line_chart(
     y_label: str,
     log: bool = False,
     zero: bool = False,
+    log_x: bool = False,
     thin: Mapping[str, Sequence[Line]] | None = None,
 ) -> Drawing:
     """Draws lines over steps.
@@ -49,6 +50,7 @@ def line_chart(
         y_label: label of the vertical axis, with the unit.
         log: whether the vertical axis is logarithmic.
         zero: whether the vertical axis begins at 0.
+        log_x: whether the horizontal axis is logarithmic; otherwise it counts steps.
         thin: further lines by the name of the line that they belong to, for instance as its mean; they have its colour.
 
     Returns:
@@ -61,7 +63,7 @@ def line_chart(
     legend, top = _legend(lines, y_label)
     y = axis(every[1], top + PLOT_HEIGHT, top, log=log, zero=zero)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
-    x = axis(every[0], left, RIGHT, whole=True)
+    x = axis(every[0], left, RIGHT, log=log_x, whole=not log_x)
     marked = sum(len(steps) for steps, _ in lines.values()) <= MOST_MARKED
     faint = 'stroke-width="1" stroke-opacity="0.4" stroke-linejoin="round"'
     drawn = [
@@ -133,7 +135,7 @@ def _line(
     path = f'<path class="line" d="{"".join(pieces)}" fill="none" {style}/>'
     points = (
         f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3" stroke="none"><title>'
-        f"{escape(name)}, step {step:,.10g}: {value:.5g}</title></circle>"
+        f"{escape(name)}, {'at' if x.log else 'step'} {step:,.10g}: {value:.5g}</title></circle>"
         for a, b, step, value in zip(across[there], up[there], steps[kept][there], values[kept][there], strict=True)
         if marked
     )

@@ -7,8 +7,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.config.sections import TrainConfig
+
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Observer, Run
+
+STEPS_ONLY: dict[str, Any] = {
+    **{f"train.{name}": getattr(TrainConfig(), name) for name in (
+        "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble")},
+    "trainer.args": {},
+    "trainer.callbacks": [],
+    "eval.eval_steps": None,
+    "eval.metric_for_best_model": None,
+    "checkpoint.save_steps": None,
+    "checkpoint.resume": "none",
+    "checkpoint.load_best_model_at_end": False,
+    "checkpoint.push_to_hub": False,
+    **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
+    "tracking.report_to": [],
+    "tracking.run_name": None,
+    "tracking.project": "finetune-toolkit",
+}  # fmt: skip
+"""Settings of a run that trains its steps on its rows, and neither evaluates, saves nor reports."""
 
 
 @contextmanager

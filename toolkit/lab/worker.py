@@ -20,6 +20,7 @@ WORK = {
     "calibrate": "toolkit.lab.plan.worker.measure",
     "certify": "toolkit.lab.certify.worker.train",
     "compare": "toolkit.lab.compare.worker.measure",
+    "lr_find": "toolkit.lab.lr_find.ramp.measure",
 }
 """The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 

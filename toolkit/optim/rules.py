@@ -97,7 +97,7 @@ RULES = (
         "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
     ),
     Rule(
-        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle") and c.train.warmup_steps > 0,
+        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle", "range_test") and c.train.warmup_steps > 0,
         ("train.lr_scheduler_type", "train.warmup_steps"),
         "this schedule has its own warm-up",
         "set train.warmup_steps to 0, and the warm-up in train.lr_scheduler_kwargs (step_size_up, pct_start)",

@@ -44,6 +44,8 @@ def impossible(name: str, arguments: Mapping[str, Any], peak: float) -> str | No
     known = SHAPES[name].arguments
     if "min_lr_rate" in known and (arguments.get("min_lr") is None) == (arguments.get("min_lr_rate") is None):
         return "give one of min_lr and min_lr_rate"
+    if (start := arguments.get("start_lr", 0.0)) > peak > 0:
+        return f"start_lr ({start:g}) is above train.learning_rate ({peak:g})"
     for lowest in ("min_lr", "base_lr"):
         if lowest in known and (value := arguments.get(lowest)) is not None and value > peak:
             return f"{lowest} ({value:g}) is above train.learning_rate ({peak:g})"
@@ -115,6 +117,18 @@ def one_cycle(
     return last
 
 
+def range_test(
+    step: int,
+    span: Span,
+    *,
+    start_lr: Annotated[float, Field(gt=0)],
+    mode: Literal["exponential", "linear"] = "exponential",
+) -> float:
+    """Rises from `start_lr` to the peak over all steps, to find a learning rate (Smith 2017, arXiv 1506.01186)."""
+    low, part = start_lr / span.peak if span.peak else 1.0, min(1.0, step / max(1, span.total - 1))
+    return float(low ** (1.0 - part)) if mode == "exponential" else low + (1.0 - low) * part
+
+
 def _shape(factor: Callable[..., float], *required: str, warms_up: bool = False) -> Shape:
     """Returns a shape whose arguments are those of its function."""
     hints = get_type_hints(factor, include_extras=True)
@@ -150,5 +164,6 @@ SHAPES: dict[str, Shape] = {
     "exponential": _shape(exponential, "gamma"),
     "cyclic": _shape(cyclic, "base_lr", warms_up=True),
     "one_cycle": _shape(one_cycle, warms_up=True),
+    "range_test": _shape(range_test, "start_lr", warms_up=True),
 }
 """Shapes by `train.lr_scheduler_type`."""

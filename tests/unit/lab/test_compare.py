@@ -20,7 +20,7 @@ from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
 from toolkit.document import markdown
 from toolkit.lab import jobs
-from toolkit.lab.compare.checking import Checked, Launch, check_variants, step_rows
+from toolkit.lab.compare.checking import Checked, check_variants
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
 from toolkit.lab.compare.notes import busy_at_start, kept, notes
@@ -34,6 +34,7 @@ from toolkit.lab.compare.strategies import lines, pairs
 from toolkit.lab.compare.summary import Figure, pareto, summarise
 from toolkit.lab.compare.table import excuse, legend, marked, metric_table, table
 from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.lab.launch import Launch, step_rows
 from toolkit.lab.techniques import BATCH, techniques, window_settings
 from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type

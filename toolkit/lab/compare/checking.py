@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from toolkit.api.task import Task
-from toolkit.base.errors import ConfigError, InputError
+from toolkit.base.errors import ConfigError
 from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config import flatten
-from toolkit.config.launcher import LAUNCHER
 from toolkit.config.sections import Config
-from toolkit.config.source import read_file
-from toolkit.distributed.mesh import mesh_of
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.launch import Launch, batch_and_accumulation, step_rows
 from toolkit.lab.techniques import ACCUMULATION, BATCH, window_settings
-from toolkit.recipe import launcher_file, load_settings
 
 QUIET = (
     "checkpoint.resume=none",
@@ -28,59 +23,6 @@ QUIET = (
     "tracking.logging_steps=1",
 )
 """Overrides for every variant: it starts from the beginning, logs each step and reports nowhere else."""
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the processes of a variant are started.
-
-    Args:
-        file: configuration of `accelerate launch`, or None.
-        processes: number of processes.
-        environ: the environment variables that this file sets and that a run's settings depend on.
-    """
-
-    file: Path | None
-    processes: int
-    environ: Mapping[str, str]
-
-    @staticmethod
-    def of(file: str | None, processes: int | None) -> Launch:
-        """Reads a launcher's file, given by its path or name; without one, this machine starts `processes` processes.
-
-        Raises:
-            InputError: if there is no such file, it cannot be read, is for several machines, or sets no number of
-                processes.
-        """
-        if file is None:
-            return Launch(None, processes or 1, {})
-        found = launcher_file(file)
-        values = read_file(found).values
-        if "rdzv_backend" in values or values.get("num_machines", 1) != 1:
-            raise InputError(f"--launch: {file} is for several machines; compare starts runs on one")
-        count = processes or values.get("num_processes") or (1 if values.get("distributed_type") == "NO" else None)
-        if count is None:
-            raise InputError(f"--launch: {file} does not set num_processes; set --processes N")
-        environ = {variable: str(values[name]) for name, (variable, *_) in LAUNCHER.items() if name in values}
-        return Launch(found, int(count), environ)
-
-    def check(self, needed: int) -> None:
-        """Checks that there are at least `needed` processes and, on a machine with GPUs, one GPU for each process.
-
-        Raises:
-            InputError: if there are fewer.
-        """
-        import torch
-
-        if self.processes < needed:
-            raise InputError(
-                f"this comparison needs {needed} processes, received {self.processes}; set --processes {needed}"
-            )
-        if self.file is None and 0 < torch.cuda.device_count() < self.processes:
-            raise InputError(
-                f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; set "
-                "--launch cpu_2proc to compare on the CPU"
-            )
 
 
 @dataclass(frozen=True)
@@ -140,11 +82,10 @@ def check_variants(
         keep_window: whether variants that change the accumulation keep the baseline's rows per step, too, with another
             batch size.
     """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("ACCELERATE_")}
 
     def load(variant: Variant) -> Config:
         settings = [*overrides, *QUIET, *variant.overrides]
-        cfg = load_settings(task_type, file, settings, environ={**environ, **launch.environ}).config
+        cfg = launch.load(task_type, file, settings)
         refuse_wrong_launch(cfg, task_type, variant.technique.processes if variant.technique else launch.processes)
         return cfg
 
@@ -214,16 +155,6 @@ def _with_unique_names(variants: Sequence[Variant]) -> list[Variant]:
     ]
 
 
-def step_rows(cfg: Config, processes: int) -> int:
-    """Returns the number of training rows per step, over all processes."""
-    batch, accumulation = _batch_and_accumulation(cfg)
-    return batch * accumulation * mesh_of(cfg.parallel, processes).data_size
-
-
-def _batch_and_accumulation(cfg: Config) -> tuple[int, int]:
-    return cfg.train.per_device_train_batch_size, cfg.train.gradient_accumulation_steps or 1
-
-
 def _kept_window(cfg: Config, variant: Variant, rows: int, processes: int, keep_window: bool) -> dict[str, str]:
     """Returns the setting that gives a step `rows` rows: the accumulation or, if the variant sets that, the batch size.
 
@@ -235,7 +166,7 @@ def _kept_window(cfg: Config, variant: Variant, rows: int, processes: int, keep_
     received = step_rows(cfg, processes)
     if received == rows or (ACCUMULATION in variant.settings and not keep_window):
         return {}
-    batch, accumulation = _batch_and_accumulation(cfg)
+    batch, accumulation = batch_and_accumulation(cfg)
     if ACCUMULATION in variant.settings and BATCH in variant.settings:
         raise ConfigError([
             f"--keep-window: {BATCH} {batch} and {ACCUMULATION} {accumulation} give {received} rows per step, the "

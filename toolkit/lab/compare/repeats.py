@@ -16,8 +16,9 @@ from toolkit.base.environment import hardware, versions
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.data.sources import fingerprint
-from toolkit.lab.compare.checking import QUIET, Checked, Launch
+from toolkit.lab.compare.checking import QUIET, Checked
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.launch import Launch
 from toolkit.metrics.score import Score
 
 MEASURED = "measurement.json"

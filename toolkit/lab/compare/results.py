@@ -8,11 +8,11 @@ from statistics import fmean
 from typing import Any
 
 from toolkit.config import flatten
-from toolkit.lab.compare.checking import step_rows
 from toolkit.lab.compare.repeats import Comparison, Repeat, command_of, trained_run
 from toolkit.lab.compare.scores import Metric, Runs, metrics_of
 from toolkit.lab.compare.summary import Figure, summarise
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.launch import step_rows
 
 
 def build(

@@ -11,10 +11,11 @@ from typing import Any
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
 from toolkit.config.overrides import written
-from toolkit.config.sections import ParallelConfig, TrainConfig
+from toolkit.config.sections import ParallelConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.jobs import Trial, run_trials
 from toolkit.lab.plan.estimates import Estimate
+from toolkit.lab.training import STEPS_ONLY
 
 STEPS = 3
 MAX_FACTOR = 8.0
@@ -23,10 +24,9 @@ SHARE_OF_FREE = 0.6
 """Share of the free memory that a measurement may use."""
 CLEAR_BYTES = 64 * 2**20
 """Smallest difference between two predictions to calibrate with: measurements vary by some 20 MiB."""
-FEW_STEPS: dict[str, Any] = {
-    **{f"train.{name}": getattr(TrainConfig(), name) for name in (
-        "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "auto_batch_size")},
+FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
     **{f"parallel.{name}": value for name, value in asdict(ParallelConfig()).items()},
+    "train.auto_batch_size": False,
     "train.lr_scheduler_type": "constant",
     "train.lr_scheduler_kwargs": {},
     "train.warmup_steps": 0,
@@ -37,19 +37,7 @@ FEW_STEPS: dict[str, Any] = {
     "data.test_file": None,
     "data.test_split": 0.0,
     "data.max_eval_samples": None,
-    "trainer.args": {},
-    "trainer.callbacks": [],
-    "eval.eval_steps": None,
-    "eval.metric_for_best_model": None,
-    "checkpoint.save_steps": None,
-    "checkpoint.resume": "none",
-    "checkpoint.load_best_model_at_end": False,
-    "checkpoint.push_to_hub": False,
-    **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
-    "tracking.report_to": [],
-    "tracking.run_name": None,
-    "tracking.project": "finetune-toolkit",
-}  # fmt: skip
+}
 """Settings of a run that only trains a few steps."""
 
 
