@@ -22,6 +22,8 @@ STEPS, LEAST_STEPS = 100, 20
 RANGE = 1000.0
 """The test rises from the configured rate divided by this to the rate multiplied by it."""
 CYCLES = ("one_cycle", "cyclic")
+CYCLE = 100
+"""Steps for which `cyclic` rises, as an example."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,13 +183,12 @@ def _choices(reading: Reading, cfg: Config) -> dict[str, list[str]]:
         return written(rates | {f"train.{name}": value for name, value in more.items()})
 
     low = _short(min(reading.decline or reading.high / 10, reading.high / 4))
-    cycle: dict[str, Any] = {"warmup_steps": 0}
+    cycle = {"warmup_steps": 0, **({"lr_scheduler_kwargs": {}} if train.lr_scheduler_kwargs else {})}
+    triangle = {"lr_scheduler_kwargs.base_lr": low, "lr_scheduler_kwargs.step_size_up": CYCLE}
     return {
         "plain": settings(reading.plain),
-        "one_cycle": settings(reading.high, lr_scheduler_type="one_cycle", lr_scheduler_kwargs={}, **cycle),
-        "cyclic": settings(
-            reading.high, lr_scheduler_type="cyclic", lr_scheduler_kwargs={"base_lr": low, "step_size_up": 100}, **cycle
-        ),
+        "one_cycle": settings(reading.high, lr_scheduler_type="one_cycle", **cycle),
+        "cyclic": settings(reading.high, lr_scheduler_type="cyclic", **cycle, **triangle),
     }
 
 

@@ -14,6 +14,7 @@ from toolkit.lab.jobs import Trial, run_trials
 from toolkit.lab.lr_find.ramp import RunningMean
 from toolkit.lab.lr_find.reading import Reading, read, smooth
 from toolkit.lab.training import STEPS_ONLY
+from toolkit.recipe import load_settings, load_task_type
 
 RATES = np.geomspace(1e-5, 10, 120)
 TASKS = ("reviews", "qa", "translation", "language_modeling", "summarization", "token_classification")
@@ -102,6 +103,9 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
     rate, head = (float(text.partition("=")[2]) for text in found["overrides"]["plain"])
     assert head == pytest.approx(2 * rate, rel=0.1)
     assert f"  {found['overrides']['plain'][0]}" in shown
+    for overrides in found["overrides"].values():  # they can be used as they are
+        load_settings(load_task_type(ROOT / "recipes/reviews.py"), str(ROOT / "recipes/configs/reviews/smoke.yaml"),
+                      [*TINY, *overrides])  # fmt: skip
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
         f"lr_find.{kind}" for kind in ("html", "json", "md", "png", "svg")
     ]
