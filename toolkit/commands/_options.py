@@ -67,6 +67,12 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--format": {"metavar": "FORMAT", "help": "format to write"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "number of processes of a run"},
+    "--launch": {
+        "metavar": "FILE",
+        "help": "configuration file of accelerate launch, or the name of one in accelerate_configs, for several "
+        "processes",
+    },
+    "--steps": {"type": at_least(1), "metavar": "N", "help": "steps of a run"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
@@ -99,11 +105,7 @@ def add(parser: Parser, name: str, default_text: str | None = None, **settings: 
 
 def add_launch(parser: Parser, **settings: Any) -> None:
     """Adds `--launch` and `--processes`, which say how a command starts the processes of its runs."""
-    parser.add_argument(
-        "--launch",
-        metavar="FILE",
-        help="configuration file of accelerate launch, or the name of one in accelerate_configs, for several processes",
-    )
+    add(parser, "--launch")
     add(parser, "--processes", default_text="as in the --launch file, or 1", **settings)
 
 

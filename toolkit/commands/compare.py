@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )
-    parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run (default: as configured)")
+    _options.add(parser, "--steps", default_text="as configured")
     _options.add_launch(parser)
     parser.add_argument(
         "--draws",

@@ -29,14 +29,15 @@ CYCLE = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the range of rates."""
     _recipe_config.add_arguments(parser)
-    parser.add_argument("--from", type=_rate, dest="low", metavar="RATE",
+    parser.add_argument("--start-lr", type=_rate, metavar="RATE",
                         help="first rate (default: a thousandth of train.learning_rate)")  # fmt: skip
-    parser.add_argument("--to", type=_rate, dest="high", metavar="RATE",
+    parser.add_argument("--end-lr", type=_rate, metavar="RATE",
                         help="last rate (default: a thousand times train.learning_rate)")  # fmt: skip
-    parser.add_argument("--steps", type=at_least(LEAST_STEPS), default=STEPS, metavar="N",
-                        help=f"steps of the test, at least {LEAST_STEPS} (default: {STEPS})")  # fmt: skip
-    parser.add_argument("--mode", choices=("exponential", "linear"), default="exponential",
+    parser.add_argument("--ramp", choices=("exponential", "linear"), default="exponential",
                         help="how the rate rises (default: exponential)")  # fmt: skip
+    _options.add(
+        parser, "--steps", default_text=f"{STEPS}, at least {LEAST_STEPS}", default=STEPS, type=at_least(LEAST_STEPS)
+    )
     _options.add_launch(parser)
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-lr-find")
 
@@ -71,7 +72,7 @@ def work(arguments: argparse.Namespace) -> None:
     rates, losses = zip(*measured["curve"], strict=True) if measured["curve"] else ((), ())
     if len(rates) < 3:
         raise RunError(
-            f"the loss was not finite after {len(rates)} steps already, at a rate of {low:g}; set --from to a lower one"
+            f"the loss was not finite after {len(rates)} steps already, at a rate of {low:g}; lower --start-lr"
         )
     reading = read(rates, losses, blew_up=measured["ended"] != "finished")
     found = {
@@ -82,7 +83,7 @@ def work(arguments: argparse.Namespace) -> None:
                    "divergence": reading.divergence, "plain": reading.plain, "one_cycle": reading.high,
                    "cyclic": None if reading.high is None else [reading.decline, reading.high]},
         "curve": measured["curve"], "smoothed": reading.smoothed, "ended": measured["ended"],
-        "from": low, "to": high, "mode": arguments.mode, "steps": arguments.steps,
+        "from": low, "to": high, "ramp": arguments.ramp, "steps": arguments.steps,
         "rows_per_step": step_rows(tested, launch.processes), "processes": launch.processes,
         "config": arguments.config, "command": shlex.join(arguments.command),
     }  # fmt: skip
@@ -119,11 +120,11 @@ def _range(arguments: argparse.Namespace, cfg: Config) -> tuple[float, float]:
         )
         raise InputError(f"train.optim: {cfg.train.optim} {why}, so no rate can be found for it; use another optimizer")
     rate = cfg.train.learning_rate
-    if not rate and None in (arguments.low, arguments.high):
-        raise InputError("train.learning_rate: received 0, from which no range follows; set --from and --to")
-    low, high = arguments.low or rate / RANGE, arguments.high or rate * RANGE
+    if not rate and None in (arguments.start_lr, arguments.end_lr):
+        raise InputError("train.learning_rate: received 0, from which no range follows; set --start-lr and --end-lr")
+    low, high = arguments.start_lr or rate / RANGE, arguments.end_lr or rate * RANGE
     if low >= high:
-        raise InputError(f"--from: {low:g} is not below --to ({high:g})")
+        raise InputError(f"--start-lr: {low:g} is not below --end-lr ({high:g})")
     return low, high
 
 
@@ -136,7 +137,7 @@ def _overrides(arguments: argparse.Namespace, cfg: Config, low: float, high: flo
     settings: dict[str, Any] = STEPS_ONLY | {
         "train.learning_rate": high,
         "train.lr_scheduler_type": "range_test",
-        "train.lr_scheduler_kwargs": {"start_lr": low, "mode": arguments.mode},
+        "train.lr_scheduler_kwargs": {"start_lr": low, "mode": arguments.ramp},
         "train.warmup_steps": 0,
         "train.max_steps": arguments.steps,
         "train.non_finite": "stop",

@@ -88,7 +88,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
-    find("reviews", "--config", "smoke", "--output-dir", "out", "--steps", "40", "--to", "3000", *TINY,
+    find("reviews", "--config", "smoke", "--output-dir", "out", "--steps", "40", "--end-lr", "3000", *TINY,
          f"output_dir={tmp_path / 'run'}", "train.optim=sgd", "train.learning_rate=0.1", "train.head_learning_rate=0.2",
          f"data.train_file={ROOT / 'recipes/data/reviews/train.csv'}",
          f"data.validation_file={ROOT / 'recipes/data/reviews/validation.csv'}")  # fmt: skip
@@ -116,12 +116,12 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--from", "1", "--to", "0.1"], "--from: 1 is not below --to (0.1)"),
+        (["--start-lr", "1", "--end-lr", "0.1"], "--start-lr: 1 is not below --end-lr (0.1)"),
         (["train.learning_rate=0"], "train.learning_rate: received 0, from which no range follows"),
         (["train.optim=schedule_free_adamw", "train.lr_scheduler_type=constant", "train.warmup_steps=0"],
          "train.optim: schedule_free_adamw averages weights instead of following a schedule"),
         (["--steps", "5"], "must be a whole number of at least 20"),
-        (["--from", "x"], "must be a number above 0"),
+        (["--start-lr", "x"], "must be a number above 0"),
     ],
 )  # fmt: skip
 def test_what_has_no_range_is_refused(arguments, message, tmp_path, capsys):
