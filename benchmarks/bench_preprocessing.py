@@ -1,6 +1,6 @@
 """P5: preprocessing of question answering, from checked rows to features on disk, against the library's example.
 
-    python benchmarks/bench_preprocessing.py --minilm FOLDER [--pairs 7] [--rows 2000]
+    python benchmarks/bench_preprocessing.py --minilm FOLDER [--pairs 7] [--rows 20000]
 
 The example's side is the `map` call of `run_qa.py`, with rows padded to 384 tokens (its default) and without padding.
 Both tokenise the same rows with MiniLM's tokenizer and write the features to the cache of `datasets`.
@@ -73,7 +73,7 @@ def main() -> None:
     """Runs the pairs and writes the result."""
     made = parser(__doc__, pairs=7)
     made.add_argument("--minilm", type=Path, help=f"folder of the pretrained MiniLM (default: ${texts.MINILM})")
-    made.add_argument("--rows", type=int, default=2000)
+    made.add_argument("--rows", type=int, default=20_000)
     options = read_options(made)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         write("p5_preprocessing", "P5", "rows to features: `run_qa.py`, against the toolkit",

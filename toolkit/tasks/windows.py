@@ -7,7 +7,9 @@ that positions stay valid. The way out, from scores to answers, is `spans`.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from toolkit.api.task import IGNORE_INDEX, BadRow
@@ -72,8 +74,9 @@ def encode_windows(
     context_first = tokenizer.padding_side == "left"
     encoded = _encode_pairs(questions, list(rows["context"]), tokenizer, max_length, doc_stride, context_first)
     owners = encoded["overflow_to_sample_mapping"]
-    offsets = [_context_offsets(window, 0 if context_first else 1) for window in encoded.encodings]
-    labels = _labels(offsets, owners, rows["answers"] if labelled else [None] * len(questions))
+    contexts = [_context(window, 0 if context_first else 1) for window in encoded.encodings]
+    offsets = [_offsets(*pair) for pair in zip(encoded["offset_mapping"], contexts, strict=True)]
+    labels = _labels(offsets, contexts, owners, rows["answers"] if labelled else [None] * len(questions))
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {
         **{name: encoded[name] for name in names if name in encoded},
@@ -160,20 +163,31 @@ def _encode_pairs(
     return encoded
 
 
-def _context_offsets(window: Any, context: int) -> list[int]:
-    sides = zip(window.offsets, window.sequence_ids, strict=True)
-    return [character for offset, side in sides for character in (offset if side == context else (-1, -1))]
+def _context(window: Any, side: int) -> range:
+    """Returns the tokens of the context, which is side 0 or 1 of the pair."""
+    sides = window.sequence_ids
+    first = sides.index(side) if side in sides else 0
+    return range(first, first + sides.count(side))
+
+
+def _offsets(offsets: list[tuple[int, int]], context: range) -> list[int]:
+    """Returns the offsets of a window one after the other, -1 outside the context."""
+    inside = chain.from_iterable(offsets[context.start : context.stop])
+    return [*[-1] * (2 * context.start), *inside, *[-1] * (2 * (len(offsets) - context.stop))]
 
 
 def _labels(
-    offsets: Sequence[Sequence[int]], owners: Sequence[int], answers: Sequence[Answers | None]
+    offsets: Sequence[Sequence[int]],
+    contexts: Sequence[range],
+    owners: Sequence[int],
+    answers: Sequence[Answers | None],
 ) -> list[tuple[int, int]]:
     """Start and end token of each window's label.
 
     A tokenizer may drop characters at the answer's edges, so what a window must hold is not the answer's own
     characters but the widest stretch of them that the example's windows have tokens for.
     """
-    found = [_overlap(flat, answers[owner]) for flat, owner in zip(offsets, owners, strict=True)]
+    found = [_overlap(flat, part, answers[own]) for flat, part, own in zip(offsets, contexts, owners, strict=True)]
     widest: dict[int, tuple[int, int]] = {}
     for owner, overlap in zip(owners, found, strict=True):
         if overlap:
@@ -188,11 +202,18 @@ def _labels(
     return labels
 
 
-def _overlap(flat: Sequence[int], answers: Answers | None) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def _overlap(
+    flat: Sequence[int], context: range, answers: Answers | None
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """First and last token that share characters with the first gold answer, and the characters that they span."""
     if not answers or not answers["text"]:
         return None
     start = answers["answer_start"][0]
     end = start + len(answers["text"][0])
-    inside = [token for token in range(len(flat) // 2) if flat[2 * token] < end and flat[2 * token + 1] > start]
-    return ((inside[0], inside[-1]), (flat[2 * inside[0]], flat[2 * inside[-1] + 1])) if inside else None
+    # Characters do not go back from one token to the next.
+    first = bisect_right(context, start, key=lambda token: flat[2 * token + 1])
+    last = bisect_left(context, end, key=lambda token: flat[2 * token]) - 1
+    if first > last:
+        return None
+    low, high = context[first], context[last]
+    return (low, high), (flat[2 * low], flat[2 * high + 1])
