@@ -31,10 +31,10 @@ def factors(text: str) -> list[float]:
 
 
 def test_the_time_of_a_step_in_the_trainer() -> None:
-    found = read(RESULTS / "engines.json")
+    found = read(RESULTS / "p7_loop.json")["cases"]["loop against the Trainer engine, large model"]
     text = row("docs/switches.md", "engine` | the toolkit")
     assert factors(text) == [round(found["ratio_median"], 2)]
-    assert f"median of {len(found['loop_ms'])} pairs" in text
+    assert f"median of {found['pairs']} pairs" in text
 
 
 def test_the_memory_of_activation_checkpointing() -> None:

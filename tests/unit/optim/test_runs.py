@@ -58,7 +58,8 @@ EXTRA = {
 
 def test_the_table_has_them_all():
     assert set(SCHEDULES) <= set(PRESETS)
-    assert {name for name, _ in SCHEDULES.values()} == set(SHAPES)
+    # The tests of `toolkit lr-find` compare the engines under its schedule.
+    assert {name for name, _ in SCHEDULES.values()} == set(SHAPES) - {"range_test"}
 
 
 @pytest.mark.parametrize("optim", PRESETS)
