@@ -100,7 +100,7 @@ def compare_case(case: str, folder: Path, optimizers: list[str]) -> dict[str, An
     corrections = {}
     for checkpointing in CHECKPOINTING:
         settings_of = [f"train.activation_checkpointing={checkpointing}", "train.optim=sgd"]
-        corrections[checkpointing], runs = calibrate(*place, settings_of, rows // 2)
+        corrections[checkpointing], runs = calibrate(*place, settings_of, rows)
         sizes = " and ".join(str(run.footprint.rows) for run in runs)
         factor, constant = corrections[checkpointing].factor, corrections[checkpointing].constant / 2**20
         print(f"{case}, checkpointing {checkpointing}: factor {factor:.3f}, constant {constant:.0f} MiB (from SGD at "

@@ -32,7 +32,7 @@ from toolkit.distributed.workers import end_stopped_workers, pause_between, watc
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-END_SECONDS = 3.0
+END_SECONDS = 4.0
 """How long writing stacks and messages may take before the process ends without them."""
 LATE = "has not come to a collective in which others wait, and does not compute"
 SLOW = "has not come to a collective in which others waited until that timed out (train.ddp_timeout)"

@@ -12,7 +12,7 @@ from pathlib import Path
 from toolkit.distributed.beats import Peer
 
 POLL_SECONDS = 0.05
-WAIT_SECONDS = 1.5
+WAIT_SECONDS = 2.5
 """How long a rank may take to write its stacks after it was asked to."""
 
 
@@ -55,14 +55,20 @@ def fetch(folder: Path, peer: Peer) -> None:
     with suppress(OSError):
         os.kill(peer.pid, _signal())
         os.kill(peer.pid, signal.SIGCONT)
-        text, until = b"", time.monotonic() + WAIT_SECONDS
+        _copy(source, folder, peer.rank)
+
+
+def _copy(source: Path, folder: Path, rank: int) -> None:
+    """Copies a process's file when it no longer grows, or what was last read of it if the process ends before that."""
+    text, until = b"", time.monotonic() + WAIT_SECONDS
+    with suppress(OSError):
         while time.monotonic() < until:
             time.sleep(POLL_SECONDS)
             before, text = text, source.read_bytes()
             if text and text == before:
                 break
-        if text:
-            stacks_file(folder, peer.rank).write_bytes(text)
+    if text:
+        stacks_file(folder, rank).write_bytes(text)
 
 
 def stacks_file(folder: Path, rank: int) -> Path:

@@ -97,9 +97,10 @@ def predict(
     bar = progress(len(data.features), title, inner=beat is not None, unit="row")
     stoppable = interruptible(model, predictor.mesh, is_stopping)
     with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
-        for cpu_batch in loader:
+        for rows, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
             if any_rank_stops(predictor, is_stopping):
                 break
+            _check_rows(rows, cpu_batch)
             num_items += float(count_items(task, cpu_batch))
             loss, found = _predict_batch(predictor, model, cpu_batch)
             loss_sum += loss
@@ -113,6 +114,17 @@ def predict(
     gathered = _gather(accelerator, parts if predictor.mesh.counts else [])
     rows = scatter(gathered, len(data.features)) if accelerator.is_main_process else {}
     return rows, loss_sum, num_items
+
+
+def _check_rows(asked: list[int], batch: Batch) -> None:
+    """Checks that a batch has the rows that were asked for: predictions of others would be compared with their labels.
+
+    Raises:
+        AssertionError: if it has not.
+    """
+    got = batch["row_ids"].tolist()
+    if got != (asked or [-1]):
+        raise AssertionError(f"the rows {asked} were asked for, and the loader returned the rows {got}")
 
 
 @contextmanager

@@ -137,10 +137,10 @@ def best_answers(
     spans: dict[int, list[Span]] = defaultdict(list)
     nulls: dict[int, float] = {}
     windows = zip(features["example"], features["offsets"], starts, ends, scores, null_score.tolist(), strict=True)
-    for example, offsets, window_starts, window_ends, window_scores, null in windows:
+    for window, (example, offsets, window_starts, window_ends, window_scores, null) in enumerate(windows):
         nulls[example] = min(null, nulls.get(example, math.inf))
         found = zip(window_scores.tolist(), window_starts.tolist(), window_ends.tolist(), strict=True)
-        spans[example] += [_span(offsets, *each) for each in found if each[1] >= 0]
+        spans[example] += [_span(window, offsets, *each) for each in found if each[1] >= 0]
     return [
         {"id": row["id"]}
         | _answer(row["context"], spans[example], n_best, nulls[example] if allow_null else None, null_threshold)
@@ -148,10 +148,11 @@ def best_answers(
     ]
 
 
-def _span(offsets: Sequence[int], score: float, start: int, end: int) -> Span:
+def _span(window: int, offsets: Sequence[int], score: float, start: int, end: int) -> Span:
     if 2 * end >= len(offsets):
         raise AssertionError(
-            f"the span of tokens {start} to {end}, score {score}, is outside of a window of {len(offsets) // 2} tokens"
+            f"the span of tokens {start} to {end}, score {score}, is outside of window {window}, which has "
+            f"{len(offsets) // 2} tokens"
         )
     return score, offsets[2 * start], offsets[2 * end + 1]
 

@@ -174,3 +174,9 @@ def test_blanks_around_an_answer_are_left_out() -> None:
 def test_answers_can_be_written_as_json() -> None:
     [answer] = answers([{"example": 0, "spans": [(1.0, 1, 1)], "null": 0.0}], [CONTEXT], allow_null=True)
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
+
+
+def test_a_span_that_its_window_cannot_have_is_an_error() -> None:
+    windows = [{"example": 0, "spans": [(1.0, 1, 1)], "null": 0.0}, {"example": 0, "spans": [(2.0, 3, 5)], "null": 0.0}]
+    with pytest.raises(AssertionError, match=r"tokens 3 to 5, score 2.0, is outside of window 1, which has 5 tokens"):
+        answers(windows, [CONTEXT])
