@@ -97,10 +97,10 @@ def predict(
     bar = progress(len(data.features), title, inner=beat is not None, unit="row")
     stoppable = interruptible(model, predictor.mesh, is_stopping)
     with torch.no_grad(), _evaluating(model), ended_workers(loader), stoppable, bar:
-        for rows, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
+        for asked, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
             if any_rank_stops(predictor, is_stopping):
                 break
-            _check_rows(rows, cpu_batch)
+            _check_rows(asked, cpu_batch)
             num_items += float(count_items(task, cpu_batch))
             loss, found = _predict_batch(predictor, model, cpu_batch)
             loss_sum += loss
