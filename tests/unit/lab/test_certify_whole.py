@@ -39,7 +39,7 @@ def per_process(self):
     for _ in range(int(os.environ.get("WORLD_SIZE", "1")) if self.last_epoch >= 0 else 1):
         LambdaLR.once(self)
 
-if not hasattr(LambdaLR, "once"):  # a worker loads the recipe for each of its jobs
+if PLANTED and not hasattr(LambdaLR, "once"):  # a worker loads the recipe for each of its jobs
     LambdaLR.once, LambdaLR.step = LambdaLR.step, per_process
 Faulty = Original
 """,
@@ -54,7 +54,7 @@ def forgetful(self, epoch, window=0):
     WindowSampler.kept(self, epoch if hasattr(self, "sought") else 0, window)
     self.sought = True
 
-if not hasattr(WindowSampler, "kept"):
+if PLANTED and not hasattr(WindowSampler, "kept"):
     WindowSampler.kept, WindowSampler.seek = WindowSampler.seek, forgetful
 Faulty = Original
 """,
@@ -68,7 +68,8 @@ import toolkit.engine.evaluation
 def cut(parts, num_rows):
     return {name: np.concatenate([part[name] for _, part in parts])[:num_rows] for name in parts[0][1]}
 
-toolkit.engine.evaluation.scatter = cut
+if PLANTED:
+    toolkit.engine.evaluation.scatter = cut
 Faulty = Original
 """,
     ),
@@ -79,8 +80,10 @@ Faulty = Original
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_and_pointed_at(fault, tmp_path):
     name, finger, code = FAULTS[fault]
-    imports = "import os\nimport numpy as np\nimport torch\nfrom toolkit.recipe import load_task_type\n"
-    head = f'{imports}\nOriginal = load_task_type("{RECIPE}")\n'
+    imports = "import os\nimport sys\nimport numpy as np\nimport torch\nfrom toolkit.recipe import load_task_type\n"
+    # Only in the processes that train: this one has further tests.
+    planted = 'PLANTED = "pytest" not in sys.modules'
+    head = f'{imports}\n{planted}\nOriginal = load_task_type("{RECIPE}")\n'
     recipe = tmp_path / "faulty.py"
     recipe.write_text(f"{head}{code}\n\nTASK = Faulty\n")
     made = experiment(tmp_path, *TINY, recipe=recipe)

@@ -23,7 +23,7 @@ RUNS = {
     "speech": ("reviews/smoke_audio", *SPEECH),
     "gpt2": ("language_modeling", *GPT2),
     "recomputed": ("translation", "train.activation_checkpointing=full"),
-    "lora": ("reviews", "model.peft.method=lora"),
+    "lora": ("qa", "model.peft.method=lora"),
     "prompt": (
         "language_modeling",
         "model.peft.method=prompt_tuning",
