@@ -25,6 +25,10 @@ COMMANDS = {
         "toolkit.commands.lr_find",
         "find a learning rate: train while it rises, and see where the loss falls",
     ),
+    "batch-find": (
+        "toolkit.commands.batch_find",
+        "find a micro-batch: the largest that fits, and the fastest",
+    ),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "compare": (

@@ -1,4 +1,4 @@
-"""Line charts as text, for terminals of 80 columns."""
+"""Line charts and tables as text, for terminals of 80 columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from toolkit.base.console import rich_console
 from toolkit.document.axis import Axis, axis
+from toolkit.document.blocks import Table, shown
 
 COLUMNS, ROWS = 66, 14
 """Characters of the plot, without its axis."""
@@ -59,3 +61,15 @@ def _below(x: Axis) -> str:
         if not line or start > len(line):
             line = f"{line:<{start}}{name}"
     return line
+
+
+def print_table(table: Table) -> None:
+    """Prints a table, 80 columns wide if the output is a file or a pipe."""
+    from rich import table as rich
+
+    drawn = rich.Table(title=table.caption or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, numeric in zip(table.header, table.numeric, strict=True):
+        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(shown, row))
+    rich_console().print(drawn)

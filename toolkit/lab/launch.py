@@ -60,7 +60,7 @@ class Launch:
 
         if self.processes < needed:
             raise InputError(
-                f"this comparison needs {needed} processes, received {self.processes}; set --processes {needed}"
+                f"{needed} processes are needed, received {self.processes}; set --processes {needed}"
             )
         if self.file is None and 0 < torch.cuda.device_count() < self.processes:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,16 +29,31 @@ STEPS_ONLY: dict[str, Any] = {
     "tracking.project": "finetune-toolkit",
 }  # fmt: skip
 """Settings of a run that trains its steps on its rows, and neither evaluates, saves nor reports."""
+FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
+    "train.auto_batch_size": False,
+    "train.lr_scheduler_type": "constant",
+    "train.lr_scheduler_kwargs": {},
+    "train.warmup_steps": 0,
+    "data.validation_file": None,
+    "data.validation_split": 0,
+    "data.test_file": None,
+    "data.test_split": 0.0,
+    "data.max_eval_samples": None,
+}
+"""Settings of a run that is only measured for a few steps (`train.max_steps`) and reads no rows but those."""
 
 
 @contextmanager
-def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterator[tuple[Run, FitResult]]:
+def trained(
+    job: Mapping[str, Any], observer: Observer | None = None, changed: Callable[[Run], Run] | None = None
+) -> Iterator[tuple[Run, FitResult]]:
     """Trains, and keeps the run open while the context is active.
 
     Args:
         job: a mapping with `recipe` and `config` (files), `overrides`, and optionally `keep_model`: whether the run
             also writes its model and its report, as `toolkit.run.run` does.
         observer: called at each step, or None.
+        changed: returns the run to train instead of the prepared one, or None.
 
     Yields:
         The run and the result of its training.
@@ -50,4 +65,6 @@ def trained(job: Mapping[str, Any], observer: Observer | None = None) -> Iterato
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
     with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
+        if changed is not None:
+            run = changed(run)
         yield run, fit_and_report(run, ends_process=False) if job.get("keep_model") else fit(run)

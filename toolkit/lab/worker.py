@@ -17,8 +17,11 @@ from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process,
 
 WORK = {
     "bandwidth": "toolkit.lab.plan.bandwidth.measure",
+    "batch_find_longest": "toolkit.lab.batch_find.worker.longest_steps",
+    "batch_find_timed": "toolkit.lab.batch_find.worker.timed_steps",
     "calibrate": "toolkit.lab.plan.worker.measure",
     "certify": "toolkit.lab.certify.worker.train",
+    "collectives": "toolkit.lab.collectives.measure.measure",
     "compare": "toolkit.lab.compare.worker.measure",
     "lr_find": "toolkit.lab.lr_find.ramp.measure",
 }

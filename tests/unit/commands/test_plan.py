@@ -183,14 +183,14 @@ def test_a_correction_explains_both_measurements() -> None:
     mib = 2**20
     small = run(100 * mib, ADAM.states + 120 * mib + 300, 1.0)
     large = run(500 * mib, ADAM.states + 600 * mib + 300, 3.0)
-    correction = fitted(small, large)
+    correction = fitted((small.peak, small.footprint), (large.peak, large.footprint))
     assert math.isclose(correction.factor, 1.2)
     assert abs(correction.constant - 300) <= 1
     assert all(abs(correction.peak(each.footprint) - each.peak) <= 1 for each in (small, large))
     assert math.isclose(serial_seconds([small, large]), 0.5)
     # Measurements that are too near to each other tell no factor.
     near = run(490 * mib, ADAM.states, 1.0)
-    assert fitted(near, large) == Correction(1.0, 100 * mib + 300)
+    assert fitted((near.peak, near.footprint), (large.peak, large.footprint)) == Correction(1.0, 100 * mib + 300)
 
 
 def test_batches_are_stretched_where_they_are_long() -> None:

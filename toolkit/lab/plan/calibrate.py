@@ -15,7 +15,7 @@ from toolkit.config.sections import ParallelConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.jobs import Trial, run_trials
 from toolkit.lab.plan.estimates import Estimate
-from toolkit.lab.training import STEPS_ONLY
+from toolkit.lab.training import FEW_STEPS
 
 STEPS = 3
 MAX_FACTOR = 8.0
@@ -24,21 +24,16 @@ SHARE_OF_FREE = 0.6
 """Share of the free memory that a measurement may use."""
 CLEAR_BYTES = 64 * 2**20
 """Smallest difference between two predictions to calibrate with: measurements vary by some 20 MiB."""
-FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
+ONE_DEVICE: dict[str, Any] = FEW_STEPS | {
     **{f"parallel.{name}": value for name, value in asdict(ParallelConfig()).items()},
-    "train.auto_batch_size": False,
-    "train.lr_scheduler_type": "constant",
-    "train.lr_scheduler_kwargs": {},
-    "train.warmup_steps": 0,
     "train.max_steps": STEPS,
     "train.train_sampling_strategy": "random",
-    "data.validation_file": None,
-    "data.validation_split": 0,
-    "data.test_file": None,
-    "data.test_split": 0.0,
-    "data.max_eval_samples": None,
 }
-"""Settings of a run that only trains a few steps."""
+"""Settings of a run that is measured on a single device."""
+
+
+Costs = Footprint | Estimate
+"""What is predicted for a step, on a single device or on each of several."""
 
 
 @dataclass(frozen=True)
@@ -82,22 +77,23 @@ class Correction:
     factor: float = 1.0
     constant: int = 0
 
-    def peak(self, footprint: Footprint | Estimate) -> int:
+    def peak(self, footprint: Costs) -> int:
         """Returns the expected measurement of the peak on this machine, in bytes."""
         return round(footprint.states + self.factor * footprint.passing + self.constant)
 
 
-def fitted(small: Measured, large: Measured) -> Correction:
-    """Fits the correction to the measurements of a small and a large micro-batch.
+def fitted(small: tuple[int, Costs], large: tuple[int, Costs]) -> Correction:
+    """Fits the correction to the measured peaks of a small and a large micro-batch and what was predicted for them.
 
     If their predictions differ too little to separate factor and constant, the factor is 1.
     """
-    extra = [run.peak - run.footprint.states for run in (small, large)]
-    span = large.footprint.passing - small.footprint.passing
+    extra = [peak - costs.states for peak, costs in (small, large)]
+    passing = [costs.passing for _, costs in (small, large)]
+    span = passing[1] - passing[0]
     if span < CLEAR_BYTES:
-        return Correction(1.0, max(0, extra[1] - large.footprint.passing))
+        return Correction(1.0, max(0, extra[1] - passing[1]))
     factor = min(MAX_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
-    return Correction(factor, max(0, round(extra[1] - factor * large.footprint.passing)))
+    return Correction(factor, max(0, round(extra[1] - factor * passing[1])))
 
 
 def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_tokens: int | None = None) -> Measured:
@@ -115,7 +111,7 @@ def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_
     """
     with TemporaryDirectory(prefix="calibrate-") as name:
         folder = Path(name)
-        settings: dict[str, Any] = FEW_STEPS | {
+        settings: dict[str, Any] = ONE_DEVICE | {
             "train.per_device_train_batch_size": rows,
             "train.gradient_accumulation_steps": 1,
             "train.max_tokens_per_batch": max_tokens,
@@ -155,7 +151,8 @@ def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> 
         RunError: if training fails.
     """
     runs = [measured(recipe, config, overrides, size) for size in sorted({max(1, rows // 4), rows})]
-    return fitted(runs[0], runs[-1]), runs
+    small, large = runs[0], runs[-1]
+    return fitted((small.peak, small.footprint), (large.peak, large.footprint)), runs
 
 
 def serial_seconds(runs: Sequence[Measured]) -> float:

@@ -14,7 +14,7 @@ from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.training import trained
 
 
-class _Watch:
+class Watch:
     """Records the size and time of each step, and its largest micro-batch. See `toolkit.api.run.Observer`.
 
     A model without padding has another largest micro-batch than one with padding: that with the most tokens.
@@ -63,7 +63,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         `memory` (measured bytes), `footprint` (predicted), `seconds` of a step or None, and `device`, its type.
     """
-    watch = _Watch()
+    watch = Watch()
     with trained(job, watch) as (run, result):
         batch = looked_up(watch.largest[run.unpadded])
         subject = Subject(run.cfg, run.task, run.model.config, batch, run.accelerator.device)

@@ -1,0 +1,1 @@
+"""Measures what collective operations between the processes of a run cost on this machine."""
