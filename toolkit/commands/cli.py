@@ -31,6 +31,7 @@ COMMANDS = {
     ),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
+    "collectives": ("toolkit.commands.collectives", "measure what exchanges between processes cost here"),
     "compare": (
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",

@@ -44,10 +44,10 @@ def work(arguments: argparse.Namespace) -> None:
     facts = {"processes": launch.processes, "command": shlex.join(arguments.command)}
     found = page.found_of(measured, SIZES, facts)
     page.write(found, output)
-    for table in page.tables(found):
+    for table in (*page.tables(found), page.summary(found)):
         print_table(table)
-    say("\n".join(page.words(found)))
-    say(f"\nwritten to {output}/collectives.html, .md, .json and .svg")
+        say("")
+    say(f"written to {output}/collectives.html, .md, .json and .svg")
 
 
 def _measured(launch: Any, job: dict[str, Any]) -> dict[str, Any]:

@@ -59,9 +59,7 @@ class Launch:
         import torch
 
         if self.processes < needed:
-            raise InputError(
-                f"{needed} processes are needed, received {self.processes}; set --processes {needed}"
-            )
+            raise InputError(f"{needed} processes are needed, received {self.processes}; set --processes {needed}")
         if self.file is None and 0 < torch.cuda.device_count() < self.processes:
             raise InputError(
                 f"{self.processes} processes need as many GPUs, and this machine has {torch.cuda.device_count()}; set "

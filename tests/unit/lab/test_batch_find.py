@@ -212,8 +212,9 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
     window = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1")
-    find("qa", "--config", "smoke", "--processes", "2", "--steps", "3", "--output-dir", "out", *TINY,
-         f"data.train_file={ROOT / 'recipes/data/qa/train.json'}", *window, "--scale-lr", "sqrt", "--memory", "10GiB", f"output_dir={tmp_path / 'run'}")  # fmt: skip
+    find("qa", "--config", "smoke", "--processes", "2", "--steps", "3", "--output-dir", "out", "--scale-lr", "sqrt",
+         "--memory", "10GiB", *TINY, *window, f"data.train_file={ROOT / 'recipes/data/qa/train.json'}",
+         f"output_dir={tmp_path / 'run'}")  # fmt: skip
     shown = capsys.readouterr().out
     assert max(map(len, shown.splitlines())) <= 80
     found = json.loads((tmp_path / "out" / "batch_find.json").read_text())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     for size in job["sizes"]:
         whole, part = _tensors(size, device)
         for name, operation in OPERATIONS.items():
-            seconds[name].append(_time(lambda run=operation, of=(whole, part): run(*of), device))
+            seconds[name].append(_time(partial(operation, whole, part), device))
     return {"seconds": seconds, "backend": dist.get_backend(), "device": device.type}
 
 

@@ -29,20 +29,20 @@ USES = {
 def found_of(measured: Mapping[str, Any], sizes: Sequence[int], facts: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what was found as JSON values.
 
-    Time is a latency plus bytes by bandwidth (Hockney 1994): the smallest tensor gives the latency, and what the
-    largest one takes beyond it gives the bandwidth.
+    Time is a latency plus bytes by bandwidth (Hockney 1994): the shortest time, that of a small tensor, is the latency,
+    and what the largest one takes beyond it gives the bandwidth.
     """
     operations = {}
     for name, seconds in measured["seconds"].items():
         share = factor(name, facts["processes"])
-        beyond = max(seconds[-1] - seconds[0], 1e-12)
-        bandwidth = share * (sizes[-1] - sizes[0]) / beyond
+        latency = min(seconds)
+        bandwidth = share * sizes[-1] / max(seconds[-1] - latency, 1e-12)
         operations[name] = {
             "seconds": seconds,
             "bytes_per_second": [share * size / time for size, time in zip(sizes, seconds, strict=True)],
-            "latency": seconds[0],
+            "latency": latency,
             "bandwidth": bandwidth,
-            "half_size": seconds[0] * bandwidth / share,
+            "half_size": latency * bandwidth / share,
         }
     return {"sizes": list(sizes), "operations": operations, "backend": measured["backend"],
             "device": measured["device"], **facts}  # fmt: skip
@@ -59,14 +59,11 @@ def duration(seconds: float) -> str:
 def tables(found: Found) -> list[Table]:
     """Returns the tables of times and of bandwidths."""
     operations = found["operations"]
-    header = ["bytes", *(name.replace("_", "-") for name in operations)]
+    header = ["bytes", *map(_shown, operations)]
 
     def rows(key: str, show: Any) -> list[list[Any]]:
         columns = [[Cell(show(value), value) for value in each[key]] for each in operations.values()]
-        return [
-            [Cell(format_bytes(size), size), *cells]
-            for size, *cells in zip(found["sizes"], *columns, strict=True)
-        ]
+        return [[Cell(format_bytes(size), size), *cells] for size, *cells in zip(found["sizes"], *columns, strict=True)]
 
     return [
         Table(header, rows("seconds", duration), caption=TIMES),
@@ -74,21 +71,26 @@ def tables(found: Found) -> list[Table]:
     ]
 
 
-def words(found: Found) -> list[str]:
-    """Returns what was found, as lines of at most 80 characters."""
-    lines = []
-    for name, each in found["operations"].items():
-        lines += [
-            f"{name.replace('_', '-')}: latency {duration(each['latency'])}, {format_bytes(each['bandwidth'])}/s; below "
-            f"{format_bytes(each['half_size'])}, it is mostly latency",
-            f"  for {USES[name]}",
+def summary(found: Found) -> Table:
+    """Returns the table of what each operation costs."""
+    rows = [
+        [
+            _shown(name), Cell(duration(each["latency"]), each["latency"]),
+            Cell(f"{format_bytes(each['bandwidth'])}/s", each["bandwidth"]),
+            Cell(format_bytes(each["half_size"]), each["half_size"]), USES[name],
         ]
-    return lines
+        for name, each in found["operations"].items()
+    ]  # fmt: skip
+    return Table(["operation", "latency", "bandwidth", "mostly latency below", "for"], rows, caption="Result")
+
+
+def _shown(name: str) -> str:
+    return name.replace("_", "-")
 
 
 def drawing(found: Found) -> Drawing:
     """Returns the times as a drawing."""
-    lines = {name.replace("_", "-"): (found["sizes"], each["seconds"]) for name, each in found["operations"].items()}
+    lines = {_shown(name): (found["sizes"], each["seconds"]) for name, each in found["operations"].items()}
     return line_chart(lines, title=TIMES, x_label="bytes", y_label="seconds", log=True, log_x=True)
 
 
@@ -96,7 +98,7 @@ def sections(found: Found) -> list[Section]:
     """Returns the sections of the page."""
     figure = Figure(TIMES, drawing(found), file="collectives.svg")
     return [
-        Section("Result", [*(Text(line.strip()) for line in words(found)), Text(_how(found))]),
+        Section("Result", [summary(found), Text(_how(found))]),
         Section("Sizes", [figure, *tables(found)]),
         Section("Command", [Code(found["command"], "bash")]),
     ]
@@ -104,10 +106,10 @@ def sections(found: Found) -> list[Section]:
 
 def _how(found: Found) -> str:
     return (
-        f"{found['processes']} processes on {found['device']}, through {found['backend']}. Times are medians over rounds, "
-        "and a round lasts until its last process has finished. Bytes are those of the whole tensor. Bandwidth is what "
-        "each process must send at least, per second (the bus bandwidth of nccl-tests), so it can be compared with that "
-        "of the network."
+        f"{found['processes']} processes on {found['device']}, through {found['backend']}. Times are medians over "
+        "rounds, and a round lasts until its last process has finished. Bytes are those of the whole tensor. Bandwidth "
+        "is what each process must send at least, per second (the bus bandwidth of nccl-tests), so it can be compared "
+        "with that of the network."
     )
 
 
