@@ -13,6 +13,7 @@ from toolkit.api.device import looked_up
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Batch, Processor, Task, limits_of
 from toolkit.data.batches import collate
+from toolkit.tasks.tokens import labelled_positions
 
 if TYPE_CHECKING:
     import datasets
@@ -80,7 +81,10 @@ def stretched(batch: Batch, shorter: Batch, source: int | None, target: int | No
         return tensor
 
     other: Mapping[str, Any] = shorter
-    return cast(Batch, {name: along(name, value, other[name]) for name, value in batch.items()})
+    return _labelled(
+        {name: along(name, value, other[name]) for name, value in batch.items() if name != "labelled"},
+        "labelled" in batch,
+    )
 
 
 def with_rows(batch: Batch, rows: int) -> Batch:
@@ -94,7 +98,14 @@ def with_rows(batch: Batch, rows: int) -> Batch:
             return _repeated(value, 0, rows)
         return value
 
-    return cast(Batch, {name: along(value) for name, value in batch.items()})
+    return _labelled({name: along(value) for name, value in batch.items() if name != "labelled"}, "labelled" in batch)
+
+
+def _labelled(parts: dict[str, Any], has_positions: bool) -> Batch:
+    """Returns a batch of these parts, with the labelled positions of its labels if it has such."""
+    if has_positions:
+        parts["labelled"] = labelled_positions(parts["labels"])
+    return cast(Batch, parts)
 
 
 def _repeated(tensor: Tensor, axis: int, size: int) -> Tensor:

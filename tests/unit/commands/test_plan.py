@@ -14,6 +14,7 @@ import torch
 from planning_subjects import settings, subject
 from runs import ROOT
 
+from toolkit.api.task import IGNORE_INDEX
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
@@ -28,6 +29,7 @@ from toolkit.lab.plan.fit import smallest_fit
 from toolkit.lab.plan.strategies import Planner, fitting_splits, scaling
 from toolkit.lab.plan.units import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
+from toolkit.tasks.tokens import labelled_positions
 
 RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
 ADAM = Footprint(
@@ -204,6 +206,18 @@ def test_batches_are_stretched_where_they_are_long() -> None:
     assert long["inputs"]["decoder_input_ids"].shape == long["labels"].shape == (2, 5)
     assert with_rows(long, 5)["inputs"]["input_ids"].shape == (5, 7)
     assert with_rows(long, 1)["row_ids"].tolist() == [0]
+
+
+def test_labelled_positions_are_those_of_the_resized_labels() -> None:
+    def batch(length: int) -> dict[str, Any]:
+        labels = torch.full((2, length), IGNORE_INDEX).index_fill(1, torch.tensor([0]), 5)
+        return {"inputs": {"input_ids": torch.ones(2, length)}, "labels": labels, "row_ids": torch.arange(2),
+                "labelled": labelled_positions(labels)}  # fmt: skip
+
+    long = stretched(batch(3), batch(2), 6, None)
+    assert long["labelled"].tolist() == [0, 3, 6, 9]
+    assert with_rows(long, 1)["labelled"].tolist() == [0, 3]
+    assert with_rows(long, 3)["labelled"].tolist() == [0, 3, 6, 9, 12, 15]
 
 
 def test_the_cheapest_switches_that_fit_are_found() -> None:
