@@ -4,8 +4,8 @@
 
 Randomly initialised models of 20 to 40 million parameters on synthetic rows. Each variant is trained for a few steps in
 a separate process, which also reports the prediction for its largest micro-batch. The calibration (`--calibrate`) is
-measured once with and once without checkpointing, on other variants: SGD with these rows and with a quarter of them. The
-first optimizer is also measured with steps of three times the rows, cut by a token budget.
+measured once with and once without checkpointing, on other variants: SGD with these rows and with a quarter of them.
+The first optimizer is also measured with steps of three times the rows, cut by a token budget.
 
 With `--malloc mapped`, the C library (glibc) maps every larger block separately and returns it when it is freed. By
 default it keeps blocks on a heap with gaps: memory that the plan does not predict and that the calibration can only
