@@ -143,6 +143,17 @@ def test_a_search_ends_at_the_first_that_runs_out_of_memory(monkeypatch):
     assert page.words(result)[-1] == "Largest: 2 rows; with 4, it does not fit."
 
 
+def test_rounds_that_differ_are_told():
+    calm, disturbed = tried(1, 4.0, 4.0, 4.0), tried(2, 2.0, 2.0, 2.0)
+    for each, factor in ((calm, 1.1), (disturbed, 1.5)):
+        each.seconds.append([seconds * factor for seconds in each.seconds[0]])
+    facts = {"unit": "rows", "scale_lr": None}
+    assert "differ" not in "\n".join(page.words(page.found_of([calm], 1, facts)))
+    assert page.words(page.found_of([calm, disturbed], 1, facts))[-1] == (
+        "The two rounds differ by up to 50%: repeat this on a quiet machine."
+    )
+
+
 def test_a_process_that_the_system_kills_had_too_little_memory(monkeypatch):
     found = searched(monkeypatch, {2: [Outcome(error="its process was killed by signal 9", died=-9)]})
     assert [each.fits for each in found] == [True, False]

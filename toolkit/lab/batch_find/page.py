@@ -20,6 +20,8 @@ from toolkit.lab.batch_find.search import GAIN, Tried, best_of
 Found = Mapping[str, Any]
 """Contents of `batch_find.json`."""
 SPEED = "Speed of each micro-batch"
+MOST_SPREAD = 0.25
+"""From this difference between the rounds on, other programs have disturbed the measurement."""
 
 
 def found_of(tried: Sequence[Tried], configured: int, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -35,6 +37,7 @@ def found_of(tried: Sequence[Tried], configured: int, facts: Mapping[str, Any]) 
     own = next((each for each in fitting if each.size.micro_batch == configured), None)
     return {
         "best": best.size.micro_batch, "largest": largest.size.micro_batch, "configured": configured,
+        "spread": max(each.spread for each in fitting),
         "faster": float(np.median(best.rates / own.rates)) if own else None,
         "overrides": best.size.overrides, "overrides_of_largest": largest.size.overrides,
         "sizes": [_facts(each, before) for each, before in zip(tried, [None, *tried], strict=False)],
@@ -61,6 +64,8 @@ def words(found: Found) -> list[str]:
     if found["faster"] is not None and best != found["configured"]:
         lines.append(f"         {found['faster']:.2f} times as fast as the configured {found['configured']} {unit}.")
     lines.append(f"Largest: {largest} {unit}; {_limit(found)}.")
+    if found["spread"] > MOST_SPREAD:
+        lines.append(f"The two rounds differ by up to {found['spread']:.0%}: repeat this on a quiet machine.")
     return lines
 
 

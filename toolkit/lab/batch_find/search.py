@@ -63,6 +63,11 @@ class Tried:
         return float(np.median(self.rates / smaller.rates)) ** (1 / doublings)
 
     @property
+    def spread(self) -> float:
+        """By what part its slower rounds took longer than the faster ones: the median over steps."""
+        return float(np.median(np.max(self.seconds, axis=0) / np.min(self.seconds, axis=0))) - 1
+
+    @property
     def fits(self) -> bool:
         """Whether it was trained and timed."""
         return self.refused is None
