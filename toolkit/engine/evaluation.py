@@ -100,9 +100,8 @@ def predict(
         for asked, cpu_batch in zip(loader.batch_sampler or (), loader, strict=True):
             if any_rank_stops(predictor, is_stopping):
                 break
-            _check_rows(asked, cpu_batch)
             num_items += float(count_items(task, cpu_batch))
-            loss, found = _predict_batch(predictor, model, cpu_batch)
+            loss, found = _predict_batch(predictor, model, asked, cpu_batch)
             loss_sum += loss
             parts += found
             # All ranks together; the last of their batches may have fewer rows.
@@ -117,11 +116,7 @@ def predict(
 
 
 def _check_rows(asked: list[int], batch: Batch) -> None:
-    """Checks that a batch has the rows that were asked for: predictions of others would be compared with their labels.
-
-    Raises:
-        AssertionError: if it has not.
-    """
+    """Checks that a batch has the rows that were asked for: others have other labels."""
     got = batch["row_ids"].tolist()
     if got != (asked or [-1]):
         raise AssertionError(f"the rows {asked} were asked for, and the loader returned the rows {got}")
@@ -137,8 +132,15 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def _predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
-    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline."""
+def _predict_batch(
+    predictor: Predictor, model: nn.Module, asked: list[int], cpu_batch: Batch
+) -> tuple[float, list[Part]]:
+    """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline.
+
+    Raises:
+        AssertionError: if the batch has other rows than were asked for.
+    """
+    _check_rows(asked, cpu_batch)
     task, row_ids = predictor.task, cpu_batch["row_ids"]
     batch = to_device(cpu_batch, predictor.accelerator.device)
     with logits_at_labels(batch):
