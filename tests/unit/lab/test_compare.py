@@ -177,7 +177,7 @@ def test_the_launchers_settings_count(tmp_path):
     checked = check({}, {"train.mixed_precision": "no"}, launch=launch)
     assert checked.configs["0"].train.mixed_precision == "bf16"
     assert "the launcher says" in checked.refused["1"][0]
-    with pytest.raises(InputError, match="needs 3 processes, received 2"):
+    with pytest.raises(InputError, match="3 processes are needed, received 2"):
         launch.check(3)
     assert Launch.of("ddp", 4).processes == 4
     with pytest.raises(InputError, match="set --processes N"):
