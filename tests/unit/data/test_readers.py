@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,10 @@ def test_csv_field_beyond_the_limit_is_a_quote_never_closed(write, monkeypatch):
 
 
 def test_csv_fields_longer_than_the_librarys_own_limit(write):
-    assert len(good(write("a.csv", f"text,label\n{'x' * 200_000},pos\n"))[2]["text"]) == 200_000
+    path = write("a.csv", f"text,label\n{'x' * 200_000},pos\n")
+    for _ in range(2):  # the limit belongs to the process: other code may set it between two readings
+        assert len(good(path)[2]["text"]) == 200_000
+        csv.field_size_limit(100)
 
 
 def test_csv_text_after_a_closing_quote(write):

@@ -53,7 +53,6 @@ def recognise(file: Path, reading: Reading) -> Reading:
 
 @lru_cache
 def _recognised(file: Path, reading: Reading, size: int, changed: int) -> Reading:
-    csv.field_size_limit(MAX_FIELD_CHARS)  # the library's own limit (131072) is shorter than many documents
     delimiter = reading.delimiter or _delimiter(file, reading)
     return replace(reading, delimiter=delimiter, quoting=reading.quoting or _quoting(file, reading, delimiter))
 
@@ -158,6 +157,7 @@ def _records(text: Iterable[str], delimiter: str, quoting: str | None) -> Iterat
     """Yields, for each record that is not blank, its first line's number and its fields, or why it is unusable."""
     lines = _Lines(text)
     rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+    csv.field_size_limit(MAX_FIELD_CHARS)  # the library's own limit (131072) is shorter than many documents
     reader = csv.reader(lines, delimiter=delimiter, quoting=rule, strict=True)
     while True:
         start, lines.record = lines.number + 1, []
@@ -170,7 +170,7 @@ def _records(text: Iterable[str], delimiter: str, quoting: str | None) -> Iterat
             if "expected after" in str(error):
                 yield start, f'{span}text after the closing quote of a quoted field (a quote inside is written "")'
             elif "field limit" in str(error) and lines.number == start:
-                yield start, f"a field has more than {csv.field_size_limit():,} characters"
+                yield start, f"a field has more than {MAX_FIELD_CHARS:,} characters"
             else:  # never closed, so the lines after the first are separate records
                 yield start, f"{span}a quoted field is not closed"
                 lines.give_again()
