@@ -96,6 +96,12 @@ def without_times(line: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not any(word in name for word in own)}
 
 
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    """Returns the lines of metrics; those with figures of a session only are left out, since a short one has none."""
+    lines = [without_times(line) for line in read_lines(run / "metrics.jsonl")]
+    return [line for line in lines if not line.keys() <= {"step", "epoch"}]
+
+
 def differences(reference: Path, found: Path) -> list[str]:
     """Returns in what a run differs from one that was never interrupted: files, bytes, metrics."""
     wrong = []
@@ -108,7 +114,7 @@ def differences(reference: Path, found: Path) -> list[str]:
         one, other = reference / name, found / name
         if one.is_file() and other.is_file() and one.read_bytes() != other.read_bytes():
             wrong.append(f"{name} differs")
-    lines = [[without_times(line) for line in read_lines(run / "metrics.jsonl")] for run in (reference, found)]
+    lines = [_metrics(run) for run in (reference, found)]
     if lines[0] != lines[1]:
         wrong.append(f"metrics.jsonl differs: {lines}")
     results = [json.loads((run / "run.json").read_text())["result"] for run in (reference, found)]

@@ -72,13 +72,14 @@ class OutputLock:
             self._descriptor = _open(self.path, os.O_CREAT)
         except OSError as error:
             raise CheckpointError(f"cannot open the lock file {self.path}: {why(error, self.path)}") from error
-        owner = _this_process()
+        owner, is_locked = _this_process(), False
         try:
             self._wait_for(self._lock, time.monotonic() + self._patience)
+            is_locked = True
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
-            held = isinstance(error, _HELD)
+            held = isinstance(error, _HELD) and not is_locked
             message = self._held_message() if held else f"cannot lock {self.path}: {why(error, self.path, len(owner))}"
             self.__exit__(None, None, None)
             raise CheckpointError(message) from None

@@ -106,6 +106,17 @@ def test_a_full_disk_is_told_of_the_lock_and_leaves_it_free(tmp_path: Path, monk
         assert in_use(tmp_path) is not None
 
 
+def test_a_lock_that_cannot_be_written_is_not_in_use_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("os.ftruncate", refuse)
+    with pytest.raises(CheckpointError, match=rf"cannot lock {tmp_path}/\.lock: Permission denied"):
+        OutputLock(tmp_path).__enter__()
+
+
 def test_without_posix_locks_a_file_stands_for_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_locks(monkeypatch)
     owner = tmp_path / ".lock.owner"
