@@ -215,7 +215,7 @@ MAKE_TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(enco
 
 def test_ci_ends_with_the_tests_of_the_readme() -> None:
     commands = re.findall(r"^make ([a-z-]+)$", (ROOT / ".ci/run").read_text(encoding="utf-8"), re.M)
-    assert set(commands) == {"quality", "smoke", "test-slow", "test-deepspeed", "test"}
+    assert set(commands) == {"quality", "smoke", "test-slow", "test-deepspeed", "test-faults", "test"}
     assert commands[-1] == "test"
     assert re.search(r"^make test( |$)", code_blocks(), re.M)
     assert set(commands) <= MAKE_TARGETS

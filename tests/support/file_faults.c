@@ -28,6 +28,7 @@ enum { MOST_ROOTS = 8 };
 static char roots[MOST_ROOTS][PATH_MAX];
 static int num_roots, log_file = -1, kept_file = -1, mode, error_number;
 static long count, target;
+static __thread long own; /* number of this thread's last operation */
 static pid_t armed; /* forked loader workers inherit all this, and are let alone */
 static double clock_shift, clock_step;
 static long clock_calls;
@@ -80,7 +81,7 @@ static void die(void) {
 
 /* Counts an operation. Returns what it does; before a kill this does not return. `grows`: it takes space on the disk. */
 static enum verdict begin(int grows) {
-    long number = __sync_add_and_fetch(&count, 1);
+    long number = own = __sync_add_and_fetch(&count, 1);
     if (mode == FAIL_FROM && number >= target && grows) { errno = error_number; return FAIL; }
     if (number != target) return GO;
     if (mode == KILL_BEFORE) die();
@@ -100,7 +101,7 @@ static void note_kept(const char *name, const char *path, const char *other, off
     int saved = errno;
     if (log_file < 0) return;
     if (stat(*other ? other : path, &found)) found.st_ino = 0;
-    snprintf(text, sizeof text, "%ld\t%s\t%lu\t%ld\t%ld\t%s\t%s\n", count, name, (unsigned long)found.st_ino,
+    snprintf(text, sizeof text, "%ld\t%s\t%lu\t%ld\t%ld\t%s\t%s\n", own, name, (unsigned long)found.st_ino,
              (long)place, (long)length, path, other);
     line(text);
     errno = saved;

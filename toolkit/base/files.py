@@ -128,6 +128,11 @@ def is_temporary(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(f".{_SUFFIX}")
 
 
+def expanded(path: str | Path) -> Path:
+    """Returns a path with `~` replaced by the folder of the user; unchanged if there is no such user."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  `Path.expanduser` raises without such a user
+
+
 def kind_of(path: Path) -> str:
     """Returns `folder`, `file`, or an empty string if the path does not exist, or cannot: a name that is too long."""
     try:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 from functools import cache
-from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from toolkit.base.console import say
-from toolkit.base.files import kind_of
+from toolkit.base.files import expanded, kind_of
 
 SECONDS = 5.0
 """How long a connection may take to be opened."""
@@ -24,7 +23,7 @@ def prepare_download(name: str) -> None:
     Args:
         name: Hub id, or a local folder, for which nothing is done.
     """
-    if kind_of(Path(name).expanduser()) != "folder":
+    if kind_of(expanded(name)) != "folder":
         _go_offline_without_network()
 
 

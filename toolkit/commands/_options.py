@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolkit.base.errors import InputError
+from toolkit.base.files import expanded
 
 
 class Parser(Protocol):
@@ -122,7 +123,7 @@ def output_file(path: str | Path) -> Path:
     Raises:
         InputError: if its folder does not exist, or the file cannot be written.
     """
-    file = Path(path).expanduser()
+    file = expanded(path)
     if not file.parent.is_dir():
         raise InputError(f"--output: there is no folder {file.parent.absolute()}; create it first")
     if file.is_dir() or not os.access(file.parent, os.W_OK):
@@ -136,7 +137,7 @@ def output_folder(path: str | Path) -> Path:
     Raises:
         InputError: if it is not an empty folder, or cannot be created.
     """
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise InputError(f"--output-dir: {folder.absolute()} is not an empty folder; use another one, or delete it")
     try:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def work(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) and operation != arguments.operation:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"{option}: only `toolkit checkpoint {operation}` has this option; remove it")
-    path = Path(arguments.checkpoint).expanduser()
+    path = expanded(arguments.checkpoint)
     {"show": _show, "verify": _verify, "convert": _convert}[arguments.operation](path, arguments)
 
 

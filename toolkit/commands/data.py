@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
 from toolkit.commands import _options
 
@@ -57,10 +57,10 @@ def _get(arguments: argparse.Namespace) -> None:
     if arguments.name not in CATALOG:
         hint = did_you_mean(arguments.name, CATALOG)
         raise InputError(f"received {arguments.name!r}, expected the name of a dataset: {join(list(CATALOG))}{hint}")
-    mirror = Path(arguments.mirror).expanduser() if arguments.mirror else None
+    mirror = expanded(arguments.mirror) if arguments.mirror else None
     if mirror is not None and not mirror.is_dir():
         raise InputError(f"--from: there is no folder {mirror.absolute()}")
-    get_dataset(arguments.name, Path(arguments.output_dir or DEFAULT_FOLDER).expanduser(), mirror, print)
+    get_dataset(arguments.name, expanded(arguments.output_dir or DEFAULT_FOLDER), mirror, print)
 
 
 def _show(arguments: argparse.Namespace) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options
 
 
@@ -28,7 +28,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.errors import InputError
     from toolkit.deploy.export import export_zip
 
-    folder = Path(arguments.run).expanduser()
+    folder = expanded(arguments.run)
     output = _options.output_file(arguments.output or folder.absolute().with_suffix(".zip"))
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")

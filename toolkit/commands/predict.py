@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options, _trained_run
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     output = _output(arguments)
     options = AnswerOptions(arguments.threshold, arguments.all_scores)
-    options.check(read_settings(Path(arguments.run).expanduser(), arguments.recipe)[1])
+    options.check(read_settings(expanded(arguments.run), arguments.recipe)[1])
     run = _trained_run.open_trained(arguments)
     inputs = file_inputs(run, arguments.input) if arguments.input else [text_input(run, arguments.input_text)]
     if arguments.bad_rows == "error" or output is None:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options
 
 
@@ -26,7 +27,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import kind_of
     from toolkit.base.run_folder import RunFolder
 
-    folder = Path(arguments.run).expanduser()
+    folder = expanded(arguments.run)
     files = RunFolder(folder)
     if not any(map(kind_of, (files.facts, files.config, files.checkpoints, files.model))):
         raise InputError(f"{folder}: not a run, missing run.json (tried {folder.absolute()})")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
+from toolkit.base.files import expanded
 from toolkit.config.draft import Draft, Loaded, keys_in, located
 from toolkit.config.keys import _TOP, field_types, section_types
 from toolkit.config.launcher import ask_launcher
@@ -103,7 +104,7 @@ def _with_home(config: Config) -> Config:
 
     def home(section: Any, *names: str) -> Any:
         paths = {name: getattr(section, name) for name in names}
-        changes = {name: str(Path(path).expanduser()) for name, path in paths.items() if path and path[0] == "~"}
+        changes = {name: str(expanded(path)) for name, path in paths.items() if path and path[0] == "~"}
         return dataclasses.replace(section, **changes)
 
     return dataclasses.replace(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from toolkit.base.files import kind_of
+from toolkit.base.files import expanded, kind_of
 from toolkit.base.shipped import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
@@ -53,7 +53,7 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
             yield from _data_file(f"data.{name}", getattr(config.data, name))
         yield from _model(config.model.name_or_path or "", config.model.revision)
         yield from _resume(config.checkpoint.resume)
-        if config.output_dir.strip() and kind_of(Path(config.output_dir).expanduser()) == "file":
+        if config.output_dir.strip() and kind_of(expanded(config.output_dir)) == "file":
             yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
 
 
@@ -95,13 +95,13 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         return
     if aligned := aligned_files(value):
         for name in aligned.values():
-            if kind_of(Path(name).expanduser()) != "file":
+            if kind_of(expanded(name)) != "file":
                 tried = f"there is no file {show(name)} (tried {Path(name).absolute()})"
                 yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
     file, _ = sheet_of(value)
     try:
-        path = Path(file).expanduser()
+        path = expanded(file)
     except RuntimeError:  # there is no such user
         path = Path(file)
     kind = kind_of(path)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import islice
-from pathlib import Path
 
 from toolkit.api.supports import SupportsLearning
 from toolkit.api.task import BadRow, ExcludedRow, Row, Task
 from toolkit.base.errors import DataError
-from toolkit.base.files import kind_of
+from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import columns_in, group_column, require_columns, require_group
@@ -37,7 +36,7 @@ def first_row_problems(data: DataConfig, task: Task) -> list[str]:
     problems = _unused_columns(data, task)
     for name in ("train_file", "validation_file", "test_file"):
         file = getattr(data, name)
-        if not file or not all(kind_of(Path(name).expanduser()) for name in files_of(file)):
+        if not file or not all(kind_of(expanded(name)) for name in files_of(file)):
             continue
         try:
             rows = list(islice(read_rows(file, Reading.of(data)), NUM_ROWS + 1))

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import expanded
 from toolkit.catalog.entries import command_for
 from toolkit.config.paths import SAVE_SPREADSHEET, SPREADSHEETS, aligned_files, files_of, sheet_of
 from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
@@ -119,7 +120,7 @@ def is_files(source: Source) -> bool:
     """Whether the rows of a source are image and audio files themselves: a folder, a single file or several."""
     if not isinstance(source, str | Path):
         return True
-    path = Path(source).expanduser()
+    path = expanded(source)
     return path.is_dir() or path.suffix.lower() in COLUMN_OF
 
 
@@ -127,7 +128,7 @@ def folder_of(source: Source) -> Path:
     """Returns the absolute folder that relative paths in the rows of a source start from."""
     if not isinstance(source, str | Path):
         return Path().absolute()
-    path = Path(source).expanduser()
+    path = expanded(source)
     if path.is_dir():
         return path.absolute()
     return (Path() if path.suffix.lower() in COLUMN_OF else path.parent).absolute()
@@ -165,7 +166,7 @@ def num_bytes(source: Source) -> int:
 
 
 def _existing(path: str | Path) -> Path:
-    file = Path(sheet_of(str(path))[0]).expanduser()
+    file = expanded(sheet_of(str(path))[0])
     if not file.exists():
         command = command_for(path)
         raise DataError(

@@ -18,7 +18,7 @@ from typing import Any
 from toolkit.api.supports import SupportsScript
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import DataError, InputError, RunError
-from toolkit.base.files import read_json, temporary_file, write_text
+from toolkit.base.files import expanded, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import DataConfig
 from toolkit.data.readers.delimited import USUAL, recognise
@@ -142,7 +142,7 @@ def script(run: TrainedRun, template: str, columns: Mapping[str, str], libraries
 
 def _dialect(data: DataConfig) -> dict[str, Any]:
     """Returns how the script reads tables: like the run's training file if that can still be read."""
-    reading, file = Reading.of(data), Path(data.train_file or "").expanduser()
+    reading, file = Reading.of(data), expanded(data.train_file or "")
     if file.suffix.lower() in USUAL and file.is_file():
         with suppress(DataError):
             reading = recognise(file, reading)

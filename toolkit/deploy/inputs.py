@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from toolkit.api.task import EvalData, Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
+from toolkit.base.files import expanded
 from toolkit.base.turns import local_main_first
 from toolkit.config.column import Column
 from toolkit.config.messages import join
@@ -72,7 +72,7 @@ def _file_input(run: TrainedRun, file: str) -> Input:
 
 
 def _style(file: str, reading: Reading) -> tuple[str, bool]:
-    path = Path(sheet_of(file)[0]).expanduser()
+    path = expanded(sheet_of(file)[0])
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".tsv"):
         return ",", suffix == ".xlsx"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.files import expanded
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -41,7 +43,7 @@ def _rows_file(cfg: Config, given: str | None) -> str:
 
     own = [name for name in (cfg.data.validation_file, cfg.data.train_file) if name]
     for name in [given] if given else own:
-        if all(Path(part).expanduser().exists() for part in files_of(name)):
+        if all(expanded(part).exists() for part in files_of(name)):
             return name
     known = f"({', '.join(own)})" if own else "(they came from the Hub)"
     raise InputError(f"--data: give a file with rows to compare on; the run's own files were not found {known}")

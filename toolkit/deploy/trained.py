@@ -16,7 +16,7 @@ from toolkit.api.supports import state_of
 from toolkit.api.task import EvalData, Predictions, Processor, Task
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.files import read_json
+from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.base.turns import local_main_first
@@ -143,7 +143,7 @@ def load(
     """
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
-    folder = Path(run_folder).expanduser()
+    folder = expanded(run_folder)
     cfg, task = read_settings(folder, recipe, overrides=overrides)
     size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
     cfg = replace(

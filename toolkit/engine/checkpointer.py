@@ -218,10 +218,9 @@ class Checkpointer:
             try:
                 part.restore(tensors, values)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise CheckpointError(
-                    f"{saved.path}: the state of {type(part).__name__} cannot be restored ({type(error).__name__}: "
-                    f"{error}); use another checkpoint"
-                ) from error
+                raise store.not_restored(saved.path, part, error) from error
+        if run.accelerator.is_main_process and saved.path.parent == self._folder(state.step).parent:
+            store.prune_behind(saved.path, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
         self._saved = (state.step, state.ended)
 
     def _load(self, saved: Checkpoint, model: nn.Module, optimizer: Optimizer) -> list[tuple[Any, Kept]]:

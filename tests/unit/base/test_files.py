@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.exits import unexpected
 from toolkit.base.files import (
+    expanded,
     naming,
     read_file,
     read_json,
@@ -198,3 +199,10 @@ def test_json_of_the_toolkit_is_read(tmp_path: Path) -> None:
     value = {"a": [1, -(2**127), 0.5, None, {"b": "ü"}], "deep": json.loads("[" * 98 + "]" * 98)}
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json") == value
+
+
+def test_a_home_folder_is_expanded_if_there_is_such_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert expanded("~/rows.csv") == tmp_path / "rows.csv"
+    assert expanded("~nobody-of-this-name/rows.csv") == Path("~nobody-of-this-name/rows.csv")
+    assert expanded("a/~") == Path("a/~")

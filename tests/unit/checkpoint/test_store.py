@@ -22,7 +22,7 @@ from toolkit.checkpoint.commit import NewCheckpoint, commit
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.planning import Group, planned
-from toolkit.checkpoint.store import latest, open_checkpoint, prune, steps
+from toolkit.checkpoint.store import latest, open_checkpoint, prune, prune_behind, steps
 from toolkit.distributed.peers import Peers
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "processor/vocab.txt", "state.json")
@@ -380,3 +380,23 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "step-1" / "processor" / "vocab.txt").unlink()
     os.mkfifo(tmp_path / "step-1" / "processor" / "vocab.txt")
     assert verify(tmp_path / "step-1") == ["processor/vocab.txt: not a regular file"]
+
+
+def test_what_a_run_that_ended_before_the_removal_has_left_is_removed_by_the_one_that_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_steps(tmp_path, 1, 2, 3, 4)
+    prune_behind(tmp_path / "step-3", keep=1)  # goes back on purpose: the newer one may be wanted again
+    assert [step for step, _ in steps(tmp_path)] == [1, 2, 3, 4]
+    prune_behind(tmp_path / "step-4", keep=2, protect={1})
+    assert [step for step, _ in steps(tmp_path)] == [1, 3, 4]
+
+    def refuse(*arguments: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", refuse)
+        patched.setattr("os.rename", refuse)
+        patched.setattr("os.replace", refuse)
+        prune_behind(tmp_path / "step-4", keep=1)
+    assert [step for step, _ in steps(tmp_path)] == [1, 3, 4]

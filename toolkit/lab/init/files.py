@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.config.paths import aligned_files
 from toolkit.lab.init.guess import Guess
 
@@ -21,7 +22,7 @@ def split_files(source: str) -> list[Guess]:
     Args:
         source: a file, or a folder of classes or of such files.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     if aligned_files(source) or not path.exists():
         return [Guess("data.train_file", source)]
     folder = path if path.is_dir() else path.parent
@@ -40,7 +41,7 @@ def split_files(source: str) -> list[Guess]:
 
 def name_of(source: str) -> str:
     """Returns a name for a run on a file or folder, its own or, for `train.csv`, that of its folder."""
-    path = Path(source).expanduser().resolve()
+    path = expanded(source).resolve()
     name = path.parent.name if path.stem in _NAMES["train_file"] else path.stem
     return re.sub(r"[^\w-]+", "-", name).strip("-") or "data"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.files import expanded
 from toolkit.modalities.positions import positions
 
 if TYPE_CHECKING:
@@ -115,12 +116,12 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
 def _place(name: str, folder: Path | None) -> str:
     if folder is None:
         return "not on this machine: the first run downloads it"
-    return "a local folder" if Path(name).expanduser().is_dir() else "in the cache of this machine"
+    return "a local folder" if expanded(name).is_dir() else "in the cache of this machine"
 
 
 def local_folder(name: str) -> Path | None:
     """Returns the folder with a model's files: the local folder itself, or a snapshot in the cache of the hub."""
-    if (given := Path(name).expanduser()).is_dir():
+    if (given := expanded(name)).is_dir():
         return given
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

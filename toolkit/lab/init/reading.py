@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from toolkit.base.errors import DataError
+from toolkit.base.files import expanded
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.encodings import likely_encoding, recognised_encoding, text_encoding
@@ -35,7 +35,7 @@ def file_guesses(data: DataConfig) -> Iterator[Guess]:
         DataError: if the file is not text in an encoding that can be guessed.
     """
     source, reading = str(data.train_file), Reading.of(data)
-    file = Path(files_of(source)[0]).expanduser()
+    file = expanded(files_of(source)[0])
     if file.is_dir() or file.suffix.lower() in _BINARY:
         return
     try:
