@@ -72,14 +72,13 @@ class OutputLock:
             self._descriptor = _open(self.path, os.O_CREAT)
         except OSError as error:
             raise CheckpointError(f"cannot open the lock file {self.path}: {why(error, self.path)}") from error
-        owner, is_locked = _this_process(), False
+        owner = _this_process()
         try:
             self._wait_for(self._lock, time.monotonic() + self._patience)
-            is_locked = True
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
-            held = isinstance(error, _HELD) and not is_locked
+            held = isinstance(error, BlockingIOError)
             message = self._held_message() if held else f"cannot lock {self.path}: {why(error, self.path, len(owner))}"
             self.__exit__(None, None, None)
             raise CheckpointError(message) from None
@@ -100,7 +99,7 @@ class OutputLock:
         while True:
             try:
                 return acquire()
-            except _HELD:
+            except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise
                 if not waiting:
@@ -109,14 +108,23 @@ class OutputLock:
                 time.sleep(0.2)
 
     def _lock(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            BlockingIOError: if another process has it.
+            OSError: if it cannot be taken for another reason.
+        """
         import fcntl
 
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if not _has_no_locks(error, self._descriptor):
+            if _has_no_locks(error, self._descriptor):
+                self._create_owner_file()
+            elif isinstance(error, _HELD):
+                raise BlockingIOError from error
+            else:
                 raise
-            self._create_owner_file()
 
     def _create_owner_file(self) -> None:
         """Creates the file that stands for a lock.

@@ -105,6 +105,14 @@ def not_written(folder: Path, error: Exception, size: int | None = None) -> RunE
     )
 
 
+def not_restored(path: Path, part: object, error: Exception) -> CheckpointError:
+    """Returns the error for a checkpoint whose state of a strategy or callback cannot be used."""
+    return CheckpointError(
+        f"{path}: the state of {type(part).__name__} cannot be restored ({type(error).__name__}: {error}); use another "
+        "checkpoint"
+    )
+
+
 def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[Path]:
     """Removes all but the newest checkpoints. Call it after `new_checkpoint`.
 
@@ -130,6 +138,22 @@ def prune(root: Path, keep: int | None, protect: Collection[int] = ()) -> list[P
     except OSError as error:
         raise RunError(f"cannot remove an old checkpoint: {disk_problem(error, root) or error}") from error
     return old
+
+
+def prune_behind(checkpoint: Path, keep: int | None, protect: Collection[int] = ()) -> None:
+    """Removes all but the newest checkpoints, if this is the newest one; what cannot be removed, the next save tries.
+
+    A run that ended between a save and this removal has left one too many.
+
+    Args:
+        checkpoint: a checkpoint of the run that has been loaded, so that no older one is needed in its place.
+        keep: see `prune`.
+        protect: see `prune`.
+    """
+    root = checkpoint.parent
+    if [path for _, path in steps(root)[-1:]] == [checkpoint]:
+        with contextlib.suppress(RunError):
+            prune(root, keep, protect)
 
 
 def latest(root: Path, skip: Mapping[Path, str] = NOTHING) -> tuple[Checkpoint | None, list[str]]:
@@ -211,30 +235,6 @@ def _commit(temporary: Path, folder: Path) -> None:
     sync(folder.parent)
     if aside.exists():
         shutil.rmtree(aside)
-
-
-def prune_behind(checkpoint: Path, keep: int | None, protect: Collection[int] = ()) -> None:
-    """Removes all but the newest checkpoints, if this is the newest one; what cannot be removed, the next save tries.
-
-    A run that ended between a save and this removal has left one too many.
-
-    Args:
-        checkpoint: a checkpoint of the run that has been loaded, so that no older one is needed in its place.
-        keep: see `prune`.
-        protect: see `prune`.
-    """
-    root = checkpoint.parent
-    if [path for _, path in steps(root)[-1:]] == [checkpoint]:
-        with contextlib.suppress(RunError):
-            prune(root, keep, protect)
-
-
-def not_restored(path: Path, part: object, error: Exception) -> CheckpointError:
-    """Returns the error for a checkpoint whose state of a strategy or callback cannot be used."""
-    return CheckpointError(
-        f"{path}: the state of {type(part).__name__} cannot be restored ({type(error).__name__}: {error}); use another "
-        "checkpoint"
-    )
 
 
 def _remove(folder: Path) -> None:

@@ -100,10 +100,7 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
                 yield f"{key}: received {show(value)}, which means line-aligned files, but {tried}"
         return
     file, _ = sheet_of(value)
-    try:
-        path = expanded(file)
-    except RuntimeError:  # there is no such user
-        path = Path(file)
+    path = expanded(file)
     kind = kind_of(path)
     if not kind:
         tried = f"there is no such file (tried {path.absolute()}); a relative path starts at the current directory"
