@@ -81,6 +81,17 @@ def test_a_resume_that_is_refused_changes_nothing(
     assert contents(run) == before
 
 
+def test_a_refused_resume_of_new_adapters_leaves_no_base_model_behind(tmp_path, monkeypatch):
+    adapters = ("model.peft.method=lora", "train.learning_rate=0.01")
+    train("reviews", tmp_path / "run", *FEW, *adapters, "train.max_steps=2")
+    before = contents(tmp_path / "run")
+    assert "model/base/model.safetensors" in before
+    no_server(tmp_path / "run", monkeypatch)
+    with pytest.raises(RunError, match="tensorboard cannot be started"):
+        train("reviews", tmp_path / "run", *MORE, *adapters, "tracking.report_to=[tensorboard]")
+    assert contents(tmp_path / "run") == before
+
+
 def test_a_resume_with_other_rows_does_not_change_the_list_of_bad_ones(tmp_path: Path) -> None:
     file, run = tmp_path / "train.csv", tmp_path / "run"
     labels = {"good": "positive", "bad": "negative"}

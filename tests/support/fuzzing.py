@@ -17,27 +17,35 @@ from hypothesis import strategies as st
 
 from toolkit.base.errors import ToolkitError
 
-LIMIT_SECONDS = 5
+CPU_SECONDS, WALL_SECONDS = 5, 60
+"""Limits of an example: of computing, on which a busy machine has little influence, and of waiting."""
 EXAMPLES = 4000
 """Examples of each test in a complete run."""
 
 
 class HangError(BaseException):
-    """Raised when an input takes longer than the limit; not an `Exception`, which code might handle."""
+    """Raised when an input takes longer than a limit; not an `Exception`, which code might handle."""
 
 
 @contextmanager
 def limited() -> Iterator[None]:
-    def stop(number: int, frame: object) -> None:
-        raise HangError(f"more than {LIMIT_SECONDS} s")
+    limits = (
+        (signal.ITIMER_PROF, signal.SIGPROF, CPU_SECONDS, "of CPU time"),
+        (signal.ITIMER_REAL, signal.SIGALRM, WALL_SECONDS, "of waiting"),
+    )
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+    def stop(number: int, frame: object) -> None:
+        raise HangError(next(f"more than {seconds} s {kind}" for _, each, seconds, kind in limits if each == number))
+
+    before = {number: signal.signal(number, stop) for _, number, _, _ in limits}
+    for timer, _, seconds, _ in limits:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        for timer, number, _, _ in limits:
+            signal.setitimer(timer, 0)
+            signal.signal(number, before[number])
 
 
 def fuzzed(strategy: st.SearchStrategy[Any], share: float = 1.0) -> Callable[..., Any]:

@@ -19,6 +19,9 @@ from toolkit.base.files import read_file
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.shipped import shipped_root
 
+EXECUTED = ("recipe", "working_directory", "num_processes", "hardware")
+"""What a run's `run.json` says about how to repeat it."""
+
 
 def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
     """Remembers a recipe that the user trains with; does nothing if the state folder cannot be written."""
@@ -27,7 +30,9 @@ def trust(recipe: Path, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def trust_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> None:
-    """Remembers what a run that the user starts may execute: its settings, its recipe and its working directory.
+    """Remembers what a run that the user starts may execute.
+
+    That is its settings, its recipe and its working directory, on how many processes and threads.
 
     Args:
         run: the run's folder, with its settings.
@@ -39,7 +44,7 @@ def trust_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = 
 
 
 def is_own_run(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user has started this run, with the settings, recipe and working directory that its folder names."""
+    """Whether the user has started this run, with what its folder names; see `trust_run`."""
     with suppress(OSError, RuntimeError):
         return _note_of(run, facts, environ).exists()
     return False
@@ -78,7 +83,7 @@ def _notes(kind: str, environ: Mapping[str, str]) -> Path:
 
 
 def _note_of(run: Path, facts: Mapping[str, Any], environ: Mapping[str, str]) -> Path:
-    named = [_sha256(RunFolder(run).config), facts.get("recipe"), facts.get("working_directory")]
+    named = [_sha256(RunFolder(run).config), *(facts.get(name) for name in EXECUTED)]
     return _notes("runs", environ) / hashlib.sha256(json.dumps(named).encode()).hexdigest()
 
 

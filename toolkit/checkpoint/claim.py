@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -65,8 +66,10 @@ def claim(
                 decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         probe(output_dir)
         held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
-        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         files = RunFolder(output_dir)
+        # Each session makes it anew, and the last one moves it into the model.
+        held.callback(shutil.rmtree, files.base, ignore_errors=True)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
         for folder in (output_dir, files.model, files.snapshots):
             remove_leftovers(folder)
         with suppress(OSError):  # the first save tries again, with a message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.rep
 """Settings that keep the new run from changing anything outside its folder."""
 WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
 """Settings that execute code, with the values that execute none."""
+MOST_PROCESSES, MOST_THREADS = 8, 1024
+"""Most processes (or as many as the machine has cores), and threads of each, of a run that may be somebody else's."""
 NOT_OWN = "nobody has started this run, as it is now, under this account on this machine"
 
 
@@ -53,6 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
     own = arguments.trust_run or is_own_run(record.folder, record.facts)
     recipe = _recipe(arguments, record, own)
     _refuse_foreign_code(arguments.run, record, own)
+    _refuse_wrong_sizes(arguments.run, record, own)
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
@@ -99,6 +103,22 @@ def _refuse_foreign_code(run: str, record: Record, own: bool) -> None:
             f"{run}: {NOT_OWN}, and it executes code that its settings name ({', '.join(asked)}); if you trust it, add "
             "--trust-run"
         )
+
+
+def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
+    """Raises InputError if `run.json` asks for a number of processes or threads that no run or no stranger's has."""
+    facts = record.facts
+    for name, value, most in (
+        ("num_processes", facts["num_processes"], max(MOST_PROCESSES, os.cpu_count() or 1)),
+        ("hardware.threads", facts["hardware"].get("threads"), MOST_THREADS),
+    ):
+        if type(value) is not int or value < 1:
+            raise InputError(f"{run}: run.json: {name}: received {value!r}, expected an integer above 0")
+        if value > most and not own:
+            raise InputError(
+                f"{run}: run.json: {name}: received {value}; {NOT_OWN}, so at most {most} are allowed; if the number "
+                "is right, add --trust-run"
+            )
 
 
 def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
+from toolkit.base.files import kind_of
 from toolkit.base.network import prepare_download
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
@@ -91,6 +93,16 @@ def _new_config(fields: dict[str, Any]) -> PreTrainedConfig:
         raise ConfigError([f"model.from_config: {model_type} refuses these sizes: {error}"]) from error
 
 
+def _refuse_special_files(folder: Path) -> None:
+    """Raises InputError if a folder holds a pipe or a device, for which whoever reads it may wait for ever."""
+    entries = folder.iterdir() if kind_of(folder) == "folder" else ()
+    found = [path.name for path in entries if path.exists() and not (path.is_file() or path.is_dir())]
+    if found:
+        raise InputError(
+            f"model.name_or_path: {folder.absolute()} holds {', '.join(sorted(found))}, not a regular file; remove it"
+        )
+
+
 def load_model_config(model: ModelConfig) -> PreTrainedConfig:
     """Loads or creates the model's configuration and applies `model.config_overrides`.
 
@@ -104,6 +116,7 @@ def load_model_config(model: ModelConfig) -> PreTrainedConfig:
         config = _new_config(model.from_config)
     else:
         name = str(model.name_or_path)
+        _refuse_special_files(Path(name))
         prepare_download(name)
         try:
             fields, _ = PreTrainedConfig.get_config_dict(name, revision=model.revision or "main")

@@ -280,6 +280,21 @@ def test_a_run_of_somebody_else_executes_nothing_unless_it_is_trusted(folder, ca
     assert "trainer.callbacks=[]" not in program
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"num_processes": 10**6}, "run.json: num_processes: received 1000000; nobody has started this run"),
+        ({"num_processes": 0}, "run.json: num_processes: received 0, expected an integer above 0"),
+        ({"hardware": {"threads": 10**6}}, "run.json: hardware.threads: received 1000000; nobody"),
+        ({"hardware": {"threads": "2 3"}}, "run.json: hardware.threads: received '2 3', expected an integer"),
+    ],
+)
+def test_a_run_of_somebody_else_cannot_start_any_number_of_processes(folder, capfd, tmp_path, started, facts, message):
+    code, _, err = call(capfd, "reproduce", foreign(folder, tmp_path / "run", **facts))
+    assert (code, started) == (2, [])
+    assert message in err
+
+
 def test_the_folder_of_somebody_elses_run_is_not_entered(folder, capfd, tmp_path, monkeypatch, started):
     archive = tmp_path / "archive"
     same = foreign(folder, archive / "run", working_directory=str(archive))  # whose modules could replace libraries

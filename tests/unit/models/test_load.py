@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -62,6 +64,17 @@ def test_pickled_weights_are_not_loaded(pretrained, tmp_path):
     settings = ModelConfig(name_or_path=str(tmp_path))
     with pytest.raises(InputError, match=r"model\.name_or_path: cannot load"):
         build_model(settings, load_model_config(settings), HEAD, seed=1)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_model_folder_with_a_pipe_is_refused(pretrained, tmp_path, name):
+    """Whoever opens it would wait for ever."""
+    folder = shutil.copytree(pretrained, tmp_path / "model")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(InputError, match=rf"model\.name_or_path: .* holds {name}, not a regular file; remove it"):
+        load_model_config(ModelConfig(name_or_path=str(folder)))
 
 
 def test_code_beside_a_model_does_not_run(tmp_path):
