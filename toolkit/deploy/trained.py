@@ -252,7 +252,7 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
         network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
     if choose(cfg, config, accelerator.device):
-        install(network)
+        install(network, always=cfg.train.max_tokens_per_batch is not None)
     head_at_labels(network)
     prepared = accelerator.prepare_model(network, evaluation_mode=True)
     mesh = Mesh(replicas=accelerator.num_processes, rank=accelerator.process_index)

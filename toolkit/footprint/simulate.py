@@ -32,7 +32,7 @@ from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import build_model
 from toolkit.models.unpadded.choice import choose
 from toolkit.models.unpadded.families import LAYERDROP
-from toolkit.models.unpadded.install import NAME, install
+from toolkit.models.unpadded.install import NAMES, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes
@@ -134,7 +134,7 @@ def simulate(subject: Subject) -> Footprint:
 def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
     """Builds the model like the run does, with adapters, frozen weights and activation checkpointing."""
     cfg, config = subject.cfg, copy.deepcopy(subject.config)
-    if config._attn_implementation == NAME:  # of the run's model
+    if config._attn_implementation in NAMES:  # of the run's model
         config._attn_implementation = "sdpa"
     for name in LAYERDROP:  # simulates the maximum, in which no layer is skipped
         if getattr(config, name, None):

@@ -345,3 +345,20 @@ def test_a_model_is_installed_on_the_attention_of_its_parts():
     install(model)
     assert {module.config._attn_implementation for module in (model.encoder, model.decoder)} == {"unpadded_sdpa"}
     assert gradients(model, batch(TRANSLATOR))[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "lengths", "flat"),
+    [
+        ("bert", CLASSIFIER, (20, 18, 20), False),
+        ("bert", CLASSIFIER, (20, 12, 18), True),
+        ("bert", CLASSIFIER, (100, 92, 94), False),  # where rows are computed one by one, this pays earlier
+        ("bert", CLASSIFIER, (100, 80, 88), True),
+        ("t5", TRANSLATOR, (20, 19, 20), True),  # whose sides must agree
+    ],
+)
+def test_a_batch_with_little_padding_is_computed_with_it_where_that_is_faster(kind, head, lengths, flat):
+    padded, unpadded = build(kind, head, max_position_embeddings=128), build(kind, head, max_position_embeddings=128)
+    unpadded.load_state_dict(padded.state_dict())
+    install(unpadded, always=False)
+    assert_same(padded, unpadded, batch(head, lengths, lengths), flat=flat)

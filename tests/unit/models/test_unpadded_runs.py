@@ -84,7 +84,7 @@ def test_a_finished_run_predicts_without_padding(tmp_path):
     config = json.loads((folder / "model" / "config.json").read_text())
     assert not [value for value in config.values() if "unpadded" in str(value)]
     opened = toolkit.load(folder)
-    assert opened.model.config._attn_implementation == "unpadded_sdpa"
+    assert opened.model.config._attn_implementation == "unpadded_sdpa_where_it_pays"
     rows = [
         {"question": "What is it?", "context": text}
         for text in ("A short one.", "A much longer context than the first one, with many more words in it.")

@@ -9,13 +9,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from toolkit.models.unpadded.packing import Packing
+from toolkit.models.unpadded.packing import LONGEST_TOGETHER, Packing
 from toolkit.models.unpadded.rows import Rows
 
 LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
-LONGEST_TOGETHER = 64
-"""Tokens up to which one call for all sequences, padded again, is faster on a CPU than one call for each."""
 VARLEN_CAPABILITY = (8, 0)
 """The oldest compute capability with torch's kernel for sequences of any lengths."""
 VARLEN_HEADS = range(8, 257, 8)

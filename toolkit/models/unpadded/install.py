@@ -11,25 +11,32 @@ from torch import nn
 from toolkit.models.unpadded.attend import attend
 from toolkit.models.unpadded.islands import TOKENS, hook_island, island_of, packing_of
 from toolkit.models.unpadded.layers import hook, parameters_of, plain, refuse_states, self_packing, stacks
-from toolkit.models.unpadded.packing import packed_mask
+from toolkit.models.unpadded.packing import packed_mask, packed_mask_where_it_pays
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NAME = "unpadded_sdpa"
-"""Name of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
+NAMES = ALWAYS, WHERE_IT_PAYS = "unpadded_sdpa", "unpadded_sdpa_where_it_pays"
+"""Names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
 
 
-def install(model: PreTrainedModel) -> None:
+def install(model: PreTrainedModel, always: bool = True) -> None:
     """Installs the hooks and the attention on a model; the caller has checked that it is covered.
 
     Training, evaluation and recomputed activations run without padding; generation with a cache of keys, and batches
     without padding, run as before. Two passes may be in flight at once.
+
+    Args:
+        model: the model.
+        always: whether batches with so little padding that this takes longer run without it too, as a limit of tokens
+            needs. Those of encoder-decoders always do, since both sides run in the same way.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, packed_mask)
+    for name, mask in ((ALWAYS, packed_mask), (WHERE_IT_PAYS, packed_mask_where_it_pays)):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
+    name = ALWAYS if always or model.config.is_encoder_decoder else WHERE_IT_PAYS
     for stack in stacks(model):
         islands = [island_of(layer) for layer in stack]
         if islands[0] is None:
@@ -42,7 +49,7 @@ def install(model: PreTrainedModel) -> None:
     model.register_forward_pre_hook(refuse_states, with_kwargs=True)
     for owner in _owners(model):
         owner.register_forward_pre_hook(partial(plain, parameters_of(owner)), with_kwargs=True)
-        _use_attention(owner.config)
+        _use_attention(owner.config, name)
 
 
 def _owners(model: nn.Module) -> Iterator[Any]:
@@ -57,7 +64,7 @@ def _owners(model: nn.Module) -> Iterator[Any]:
             yield owner
 
 
-def _use_attention(config: Any) -> None:
+def _use_attention(config: Any, name: str) -> None:
     """Selects the attention for a model and those inside it; models with attention of their own keep it."""
     if config._attn_implementation == "sdpa":
-        config._attn_implementation = NAME
+        config._attn_implementation = name
