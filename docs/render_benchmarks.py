@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,25 @@ def machine(page: Result) -> str:
     return f"{page['cpu']}{bf16}, {threads}, {clock}; {versions}; commit {page['commit'][:12]}"
 
 
+def scores(cases: Mapping[str, Result]) -> str:
+    """Returns the table of the scores that trainings of this and of an earlier commit reached, seed by seed."""
+    header = ["case", "score", "this commit", "earlier commit", "seconds of training, earlier / this"]
+    rows = []
+    for name, case in cases.items():
+        sides = {side: [run[side]["score"] for run in case["runs"]] for side in ("this", "other")}
+        shown = [spread(sides["this"]), spread(sides["other"])]
+        if whole := case.get("whole"):  # the runs that are compared are parts of a training
+            shown = [f"{whole['this']['score']:.4g} (seed {case['whole_seed']})", "not measured"]
+        rows.append([line(name), line(case["metric"]), *shown, figure(case["train"])])
+    return table(header, rows, marked_up=True)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Returns the mean of the values of several seeds, and each of them."""
+    each = ", ".join(f"{value:.4g}" for value in values)
+    return f"{statistics.fmean(values):.4g} ({each})" if len(values) > 1 else each
+
+
 def section(file: str, page: Result) -> str:
     """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
     cases = page.get("cases") or {page.get("case", page["title"]): page}
@@ -68,6 +88,8 @@ def section(file: str, page: Result) -> str:
         f"## {page['benchmark']}: {line(page['title'])}",
         table(["case", unit], [[line(name), figure(case)] for name, case in cases.items()], marked_up=True),
     ]
+    if commit := page.get("other_commit"):
+        parts += [scores(cases), f"The earlier commit is {commit[:12]}. Each seed trained with both at the same time."]
     if check := page.get("loss_check"):
         values = ", ".join(f"{name} {value:.1e}" for name, value in check.items() if isinstance(value, float))
         parts.append(f"Losses: {line(check['losses'])}: {values}.")

@@ -27,7 +27,7 @@ def test_the_readme_has_the_figures_of_the_results(render) -> None:
 def test_results_have_their_keys_and_are_no_quick_runs(render) -> None:
     for file, page in render.results().items():
         assert page["quick"] is False, file
-        assert page["benchmark"] in {*render.EXPECTED, "guards", "reviews"}, file
+        assert page["benchmark"] in {*render.EXPECTED, "guards", "reviews", "real data"}, file
         for case in (page, *page.get("cases", {}).values()):
             names = ("ratio_min", "ratio_median", "ratio_max", "pairs") if "ratio_median" in case else TIMES
             low, middle, high, number = (case[name] for name in names)
@@ -63,3 +63,13 @@ def test_a_result_is_rendered_with_its_range_and_machine(render, tmp_path, monke
     assert "A CPU with amx_bf16, 2 threads, wall-clock time; torch 2, transformers 5; commit 0123456789ab" in details
     assert "| P2 | a \\| b | main | **1.40x** (1.30 to 1.50, 3 pairs) |" in render.summary()
     assert "P10" not in render.summary()
+
+
+def test_scores_of_real_data_are_shown_for_each_seed(render) -> None:
+    times = {"ratio_median": 1.25, "ratio_min": 1.2, "ratio_max": 1.3, "pairs": 2}
+    runs = [{"this": {"score": 0.875}, "other": {"score": 0.8}}, {"this": {"score": 0.885}, "other": {"score": 0.9}}]
+    case = {"metric": "eval_accuracy", "runs": runs, "train": times}
+    whole = case | {"metric": "eval_bleu", "whole": {"this": {"score": 36.71234}}, "whole_seed": 1}
+    found = render.scores({"a": case, "b": whole})
+    assert "| a | eval_accuracy | 0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs) |" in found
+    assert "| b | eval_bleu | 36.71 (seed 1) | not measured | **1.25x**" in found
