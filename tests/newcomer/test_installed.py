@@ -35,6 +35,11 @@ def test_a_run_of_the_package_is_exported_and_used_without_it(package: Path, tmp
     installed = {"PYTHONPATH": str(package)}
     assert run("-c", "import toolkit; print(toolkit.__file__)", **installed).startswith(str(package))
     few = ("train.max_steps=2", "eval.eval_steps=null", "checkpoint.save_steps=null")
+    assert "agxqa" in run("-m", "toolkit", "ls", **installed)
+    run("-m", "toolkit", "cp", "qa", "my_qa", **installed)
+    launched = ("-m", "accelerate.commands.launch", "--cpu", "my_qa/qa.py", "--config", "my_qa/configs/qa/smoke.yaml")
+    run(*launched, "output_dir=copied", *few, **installed)
+    assert (tmp_path / "copied" / "model" / "model.safetensors").is_file()
     run("-m", "toolkit", "train", "reviews", "--config", "smoke", "output_dir=run", *few, **installed)
     told = run("-m", "toolkit", "predict", "run", "--input-text", "Dry feet at last.", **installed)
     run("-m", "toolkit", "export", "run", "--format", "zip", "--output", "colleague.zip", **installed)

@@ -16,6 +16,8 @@ from toolkit.commands import _options
 
 COMMANDS = {
     "init": ("toolkit.commands.init", "write a YAML for your data that trains, with the reason of every setting"),
+    "ls": ("toolkit.commands.ls", "list the recipes that come with the toolkit, and their configurations"),
+    "cp": ("toolkit.commands.cp", "copy a recipe and its configurations, to change them"),
     "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
     "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),

@@ -74,7 +74,6 @@ def packed_mask(
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
-    always: bool = True,
     **further: Any,
 ) -> Packing | Tensor | None:
     """Returns a `Packing` for a batch with padding, otherwise transformers' mask for `sdpa`; called by transformers.
@@ -90,7 +89,6 @@ def packed_mask(
         local_size: size of the window of local attention.
         allow_is_causal_skip: whether it is causal and nothing else is masked.
         allow_is_bidirectional_skip: whether it is not causal and nothing else is masked.
-        always: whether batches with little padding get a packing too.
         **further: further arguments of transformers' mask.
     """
     from transformers.masking_utils import sdpa_mask
@@ -110,20 +108,21 @@ def packed_mask(
         and _is_zero(kv_offset)
     ):
         rows = Rows.of(attention_mask.bool())
-        if rows is not None and rows.is_padded and (always or _pays(rows, attention_mask.device)):
+        if rows is not None and rows.is_padded:
             window = _window(arguments, max(rows.lengths))
             return Packing(rows, rows, allow_is_causal_skip, window, arguments)
     return sdpa_mask(**arguments)
 
 
 def packed_mask_where_it_pays(**arguments: Any) -> Packing | Tensor | None:
-    """Returns what `packed_mask` does, with a `Packing` only where a batch has enough padding."""
-    return packed_mask(**arguments, always=False)
-
-
-def _pays(rows: Rows, device: torch.device) -> bool:
+    """Returns what `packed_mask` does, but a mask for a batch with so little padding that a CPU is faster with it."""
+    found = packed_mask(**arguments)
+    if not isinstance(found, Packing) or arguments["attention_mask"].device.type != "cpu":
+        return found
+    rows = found.keys
     padding = 1 - rows.total / (len(rows.lengths) * rows.longest)
-    return device.type != "cpu" or padding >= (LEAST_TOGETHER if rows.longest <= LONGEST_TOGETHER else LEAST_PADDING)
+    least = LEAST_TOGETHER if rows.longest <= LONGEST_TOGETHER else LEAST_PADDING
+    return found if padding >= least else found.mask
 
 
 def _is_zero(offset: int | Tensor) -> bool:

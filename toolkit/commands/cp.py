@@ -1,0 +1,50 @@
+"""Copy a recipe to change it: `toolkit cp RECIPE DIR`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from toolkit.commands import _options
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe and the folder."""
+    _options.add(parser, "recipe")
+    parser.add_argument("folder", metavar="DIR", help="folder to make, with the recipe and its configurations")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Copies a recipe and its configurations, and prints how to train with the copy.
+
+    Raises:
+        InputError: if there is no such recipe, or the folder exists already.
+        RunError: if the folder cannot be written.
+    """
+    import shlex
+    import shutil
+
+    from toolkit.base.disk import why
+    from toolkit.base.errors import InputError, RunError
+    from toolkit.base.files import expanded, kind_of, written_folder
+    from toolkit.recipe import recipe_file
+
+    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.folder)
+    if kind_of(folder):
+        raise InputError(f"{folder}: exists already; give the name of a new folder")
+    configs = Path("configs") / recipe.stem
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with written_folder(folder) as new:
+            shutil.copy(recipe, new / recipe.name)
+            if kind_of(recipe.parent / configs):
+                shutil.copytree(recipe.parent / configs, new / configs)
+    except OSError as error:
+        raise RunError(f"cannot write {folder.absolute()}: {why(error, folder)}") from error
+    names = sorted(file.stem for file in (folder / configs).glob("*.yaml"))
+    copied = folder / recipe.name
+    print(f"copied {copied}" + (f" and its configurations {', '.join(names)}" if names else ""))
+    if names:
+        example = "smoke" if "smoke" in names else names[0]
+        command = ["accelerate", "launch", str(copied), "--config", str(folder / configs / f"{example}.yaml")]
+        print(f"train with it:\n  toolkit train {shlex.quote(str(copied))} --config {example}\n  {shlex.join(command)}")
