@@ -40,7 +40,7 @@ class PhaseClock:
 
     Attributes:
         phase: the phase under way.
-        watcher: called with the phase that ends and the one that begins at each change, or None.
+        watcher: called with the phase that ends, to which its time counts, and the one that begins, or None.
     """
 
     def __init__(self) -> None:
@@ -76,11 +76,10 @@ class PhaseClock:
         return {phase: seconds - before[phase] for phase, seconds in self._before.items()}
 
     def _change(self, phase: str) -> None:
+        if self.watcher is not None and phase != self.phase:
+            self.watcher(self.phase, phase)
         self._count()
-        before, self.phase = self.phase, phase
-        if self.watcher is not None and phase != before:
-            self.watcher(before, phase)
-            self._count()
+        self.phase = phase
 
     def _count(self) -> None:
         now = time.perf_counter()

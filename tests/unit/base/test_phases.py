@@ -97,7 +97,7 @@ def test_only_the_thread_of_a_training_has_a_clock(clock):
     work()
 
 
-def test_a_watcher_sees_every_change_and_its_own_time_counts_as_the_next_phase(clock):
+def test_a_watcher_sees_every_change_and_its_own_time_counts_as_the_phase_that_ends(clock):
     seen = []
 
     def watch(before: str, after: str) -> None:
