@@ -120,9 +120,8 @@ def measure(what: str, title: str, options: argparse.Namespace) -> None:
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
                 raise SystemExit(f"{name}: {what} change the losses")
             cases[name] = compared(runs, f"no {what}, {name}", f"{what}, {name}")
-    write(
-        what, what, title, {**cases["large"], "case": "large", "cases": cases, "removed": list(PLACES[what])}, options
-    )
+    figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(PLACES[what])}
+    write(what, what, title, figures, options)
 
 
 if __name__ == "__main__":

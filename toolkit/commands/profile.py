@@ -17,15 +17,18 @@ from toolkit.commands._options import at_least
 if TYPE_CHECKING:
     from toolkit.lab.launch import Launch
 
-SKIPPED, STEPS = 5, 5
+SKIPPED, LEAST_SKIPPED, STEPS = 5, 2, 5
+"""What split models send is counted in their first two steps, which slows these down."""
 COMPRESSION = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and which steps to measure."""
     _recipe_config.add_arguments(parser)
-    parser.add_argument("--skip", type=at_least(1), default=SKIPPED, metavar="N",
-                        help=f"steps before those that are measured (default: {SKIPPED})")  # fmt: skip
+    _options.add(
+        parser, "--skip", default_text=f"{SKIPPED}, at least {LEAST_SKIPPED}", default=SKIPPED,
+        type=at_least(LEAST_SKIPPED),
+    )  # fmt: skip
     _options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
     _options.add_launch(parser)
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-profile")

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.console import format_bytes, say
+from toolkit.base.console import counted, format_bytes, say, shorten
 from toolkit.base.files import write_json, write_text
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
@@ -16,10 +16,11 @@ from toolkit.report.phases import MEANINGS, share_cell
 
 TRACE = "trace.json.gz"
 WIDTH = 80
+NOTHING = "Nothing here takes much time that a setting would save."
 SHOWN = 8
 """Operations that the terminal shows."""
 NAME = 44
-"""Characters of an operation's name."""
+"""Characters of an operation's name there."""
 
 
 def phases(found: Found) -> Table:
@@ -39,7 +40,7 @@ def operations(found: Found) -> list[Table]:
     tables = []
     for name, caption in (("kernels", "Kernels of the GPU"), ("operations", "Operations of the CPU")):
         rows = [
-            [each["name"][:NAME], Cell(f"{each['calls']:,.0f}", each["calls"]), duration(each["seconds"]),
+            [each["name"], Cell(f"{each['calls']:,.0f}", each["calls"]), duration(each["seconds"]),
              share_cell(each["share"])]
             for each in found[name]
         ]  # fmt: skip
@@ -81,7 +82,7 @@ def advice(found: Found, width: int | None = None) -> list[str]:
         text = f"{number}. {each['text']}"
         lines += [text] if width is None else textwrap.wrap(text, width, subsequent_indent="   ")
         lines += [f"   {override}" for override in each["override"]]
-    return lines or ["Nothing here takes much time that a setting would save."]
+    return lines or [NOTHING]
 
 
 def show(found: Found) -> None:
@@ -90,7 +91,8 @@ def show(found: Found) -> None:
     print_table(Table(table.header[:-1], [row[:-1] for row in table.rows], caption=table.caption))
     say("")
     for each in operations(found)[:1]:
-        print_table(Table(each.header, each.rows[:SHOWN], caption=each.caption))
+        rows = [[shorten(name, NAME), *rest] for name, *rest in each.rows[:SHOWN]]
+        print_table(Table(each.header, rows, caption=each.caption))
         say("")
     print_table(figures(found))
     say("\n".join(["", *advice(found, WIDTH)]))
@@ -164,7 +166,7 @@ def _units(value: float, unit: str) -> str:
 def write(found: Found, folder: Path) -> None:
     """Writes `profile.json`, and the page as HTML and Markdown."""
     count = len(found["advice"])
-    title, lead = f"Profile of {found['config']}", f"{count} thing{'' if count == 1 else 's'} to change."
+    title, lead = f"Profile of {found['config']}", f"{counted(count, 'thing')} to change." if count else NOTHING
     write_json(folder / "profile.json", found)
     write_text(folder / "profile.md", markdown.render(title, lead, sections(found)))
     write_text(folder / "profile.html", page.render(title, lead, sections(found)))

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.flop_counter import FlopCounterMode
 
 from toolkit.api.task import IGNORE_INDEX, Batch
 from toolkit.base.phases import WHOLE, active_clock
+from toolkit.lab.profile.flops import FlopCount
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,11 +49,10 @@ class Stages:
         """Sizes of all micro-batches of the timed steps."""
         self.counted: list[Shape] = []
         """The same of the step whose operations were counted."""
-        self.flops = 0
+        self.flops = FlopCount()
         self.hidden_exchange = 0.0
         """Seconds of a timed step in which DDP's backward pass had nothing to do but wait for other processes."""
         self.profiler = profile(activities=_activities(), profile_memory=True)
-        self._flops = FlopCounterMode(display=False)
         self._range: AbstractContextManager[Any] | None = None
         self._waits: list[float] = []
 
@@ -80,10 +79,9 @@ class Stages:
             self._begin_tracing()
         elif step == self.skipped + 2 * self.steps:
             self._end_tracing()
-            self._flops.__enter__()
+            self.flops.__enter__()
         elif step == self.last:
-            self._flops.__exit__(None, None, None)
-            self.flops = self._flops.get_total_flops()
+            self.flops.__exit__(None, None, None)
             self.counted = [shape_of(batch) for batch in batches]
 
     def _is_timed(self, step: int) -> bool:

@@ -69,7 +69,7 @@ def _of_rank(run: Run, stages: Stages) -> dict[str, Any]:
         "seconds": {phase: seconds / stages.steps for phase, seconds in stages.seconds.items()},
         "hidden_exchange": stages.hidden_exchange,
         # The counted step has other rows than the timed ones; operations grow nearly in proportion to inputs.
-        "flops": stages.flops * values / (counted * stages.steps) if counted else 0.0,
+        "flops": stages.flops.total * values / (counted * stages.steps) if counted else 0.0,
         "counts": run.mesh.counts,
         **_sizes(stages.shapes, stages.steps),
     }
