@@ -31,6 +31,12 @@ GUARDS: dict[str, Callable[..., Any]] = {
     "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
 }
 """Places of the guards, and what stands there without them."""
+PHASES: dict[str, Callable[..., Any]] = {
+    "toolkit.base.phases:_Phase.__enter__": lambda phase: None,
+    "toolkit.base.phases:_Phase.__exit__": lambda phase, *error: None,
+}
+"""The same of the clock of phases (`bench_phases.py`)."""
+PLACES = {"guards": GUARDS, "phases": PHASES}
 CASES = {
     "large": (LARGE, 16, 192, 12, 1),
     "small": (SMALL, 8, 64, 200, 1),
@@ -42,32 +48,32 @@ CONFIG = "recipes/configs/qa/squad.yaml"
 
 
 @contextmanager
-def without_guards() -> Iterator[None]:
-    """Takes the guards out of this process.
+def without(what: str) -> Iterator[None]:
+    """Takes one of `PLACES` out of this process.
 
     Raises:
-        AttributeError: if there is none at a place.
+        AttributeError: if there is nothing at a place.
     """
     with ExitStack() as replaced:
-        for place, neutral in GUARDS.items():
+        for place, neutral in PLACES[what].items():
             module, _, name = place.partition(":")
             replaced.enter_context(patch(f"{module}.{name}", neutral))
         yield
 
 
-def train(overrides: Sequence[str], folder: str, guards: bool) -> dict[str, Any]:
-    """Trains in this process, with or without guards, and returns the seconds of the median step."""
+def train(overrides: Sequence[str], folder: str, removed: str | None) -> dict[str, Any]:
+    """Trains in this process, with or without one of `PLACES`, and returns the seconds of the median step."""
     from toolkit.lab.training import trained
 
     steps = Steps()
     job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
            "overrides": [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]}  # fmt: skip
-    with nullcontext() if guards else without_guards(), trained(job, steps):
+    with nullcontext() if removed is None else without(removed), trained(job, steps):
         return {"seconds": statistics.median(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
 
 
-def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
-    """Returns the sides of a case: without and with guards."""
+def sides(what: str, name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
+    """Returns the sides of a case: without and with one of `PLACES`."""
     sizes, rows, limit, steps, processes = CASES[name]
     rows, limit, steps = (2, 48, 2) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{name}-base", **sizes)
@@ -81,8 +87,8 @@ def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
         "tracking.logging_steps=50",
     ]  # fmt: skip
     made_sides = [
-        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), guards=kind == "guards")
-        for kind in ("no guards", "guards")
+        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), removed=removed)
+        for kind, removed in ((f"no {what}", what), (what, None))
     ]
     return [launched(side, processes) for side in made_sides]
 
@@ -96,24 +102,31 @@ def launched(side: Side, processes: int) -> Side:
     return Side(side.name, [*launch, *side.command[1:]], {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
-def main() -> None:
-    """Runs the pairs and writes the result.
+def measure(what: str, title: str, options: argparse.Namespace) -> None:
+    """Runs the pairs of all cases and writes the result.
+
+    Args:
+        what: key of `PLACES`, and name of the result.
+        title: what is compared.
+        options: the command line.
 
     Raises:
         SystemExit: if the losses differ.
     """
-    options = read_options(parser(__doc__, pairs=9))
     cases = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in CASES:
-            runs = interleave(sides(name, options, Path(folder)), options)
+            runs = interleave(sides(what, name, options, Path(folder)), options)
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
-                raise SystemExit(f"{name}: guards change the losses")
-            cases[name] = compared(runs, f"no guards, {name}", f"guards, {name}")
-    title = "a step without guards (heartbeat, finite checks, signals), against the same step with them"
-    figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(GUARDS)}
-    write("guards", "guards", title, figures, options)
+                raise SystemExit(f"{name}: {what} change the losses")
+            cases[name] = compared(runs, f"no {what}, {name}", f"{what}, {name}")
+    figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(PLACES[what])}
+    write(what, what, title, figures, options)
 
 
 if __name__ == "__main__":
-    main()
+    measure(
+        "guards",
+        "a step without guards (heartbeat, finite checks, signals), against the same step with them",
+        read_options(parser(__doc__, pairs=9)),
+    )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pkgutil import resolve_name
 
 import bench_checkpoint
 import bench_media
 import pairs
 import pytest
 import texts
-from bench_guards import without_guards
+from bench_guards import without
 from bench_start import last_step, median_and_range
 
 
@@ -138,11 +139,13 @@ def test_a_missing_minilm_is_named_with_the_remedy(tmp_path, monkeypatch) -> Non
         texts.minilm(tmp_path)
 
 
-def test_guards_are_taken_out_and_come_back() -> None:
-    from toolkit.engine.updates import UpdateGuard
-
-    guard = UpdateGuard.check
-    with without_guards():
-        assert UpdateGuard.check is not guard
-        assert UpdateGuard.check(None, float("nan"), ()) is None
-    assert UpdateGuard.check is guard
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [("guards", "toolkit.engine.updates:UpdateGuard.check"), ("phases", "toolkit.base.phases:_Phase.__enter__")],
+)
+def test_what_is_measured_is_taken_out_and_comes_back(what, place) -> None:
+    before = resolve_name(place)
+    with without(what):
+        assert resolve_name(place) is not before
+        assert resolve_name(place)(None, *([float("nan"), ()] if what == "guards" else [])) is None
+    assert resolve_name(place) is before

@@ -11,6 +11,8 @@ import rank_runs
 from launching import launch
 from rank_runs import DROPPED, STRATEGIES
 
+from toolkit.base.phases import OTHER
+
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 HALF, ALL = pytest.approx(0.5, abs=0.01), pytest.approx(1.0)
@@ -48,6 +50,15 @@ def test_each_process_holds_its_share(found, strategy):
 def test_the_stages_of_a_pipeline_hold_each_parameter_once(found):
     for part in PARTS:
         assert sum(process["held"][part] for process in found["pipeline"]) == found["one"][0]["held"][part]
+
+
+@pytest.mark.parametrize("strategy", ["one", *STRATEGIES])
+def test_every_strategy_shows_where_its_time_goes(found, strategy):
+    for process in found[strategy]:
+        spent = {name for name, seconds in process["held"]["phases"].items() if seconds > 0}
+        exchanged = set() if strategy == "one" else {"exchange"}
+        assert spent >= {"fetch", "forward", "backward", "clip", "update", "log", "evaluate", OTHER} | exchanged
+        assert strategy != "one" or "exchange" not in spent
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -51,12 +51,14 @@ class Held:
         gradients: before the update.
         optimizer_state: after the update.
         in_window: parameters, the most after any micro-batch.
+        phases: seconds of the run, by phase.
     """
 
     parameters: int = 0
     gradients: int = 0
     optimizer_state: int = 0
     in_window: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
 
     def gradient(self, step: int, model: nn.Module) -> None:
         """Counts parameters and gradients."""
@@ -87,7 +89,7 @@ def count(output: Path, strategy: str) -> Held:
     settings = STRATEGIES.get(strategy, ())
     with patch.object(Session, "begin_window", begin_window), patch.object(StopSignal, "beat", after_micro_batch):
         result = train("reviews", output / strategy, *RUN, *settings, sizes=LARGE, observer=found)
-    found.optimizer_state = result.memory.optimizer_state
+    found.optimizer_state, found.phases = result.memory.optimizer_state, dict(result.phases)
     return found
 
 

@@ -134,6 +134,7 @@ class FitResult:
         items_per_second: items of this session per second of that time.
         memory: memory use of the main process.
         further: figures of the strategy and the callbacks.
+        phases: seconds of this session by phase (`toolkit.base.phases`), on this process.
         quality: how far the scores of each set can be trusted; the same on every process. Empty until training is over.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
@@ -147,6 +148,7 @@ class FitResult:
     items_per_second: float
     memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
+    phases: Mapping[str, float] = field(default_factory=dict)
     quality: Mapping[str, Quality] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 

@@ -69,6 +69,8 @@ class Strategy(Protocol):
     """Its name in checkpoints and the report."""
     wraps_model: bool
     """Whether accelerate wraps the model so that the last backward pass of a window exchanges gradients."""
+    hidden_exchange: str = ""
+    """For the report: what is exchanged inside the forward or backward pass, so that its time counts as theirs."""
     lost: LostGradient | None = None
     """The gradient that only this process had to skip, until all processes agree on it."""
 

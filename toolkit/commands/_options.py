@@ -74,6 +74,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "processes",
     },
     "--steps": {"type": at_least(1), "metavar": "N", "help": "steps of a run"},
+    "--skip": {"metavar": "N", "help": "steps before those that are measured"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},

@@ -31,6 +31,7 @@ COMMANDS = {
         "toolkit.commands.batch_find",
         "find a micro-batch: the largest that fits, and the fastest",
     ),
+    "profile": ("toolkit.commands.profile", "measure where the time of a step goes, and what to change"),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "collectives": ("toolkit.commands.collectives", "measure what exchanges between processes cost here"),

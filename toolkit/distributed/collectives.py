@@ -9,6 +9,7 @@ import torch
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
+from toolkit.base.phases import phase
 from toolkit.base.turns import wait_for_main
 from toolkit.base.vitals import task_for_all
 
@@ -94,8 +95,9 @@ def all_sum(accelerator: Accelerator, *values: float) -> list[float]:
     """Sums each value over all processes; returns the same sums on each."""
     if accelerator.num_processes == 1:
         return list(values)
-    tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
-    return accelerator.reduce(tensor, reduction="sum").tolist()
+    with phase("exchange"):
+        tensor = torch.tensor(values, dtype=sum_dtype(accelerator.device), device=accelerator.device)
+        return accelerator.reduce(tensor, reduction="sum").tolist()
 
 
 def data_sum(accelerator: Accelerator, mesh: Mesh, *values: float) -> list[float]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from toolkit.base.phases import in_phase
 from toolkit.base.shards import local
 from toolkit.distributed.collectives import sum_dtype
 
@@ -44,6 +45,7 @@ class Wire:
         self.bytes_sent = 0.0
         self.collectives = 0
 
+    @in_phase("exchange")
     def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
         """Replaces each tensor by its weighted mean over processes.
 
@@ -65,6 +67,7 @@ class Wire:
             distance += float(squares)
         return distance
 
+    @in_phase("exchange")
     def copy_from(self, tensors: Sequence[Tensor], rank: int) -> None:
         """Replaces each tensor by that of the process with a given rank."""
         for piece in pieces(tensors):

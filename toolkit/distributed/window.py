@@ -13,6 +13,7 @@ from toolkit.api.device import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
+from toolkit.base.phases import phase
 from toolkit.distributed.collectives import sum_dtype
 
 
@@ -70,12 +71,14 @@ def micro_batch(
         backward: performs the backward pass of the scaled loss; None for the Accelerator's.
     """
     empty = bool((batch["row_ids"] < 0).all())
-    batch = to_device(batch, accelerator.device)
     with kept_buffers(model) if empty else nullcontext():
-        with logits_at_labels(batch):
-            outputs = model(**batch["inputs"])
-        loss = task.loss_sum(outputs, batch)
-        (backward or accelerator.backward)(loss * scale)
+        with phase("forward"):
+            batch = to_device(batch, accelerator.device)
+            with logits_at_labels(batch):
+                outputs = model(**batch["inputs"])
+            loss = task.loss_sum(outputs, batch)
+        with phase("backward"):
+            (backward or accelerator.backward)(loss * scale)
     return loss.detach()
 
 

@@ -16,6 +16,7 @@ from toolkit.api.run import Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import say, warn
 from toolkit.base.errors import CheckpointError
+from toolkit.base.phases import phase
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.commit import NewCheckpoint, commit
@@ -118,7 +119,7 @@ class Checkpointer:
         """Waits until parameters and the optimizer's state may change."""
         if not self._background.is_copying:
             return
-        with self._stop.unhurried():
+        with phase("save"), self._stop.unhurried():
             self._background.wait_for_copy()
 
     def join(self) -> None:
@@ -129,7 +130,7 @@ class Checkpointer:
         """
         if not self._background.in_flight:
             return
-        with self._stop.unhurried():
+        with phase("save"), self._stop.unhurried():
             self._peers.on_every(self._background.join)
         self._on_save()
 

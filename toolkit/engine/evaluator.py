@@ -8,6 +8,7 @@ from collections.abc import Callable
 from toolkit.api.callback import TrainingContext
 from toolkit.api.run import Evaluation
 from toolkit.base.errors import RunError
+from toolkit.base.phases import in_phase
 from toolkit.engine.evaluation import evaluate
 from toolkit.engine.interrupting import Abandoned
 
@@ -24,6 +25,7 @@ class Evaluator:
         self._context, self._pause = context, pause
         self._validation: tuple[int, Evaluation] | None = None
 
+    @in_phase("evaluate")
     def evaluate(self, name: str) -> Evaluation | None:
         """Evaluates a set. The result of the validation rows is cached for its step.
 

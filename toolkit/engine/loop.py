@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from toolkit.api.run import FitResult, Run
+from toolkit.api.task import Batch
 from toolkit.base.console import progress
+from toolkit.base.phases import phase
+from toolkit.data.batches import Windows
 from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
@@ -20,23 +25,27 @@ def fit(run: Run) -> FitResult:
         strategy.prepare_optimizer(optimizer)
         schedule = build_schedule(optimizer, train, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background)
+        session = Session(
+            run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background, setup.phases
+        )
         session.restore()
         session.catch_up(session.evaluate)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:
                 setup.sampler.seek(*divmod(session.state.step, milestones.steps_per_epoch))
-                for window in setup.windows:
+                for window in _fetched(setup.windows):
                     learning_rate = float(schedule.get_last_lr()[0])
                     scale = session.begin_window(window)
                     loss_sum = session.window_gradient(window, scale)
-                    grad_norm = strategy.clip(train.max_grad_norm)
+                    with phase("clip"):
+                        grad_norm = strategy.clip(train.max_grad_norm)
                     session.check_update(grad_norm, window)
-                    optimizer.step()
-                    if not accelerator.optimizer_step_was_skipped:
-                        schedule.step()
-                    optimizer.zero_grad()
+                    with phase("update"):
+                        optimizer.step()
+                        if not accelerator.optimizer_step_was_skipped:
+                            schedule.step()
+                        optimizer.zero_grad()
                     session.count_step(loss_sum, grad_norm, learning_rate)
                     session.after_step(milestones.after(session.state.step))
                     bar.set_postfix(session.shown(), refresh=False)
@@ -44,3 +53,14 @@ def fit(run: Run) -> FitResult:
                     if session.context.over:
                         break
         return finish(session)
+
+
+def _fetched(windows: Windows) -> Iterator[list[Batch]]:
+    """Yields windows; the time until each is there counts as that of fetching."""
+    remaining = iter(windows)
+    while True:
+        with phase("fetch"):
+            window = next(remaining, None)
+        if window is None:
+            return
+        yield window

@@ -9,6 +9,7 @@ import torch
 
 from toolkit.api.run import Run
 from toolkit.api.state import TrainState
+from toolkit.base.phases import PhaseClock, named_seconds
 from toolkit.distributed.collectives import data_sum, sum_dtype
 
 
@@ -20,10 +21,11 @@ class ProgressMeter:
     Args:
         run: the run.
         state: receives the sums of losses, which are saved in checkpoints.
+        phases: the seconds of each phase.
     """
 
-    def __init__(self, run: Run, state: TrainState) -> None:
-        self._run, self._state = run, state
+    def __init__(self, run: Run, state: TrainState, phases: PhaseClock) -> None:
+        self._run, self._state, self.phases = run, state, phases
         device = run.accelerator.device
         self._pending_loss = torch.zeros((), dtype=sum_dtype(device), device=device)
         self._lost_items = 0.0
@@ -118,6 +120,7 @@ class ProgressMeter:
             if self._interval_seconds
             else 0.0,
             "peak_memory_bytes": self._run.memory.peak,
+            **named_seconds(self.phases.since_last()),
         }
         # Sums of complete lines, so that a checkpoint between two lines does not change the order of additions.
         state.total_loss += state.loss_sum

@@ -50,4 +50,5 @@ def outcome(
         items_per_second=meter.items_per_second,
         memory=run.memory.use(context.bare_model, state_bytes(context.optimizer), copy_bytes),
         further=further,
+        phases=meter.phases.seconds(),
     )

@@ -19,6 +19,7 @@ from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
+from toolkit.base.phases import PhaseClock, in_phase, phase
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
@@ -51,6 +52,7 @@ class Session:
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
         background: writes checkpoints while training goes on.
+        phases: receives the seconds of each phase.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -65,6 +67,7 @@ class Session:
         tracker: Tracker,
         stop: StopSignal,
         background: BackgroundSave,
+        phases: PhaseClock,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,7 +84,7 @@ class Session:
         self.callbacks = list(self.context.callbacks.values())
         self.stops = Stopper(self.context, stop, partial(self.save, now=True))
         self.context.is_stopping = self.stops.asked
-        self.meter = ProgressMeter(run, self.state)
+        self.meter = ProgressMeter(run, self.state, phases)
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.updates = UpdateGuard(self.context, self.checkpointer.join)
@@ -101,6 +104,7 @@ class Session:
             self.checkpointer.restore(self.run.resume)
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         on_main(self.run.accelerator, self._begin_files)
+        self.meter.phases.start()
         self.meter.start()
 
     def _begin_files(self) -> None:
@@ -154,6 +158,7 @@ class Session:
             callback.after_gradient()
         return loss_sum
 
+    @in_phase("update")
     def check_update(self, grad_norm: float, batches: Sequence[Batch]) -> None:
         """Decides about an update before it is applied.
 
@@ -186,23 +191,25 @@ class Session:
         if not self.updates.leaves_out:
             lost_items = None if self.strategy.lost is None else self._own_items
             self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
-        self.strategy.after_update()
-        self.updates.check_parameters(self.window)
-        for callback in self.callbacks:
-            callback.after_update()
+        with phase("update"):
+            self.strategy.after_update()
+            self.updates.check_parameters(self.window)
+            for callback in self.callbacks:
+                callback.after_update()
         if self.run.observer is None:
-            self._note_time(self.meter.stop())
+            self._stop_clock()
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         loss = float(loss_sum)
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
-        record["seconds"] = self.meter.stop()
-        self._note_time(record["seconds"])
+        record["seconds"] = self._stop_clock()
         self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
 
-    def _note_time(self, seconds: float) -> None:
+    def _stop_clock(self) -> float:
+        seconds = self.meter.stop()
         self._estimate.add(seconds)
         self.stops.stepped(seconds)
+        return seconds
 
     def after_step(self, due: Due) -> None:
         """Logs, evaluates and saves, in this order."""
@@ -220,6 +227,7 @@ class Session:
         age = {} if saved_at is None else {"saved": f"{format_duration(time.monotonic() - saved_at)} ago"}
         return {**self.tracker.shown, **age}
 
+    @in_phase("log")
     def log(self) -> dict[str, Any]:
         """Writes and returns a line about the steps since the last line."""
         metrics = self.strategy.log_metrics() | self.updates.metrics()
@@ -237,9 +245,7 @@ class Session:
             return {}
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
         self.tracker.log({"step": self.state.step, "epoch": self.context.epoch, **metrics})
-        if (
-            self.state.evaluated_step == self.state.step
-        ):  # resumed right after this evaluation, which is already counted
+        if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation, which counts already
             return metrics
         self.state.evaluated_step = self.state.step
         if self.evaluator.note_best(metrics) and self.run.cfg.checkpoint.load_best_model_at_end:
@@ -250,7 +256,7 @@ class Session:
 
     def save(self, now: bool = False) -> None:
         """Writes a checkpoint of this step unless it exists; with `now`, it is complete at the end."""
-        with self.stops.saving():
+        with phase("save"), self.stops.saving():
             if not self.checkpointer.is_saved:
                 self.meter.reduce()
                 self.tracker.flush()

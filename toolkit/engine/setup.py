@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.base.console import warn
+from toolkit.base.phases import PhaseClock, timed_phases
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import SavedState
 from toolkit.data.batches import Windows, training_loader
@@ -35,6 +36,7 @@ class Setup:
         tracker: receives the metrics.
         stop: the flag that a stop signal sets.
         background: writes checkpoints while training goes on.
+        phases: receives the seconds of each phase.
     """
 
     loader: WatchedLoader
@@ -44,6 +46,7 @@ class Setup:
     tracker: Tracker
     stop: StopSignal
     background: BackgroundSave
+    phases: PhaseClock
 
 
 @contextmanager
@@ -67,8 +70,9 @@ def opened(run: Run) -> Iterator[Setup]:
         StopSignal(run.accelerator.num_processes) as stop,
         Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark) as tracker,
         BackgroundSave(run.accelerator.num_processes) as background,
+        timed_phases() as phases,
     ):
-        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background)
+        yield Setup(loader, Windows(loader, sampler), sampler, milestones, tracker, stop, background, phases)
 
 
 def _note_long_rows(run: Run) -> None:

@@ -22,6 +22,7 @@ from transformers.trainer_callback import ExportableState
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
+from toolkit.base.phases import in_phase, phase
 from toolkit.checkpoint.state import SavedState
 from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
@@ -123,7 +124,8 @@ class WindowTrainer(Trainer):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], None]:
         """Fetches a window and counts its items; returns an empty window at the end of the run or epoch."""
-        found = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
+        with phase("fetch"):
+            found = [] if self.session.context.over else list(islice(epoch_iterator, num_batches))
         self.window = found[0] if found and self.has_budget else found
         if self.window:
             self.scale = self.session.begin_window(self.window)
@@ -136,13 +138,15 @@ class WindowTrainer(Trainer):
         self.loss_sum = self.session.window_gradient(self.window, self.scale)
         return self.loss_sum * self.scale
 
+    @in_phase("clip")
     def _clip_grad_norm(self, model: nn.Module) -> float:
         """Clips the gradient and returns its norm before clipping."""
         return self.run.strategy.clip(self.args.max_grad_norm)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float:
         """Returns the norm before clipping, and stops the run before a non-finite update."""
-        self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
+        with phase("clip"):
+            self.grad_norm = self.run.strategy.clip(0.0) if grad_norm is None else float(grad_norm)
         self.session.check_update(self.grad_norm, self.window)
         return self.grad_norm
 
@@ -198,7 +202,7 @@ class _Steps(TrainerCallback):
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
             t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
-            setup.background, engine_state=t.callback_states, on_save=t.on_save,
+            setup.background, setup.phases, engine_state=t.callback_states, on_save=t.on_save,
         )  # fmt: skip
         t.session.restore()
         t.session.catch_up(t.evaluate)
@@ -211,9 +215,11 @@ class _Steps(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         self.learning_rate = float(self.trainer.schedule.get_last_lr()[0])
+        self.outer = self.trainer.setup.phases.enter("update")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         t = self.trainer
+        t.setup.phases.leave(self.outer)
         t.session.count_step(t.loss_sum, t.grad_norm, self.learning_rate)
         state.epoch = t.session.context.epoch
         due = t.setup.milestones.after(t.session.state.step)

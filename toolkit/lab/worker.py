@@ -24,6 +24,7 @@ WORK = {
     "collectives": "toolkit.lab.collectives.measure.measure",
     "compare": "toolkit.lab.compare.worker.measure",
     "lr_find": "toolkit.lab.lr_find.ramp.measure",
+    "profile": "toolkit.lab.profile.worker.measure",
 }
 """The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from toolkit.base.phases import OTHER, PHASES, PREFIX
 from toolkit.metrics.score import Score
 
 MEASURED: dict[str, Score] = {
@@ -13,6 +14,7 @@ MEASURED: dict[str, Score] = {
         Score("peak_memory_bytes", greater_is_better=False, unit="B"),
         Score("optimizer_state_bytes", greater_is_better=False, unit="B"),
         Score("exchange_bytes", greater_is_better=False, unit="B"),
+        *(Score(f"{PREFIX}{phase}", greater_is_better=False, unit="s") for phase in (*PHASES, OTHER)),
     )
 }
 """The measured figures, by their names in `metrics.jsonl` and `run.json`."""

@@ -18,6 +18,7 @@ from toolkit.base.console import LOGGER, counted, print_lines, print_table, say,
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import read_json, write_json, write_text, written_whole
+from toolkit.base.phases import named_seconds
 from toolkit.base.run_folder import RunFolder
 from toolkit.document import markdown, page
 from toolkit.document.blocks import Gallery, Section
@@ -227,6 +228,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "best_metric": result.best,
         "train_seconds": result.train_seconds,
         "train_items_per_second": result.items_per_second,
+        **named_seconds(result.phases),
         "peak_memory_bytes": result.memory.peak,
         "optimizer_state_bytes": result.memory.optimizer_state,
         "optimizer_state_bytes_per_parameter": result.memory.optimizer_state / trained if trained else 0.0,

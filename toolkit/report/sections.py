@@ -13,6 +13,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsThumbnails
 from toolkit.api.task import Record
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
+from toolkit.base.phases import PREFIX
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
@@ -22,6 +23,7 @@ from toolkit.report.certificate import state_of
 from toolkit.report.curves import History, curves
 from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
+from toolkit.report.phases import time_section
 from toolkit.report.scores import Scores
 from toolkit.report.text import base_name, readable
 from toolkit.report.worst import Worst
@@ -91,6 +93,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Samples", [Code(sample) for sample in outcome.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Techniques used", _switches(changed)),
+        Section("Where the time goes", time_section(run, outcome.result.phases)),
         Section("Memory", memory_section(run, outcome.result.memory, outcome.predicted)),
         Section("Changed settings", [_changes(changed)]),
         Section("Reproduce", _lock(run, outcome.facts)),
@@ -107,7 +110,7 @@ def _result(run: Run, outcome: Outcome) -> list[Block]:
     header, rows = scores.table()
     shown = {row.name for row in scores.rows} | scores.figures.keys()
     figures = readable(without_classes(outcome.figures, run.task.scores))
-    further = {name: value for name, value in figures.items() if name not in shown}
+    further = {name: value for name, value in figures.items() if name not in shown and not name.startswith(PREFIX)}
     return [
         _highlights(run, outcome, scores),
         *map(Text, scores.hints),

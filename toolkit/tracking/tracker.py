@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from toolkit.base.console import format_value
 from toolkit.base.files import naming
+from toolkit.base.phases import in_phase
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.turns import wait_for_main
 from toolkit.base.vitals import task_for_all
@@ -116,6 +117,7 @@ class Tracker:
         if kind is None:
             self._wait_for_trackers()
 
+    @in_phase("log")
     def log(self, line: Mapping[str, Any]) -> None:
         """Writes one line, unless there is already one with the same step and names. Every process calls it.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from toolkit.api.device import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, ModelOutput, Task
+from toolkit.base.phases import in_phase, phase
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.schedules import Action, Kind
@@ -100,16 +101,18 @@ class Executor:
                 self._backward(stage, number, *kept.pop((stage, number)))
             elif action.kind == "weights":
                 assert self.weights is not None, "the schedule separates what the backward pass does not"
-                self.weights.compute(stage, number)
+                with phase("backward"):
+                    self.weights.compute(stage, number)
             else:
                 seed(stage, number)
-                batch = to_device(window[number], self.device)
-                with logits_at_labels(batch):
-                    output, received = self.forward(stage, number, batch["inputs"])
-                if stage == self._last:
-                    loss = task.loss_sum(output, batch)
-                    total += loss.detach()
-                    output = loss * scale
+                with phase("forward"):
+                    batch = to_device(window[number], self.device)
+                    with logits_at_labels(batch):
+                        output, received = self.forward(stage, number, batch["inputs"])
+                    if stage == self._last:
+                        loss = task.loss_sum(output, batch)
+                        total += loss.detach()
+                        output = loss * scale
                 kept[stage, number] = output, received
             self._note(action, begin)
             beat()
@@ -132,6 +135,7 @@ class Executor:
             self.links.send(output, "forward", (stage + 1) % self.processes, stage, number)
         return output, received[0] if received else None
 
+    @in_phase("backward")
     def _backward(self, stage: int, number: int, output: Tensor, received: Tensor | None) -> None:
         if stage == self._last:
             output.backward()

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
+from toolkit.base.phases import in_phase
 from toolkit.distributed.pipeline.schedules import Kind
 
 
@@ -33,6 +34,7 @@ class Links:
         self._groups = _groups(dist.group.WORLD, timeout)
         self._sent: dict[int, list[tuple[Any, Tensor]]] = {}
 
+    @in_phase("exchange")
     def send(self, tensor: Tensor, kind: Kind, to: int, stage: int, number: int) -> None:
         """Sends a tensor and keeps it until `wait`.
 
@@ -49,6 +51,7 @@ class Links:
         work = dist.isend(tensor, self._rank(to), group, tag=self._tag(stage, number))
         self._sent.setdefault(number, []).append((work, tensor))
 
+    @in_phase("exchange")
     def receive(self, like: Tensor, kind: Kind, source: int, stage: int, number: int) -> Tensor:
         """Waits for a tensor and returns it; arguments as for `send`.
 
@@ -64,6 +67,7 @@ class Links:
         dist.recv(tensor, self._rank(source), group, tag=self._tag(stage, number))
         return tensor
 
+    @in_phase("exchange")
     def wait(self, number: int | None = None) -> None:
         """Waits until what was sent for a micro-batch, or for all of them, has arrived."""
         # Each only once: gloo waits for its timeout if a message that has arrived is waited for again.

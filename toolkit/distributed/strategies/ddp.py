@@ -13,6 +13,9 @@ class DataParallel(Replicas):
 
     name = "sync"
     wraps_model = True
+    hidden_exchange = (
+        "Gradients are exchanged during the backward pass of each step's last micro-batch, where that time counts."
+    )
 
     def exchanged(self) -> dict[str, float]:
         """Returns what this process sent: gradients in buckets, and buffers."""

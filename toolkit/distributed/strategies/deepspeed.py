@@ -39,6 +39,10 @@ class DeepSpeed(Replicas):
 
     name = "sync"
     wraps_model = False
+    hidden_exchange = (
+        "DeepSpeed exchanges inside the backward pass and the update, in stage 3 also inside the forward pass, where "
+        "that time counts."
+    )
 
     def prepare(self, model: PreTrainedModel) -> PreTrainedModel:
         """Returns the model, which the engine splits once there is an optimizer.

@@ -19,6 +19,7 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import LostGradient
 from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
+from toolkit.base.phases import in_phase
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.guard import leave_out, refuse
@@ -142,6 +143,7 @@ class LocalSGD(Replicas):
         self.wire.bytes_sent, self.wire.collectives = values["local_sgd_bytes_sent"], values["local_sgd_collectives"]
         self.drift = values["local_sgd_drift"]
 
+    @in_phase("exchange")
     def _average(self) -> None:
         """Puts the mean over ranks, weighted by items, in place of parameters, buffers and, if asked for, moments."""
         (lost,) = all_sum(self.accelerator, float(self.lost is not None))

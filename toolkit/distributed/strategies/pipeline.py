@@ -18,6 +18,7 @@ from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
+from toolkit.base.phases import in_phase, phase
 from toolkit.base.shards import local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 class Pipeline(Split):
     """Synchronous training of a model whose layers are split over processes; arguments as for `Split`."""
+
+    hidden_exchange = "Layers that are split exchange inside the forward and the backward pass, where that time counts."
 
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
@@ -86,9 +89,11 @@ class Pipeline(Split):
         self.complete_tensor_gradients()
         self._add_shared_gradients()
         self.average_over_replicas()
-        dist.all_reduce(total, group=self.column)
+        with phase("exchange"):
+            dist.all_reduce(total, group=self.column)
         return total
 
+    @in_phase("exchange")
     def _add_shared_gradients(self) -> None:
         """Adds the gradients of parameters that the first and the last process both hold (tied embeddings)."""
         rank, last = self.mesh.pipeline_rank, self.mesh.pipeline - 1

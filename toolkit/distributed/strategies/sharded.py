@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 class Sharded(Split):
     """Synchronous training of one model whose parameters are split over processes; arguments as for `Split`."""
 
+    hidden_exchange = (
+        "Processes exchange what is split over them inside the forward and the backward pass, where that time counts."
+    )
+
     def __init__(self, accelerator: Accelerator, mesh: Mesh, cfg: Config) -> None:
         super().__init__(accelerator, mesh, cfg)
         self._reshards = cfg.parallel.reshard_after_forward and cfg.parallel.zero_stage != 2

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Replica, Strategy
+from toolkit.base.phases import in_phase
 from toolkit.distributed.flat import Wire, average_gradients
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients
@@ -82,6 +83,7 @@ class Split(Strategy):
         """Returns the factor of summed losses whose gradients are averaged over data ranks."""
         return averaging_scale(self.mesh, items)
 
+    @in_phase("exchange")
     def complete_tensor_gradients(self) -> None:
         """Adds up what the processes of a tensor group have of the gradient of a parameter that is not split."""
         if self.mesh.tensor > 1:
@@ -89,6 +91,7 @@ class Split(Strategy):
             if self.replica.state.step == 0:
                 check_equal_gradients(self.model, self.devices["tensor"])
 
+    @in_phase("exchange")
     def average_over_replicas(self) -> None:
         """Averages the gradient over replicas of the split model."""
         if self.mesh.replicas > 1:

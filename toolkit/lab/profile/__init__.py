@@ -1,0 +1,1 @@
+"""Profiles steps of a run: where their time goes, and what to change."""
