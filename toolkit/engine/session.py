@@ -19,6 +19,7 @@ from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
+from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
@@ -101,6 +102,8 @@ class Session:
             self.checkpointer.restore(self.run.resume)
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         on_main(self.run.accelerator, self._begin_files)
+        run = self.run
+        run.system.begin(RunFolder(run.output_dir).system(run.system.rank), lambda: self.state.step)
         self.meter.start()
 
     def _begin_files(self) -> None:
