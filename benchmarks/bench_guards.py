@@ -57,34 +57,46 @@ def without_guards() -> Iterator[None]:
 
 def train(overrides: Sequence[str], folder: str, guards: bool) -> dict[str, Any]:
     """Trains in this process, with or without guards, and returns the seconds of the median step."""
+    with nullcontext() if guards else without_guards():
+        seconds, losses = timed(overrides, folder)
+    return {"seconds": statistics.median(seconds), "losses": losses}
+
+
+def timed(overrides: Sequence[str], folder: str) -> tuple[list[float], list[float]]:
+    """Trains in this process, and returns the seconds of the steps after the warm-up, and the losses of all."""
     from toolkit.lab.training import trained
 
     steps = Steps()
     job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
            "overrides": [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]}  # fmt: skip
-    with nullcontext() if guards else without_guards(), trained(job, steps):
-        return {"seconds": statistics.median(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
+    with trained(job, steps):
+        return steps.clock.steps(WARM_UP - 1), steps.losses
 
 
-def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
-    """Returns the sides of a case: without and with guards."""
+def settings_of(name: str, options: argparse.Namespace, folder: Path) -> list[str]:
+    """Makes the model and the rows of a case, and returns its settings."""
     sizes, rows, limit, steps, processes = CASES[name]
     rows, limit, steps = (2, 48, 2) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{name}-base", **sizes)
     model = texts.with_head(pretrained, folder / name, dropout=False)
     made = texts.qa_rows(texts.one_token_words(pretrained), WARM_UP + steps, rows, "random", limit)
     file = texts.write_rows(made, folder / f"{name}.jsonl")
-    settings = [
+    return [
         "data.dataset_name=null", f"data.train_file={file}", f"model.name_or_path={model}", "task.doc_stride=16",
         f"task.max_length={limit}", f"train.per_device_train_batch_size={rows // processes}",
         "train.num_train_epochs=1", "train.mixed_precision=no", "train.dataloader_num_workers=0",
         "tracking.logging_steps=50",
     ]  # fmt: skip
+
+
+def sides(name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
+    """Returns the sides of a case: without and with guards."""
+    settings = settings_of(name, options, folder)
     made_sides = [
         calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), guards=kind == "guards")
         for kind in ("no guards", "guards")
     ]
-    return [launched(side, processes) for side in made_sides]
+    return [launched(side, CASES[name][-1]) for side in made_sides]
 
 
 def launched(side: Side, processes: int) -> Side:
@@ -96,20 +108,27 @@ def launched(side: Side, processes: int) -> Side:
     return Side(side.name, [*launch, *side.command[1:]], {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
-def main() -> None:
-    """Runs the pairs and writes the result.
+def cases_of(sides_of: Callable[[str], list[Side]], options: argparse.Namespace) -> dict[str, Any]:
+    """Runs both sides of every case, and returns their ratios.
 
     Raises:
         SystemExit: if the losses differ.
     """
-    options = read_options(parser(__doc__, pairs=9))
     cases = {}
+    for name in CASES:
+        baseline, ours = sides_of(name)
+        runs = interleave([baseline, ours], options)
+        if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
+            raise SystemExit(f"{ours.name}: the losses differ from those of {baseline.name}")
+        cases[name] = compared(runs, baseline.name, ours.name)
+    return cases
+
+
+def main() -> None:
+    """Runs the pairs and writes the result."""
+    options = read_options(parser(__doc__, pairs=9))
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for name in CASES:
-            runs = interleave(sides(name, options, Path(folder)), options)
-            if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
-                raise SystemExit(f"{name}: guards change the losses")
-            cases[name] = compared(runs, f"no guards, {name}", f"guards, {name}")
+        cases = cases_of(lambda name: sides(name, options, Path(folder)), options)
     title = "a step without guards (heartbeat, finite checks, signals), against the same step with them"
     figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(GUARDS)}
     write("guards", "guards", title, figures, options)

@@ -39,7 +39,8 @@ def line_chart(
     log: bool = False,
     zero: bool = False,
     log_x: bool = False,
-    steps: bool = True,
+    whole: bool = True,
+    point: str = "step",
     thin: Mapping[str, Sequence[Line]] | None = None,
 ) -> Drawing:
     """Draws lines over steps.
@@ -52,7 +53,8 @@ def line_chart(
         log: whether the vertical axis is logarithmic.
         zero: whether the vertical axis begins at 0.
         log_x: whether the horizontal axis is logarithmic.
-        steps: whether the horizontal axis counts steps, unless it is logarithmic.
+        whole: whether the horizontal axis counts, unless it is logarithmic.
+        point: word before a point's horizontal value, where it is shown.
         thin: further lines by the name of the line that they belong to, for instance as its mean; they have its colour.
 
     Returns:
@@ -65,8 +67,8 @@ def line_chart(
     legend, top = _legend(lines, y_label)
     y = axis(every[1], top + PLOT_HEIGHT, top, log=log, zero=zero)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
-    x = axis(every[0], left, RIGHT, log=log_x, whole=steps and not log_x)
-    at = "step" if steps and not log_x else "at"
+    x = axis(every[0], left, RIGHT, log=log_x, whole=whole and not log_x)
+    at = "at" if log_x else point
     marked = sum(len(xs) for xs, _ in lines.values()) <= MOST_MARKED
     faint = 'stroke-width="1" stroke-opacity="0.4" stroke-linejoin="round"'
     drawn = [

@@ -96,7 +96,7 @@ def system_blocks(samples: Mapping[int, Samples]) -> list[Block]:
         if any(any(values) for _, values in lines.values()):  # not if all is 0, for instance without a network
             chart = line_chart(
                 lines, title=f"{curve.title} over time", x_label=f"{name} of training",
-                y_label=curve.label, zero=True, steps=False,
+                y_label=curve.label, zero=True, whole=False, point="at",
             )  # fmt: skip
             figures.append(Figure(curve.title, chart))
     return [Gallery(figures, "What each process used")] if figures else []

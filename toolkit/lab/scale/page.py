@@ -116,7 +116,7 @@ def drawing(found: Found) -> Drawing:
     ]
     return line_chart(
         lines, title=PICTURE, x_label="processes", y_label="times as many items per second as one process",
-        zero=True, steps=False, thin={"measured": ends},
+        zero=True, point="processes", thin={"measured": ends},
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def sections(found: Found) -> list[Section]:
         if name in found["costs"]
     ]
     parts = [
-        Section("Result", [*map(Text, words(found)), figure, table(found), Text(HOW)]),
+        Section("Result", [*map(Text, words(found)[1:]), figure, table(found), Text(HOW)]),
         Section("Intervals and exchange", [details(found)]),
         Section("Cost of all runs", [Table(["what", "all runs"], spent)] if spent else []),
         Section("Command", [Code(found["command"], "bash")]),
@@ -161,7 +161,7 @@ def show(found: Found) -> None:
 
 def write(found: Found, folder: Path) -> None:
     """Writes `scale.json`, the page as HTML and Markdown, and the picture."""
-    title, lead = f"Scaling of {found['config']}", " ".join(words(found)[:2])
+    title, lead = f"Scaling of {found['config']}", words(found)[0]
     write_json(folder / "scale.json", found)
     write_text(folder / "scale.svg", sheet([drawing(found)]))
     write_text(folder / "scale.md", markdown.render(title, lead, sections(found)))

@@ -75,9 +75,11 @@ def _exchange(sent: Mapping[str, float], bandwidth: float | None, seconds: float
         bandwidth: bytes per second; None for one process.
         seconds: of a step.
     """
+    if bandwidth is None:
+        return {"exchange_bytes": 0.0, "bandwidth": None, "exchange_share": 0.0}
     if "bytes" not in sent:
-        return {"exchange_bytes": 0.0 if bandwidth is None else None, "bandwidth": bandwidth, "exchange_share": None}
-    share = 0.0 if bandwidth is None else min(1.0, sent["bytes"] / bandwidth / seconds)
+        return {"exchange_bytes": None, "bandwidth": bandwidth, "exchange_share": None}
+    share = min(1.0, sent["bytes"] / bandwidth / seconds)
     return {"exchange_bytes": sent["bytes"], "bandwidth": bandwidth, "exchange_share": share}
 
 
