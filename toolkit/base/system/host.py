@@ -29,20 +29,21 @@ class _Counts:
 
 
 class Host:
-    """Reads the use of the processor, memory, disk and network; rates are those since the last reading.
-
-    Attributes:
-        busy_seconds: processor time of this process and its children since this object was built, in seconds.
-        resident: resident memory of this process at the last reading, in bytes.
-    """
+    """Reads the use of the processor, memory, disk and network; rates are those since the last reading."""
 
     def __init__(self) -> None:
         self._own = psutil.Process()
         self._children: dict[int, tuple[float, int, int]] = {}
         self._of_children = [0.0, 0, 0]
-        self._last = self._counts()
-        self.busy_seconds = 0.0
-        self.resident = self._own.memory_info().rss
+        self._last = self._first = self._counts()
+
+    def busy_seconds(self) -> float:
+        """Returns the processor time of this process and its children since this object was built, in seconds."""
+        return max(0.0, time.process_time() + self._add_children()[0] - self._first.cpu)
+
+    def resident(self) -> int:
+        """Returns the resident memory of this process in bytes."""
+        return int(self._own.memory_info().rss)
 
     def read(self) -> dict[str, float]:
         """Returns the use since the last reading.
@@ -56,13 +57,10 @@ class Host:
         before, now = self._last, self._counts()
         self._last = now
         elapsed = max(1e-6, now.time - before.time)
-        used = max(0.0, now.cpu - before.cpu)
-        self.busy_seconds += used
-        self.resident = self._own.memory_info().rss
         whole = now.machine_all - before.machine_all
         return {
-            "cpu_cores": used / elapsed,
-            "memory_bytes": self.resident,
+            "cpu_cores": max(0.0, now.cpu - before.cpu) / elapsed,
+            "memory_bytes": self.resident(),
             "disk_read_bytes_per_second": max(0, now.read - before.read) / elapsed,
             "disk_written_bytes_per_second": max(0, now.written - before.written) / elapsed,
             "network_sent_bytes_per_second": max(0, now.sent - before.sent) / elapsed,

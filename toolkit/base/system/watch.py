@@ -6,7 +6,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -24,7 +25,18 @@ LIMIT_SECONDS = 5.0
 """How long the end of a run waits for a reading that does not return, for instance of a driver that hangs."""
 TAIL = 2**16
 """Bytes at the end of a file in which an incomplete line is looked for; a line is much shorter."""
+LEAST_SECONDS = 0.05
+"""A shorter time before the end of a run has no rates worth a line."""
 DIGITS = 3
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Sums up to a moment: of the clock and of processor time in seconds, and of energy in joules."""
+
+    time: float
+    busy: float
+    joules: float
 
 
 class SystemWatch:
@@ -41,7 +53,7 @@ class SystemWatch:
 
     def __init__(self, interval: float | None = None, rank: int = 0, device: torch.device | None = None) -> None:
         self.interval, self.rank = interval, rank
-        self._began, self._last = 0.0, time.monotonic()
+        self._began = 0.0
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
         self._file: IO[bytes] | None = None
@@ -52,6 +64,7 @@ class SystemWatch:
         if interval is None:
             return
         self._host = Host()
+        self._last = self._counted = _Point(time.monotonic(), 0.0, 0.0)
         self._gpu = Gpu.of(device)
         self._rapl, self._estimate = Rapl.of(), Estimate(rank)
         self._unread_gpu = device is not None and device.type == "cuda" and self._gpu is None
@@ -92,7 +105,7 @@ class SystemWatch:
             return
         self._step = step
         self._open(path)
-        self._sample()
+        self._guarded(self._sample)
         self._before = dict(self._joules)
         self._thread = threading.Thread(target=self._run, args=(self.interval,), name="system", daemon=True)
         self._thread.start()
@@ -100,14 +113,14 @@ class SystemWatch:
     def joules(self) -> dict[str, float]:
         """Returns the energy since `begin` by what was measured; processes of a machine share some of the names."""
         if self._thread is not None:
-            self._sample(writes=False)
+            self._guarded(self._count)
         return {name: value - self._before.get(name, 0.0) for name, value in self._joules.items()}
 
     def end(self) -> None:
         """Takes the last sample and makes sure that the file is on the disk."""
         if self._thread is None:
             return
-        self._sample()
+        self._guarded(self._count if time.monotonic() - self._last.time < LEAST_SECONDS else self._sample)
         self.close(synced=True)
 
     def close(self, synced: bool = False) -> None:
@@ -133,7 +146,7 @@ class SystemWatch:
 
     def _run(self, interval: float) -> None:
         while not self._ended.wait(interval):
-            self._sample()
+            self._guarded(self._sample)
 
     def _open(self, path: Path) -> None:
         """Opens the file, without an incomplete line of a process that was killed."""
@@ -148,44 +161,44 @@ class SystemWatch:
         except OSError as error:
             self._stop_writing(path, error)
 
-    def _sample(self, writes: bool = True) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
+        """Calls a function that reads, unless another reading does not return."""
         if not self._lock.acquire(timeout=LIMIT_SECONDS):
             return
         try:
-            line, computes = self._read()
-            if writes:
-                self._waiting += json.dumps(line).encode() + b"\n"
-            if computes:
-                self._write_waiting()
+            work()
         except SHORTAGE:  # the run goes on, or ends with a message of its own
             return
         finally:
             self._lock.release()
 
-    def _read(self) -> tuple[dict[str, float], bool]:
-        """Returns the line of a sample, and whether the process computes; adds the energy since the last sample."""
-        now = time.monotonic()
-        elapsed, busy = now - self._last, self._host.busy_seconds
-        found: dict[str, float] = {
+    def _sample(self) -> None:
+        """Adds a line, and writes it if this process computes."""
+        before, self._last = self._last, self._count()
+        line: dict[str, float] = {
             "time": round(time.time(), 3),
-            "seconds": round(now - self._began, 3),
+            "seconds": self._last.time - self._began,
             "rank": self.rank,
             "step": self._step(),
             **self._host.read(),
         }
         if self._gpu is not None:
-            found |= self._gpu.read()
-        used = self._host.busy_seconds - busy
-        self._estimate.add(elapsed, used, self._host.resident)
-        self._last, before = now, sum(self._joules.values())
-        self._joules = dict(self._counted())
-        if elapsed > 0.01:  # of a shorter time, a power would be noise
-            found["watts"] = (sum(self._joules.values()) - before) / elapsed
-        return {name: round(value, DIGITS) for name, value in found.items()}, used > LEAST_SHARE * elapsed
+            line |= self._gpu.read()
+        elapsed = max(1e-6, self._last.time - before.time)
+        line["watts"] = (self._last.joules - before.joules) / elapsed
+        self._waiting += json.dumps({name: round(value, DIGITS) for name, value in line.items()}).encode() + b"\n"
+        if self._last.busy - before.busy > LEAST_SHARE * elapsed:
+            self._write_waiting()
 
-    def _counted(self) -> Mapping[str, float]:
-        counted = (self._rapl or self._estimate).joules()
-        return counted if self._gpu is None else {**counted, self._gpu.name: self._gpu.joules}
+    def _count(self) -> _Point:
+        """Adds the energy since the last call, and returns the sums."""
+        before, now, busy = self._counted, time.monotonic(), self._host.busy_seconds()
+        self._estimate.add(now - before.time, max(0.0, busy - before.busy), self._host.resident())
+        self._joules = dict((self._rapl or self._estimate).joules())
+        if self._gpu is not None:
+            self._joules[self._gpu.name] = self._gpu.joules
+        self._counted = _Point(now, busy, sum(self._joules.values()))
+        return self._counted
 
     def _write_waiting(self) -> None:
         """Writes the lines of the last samples.
