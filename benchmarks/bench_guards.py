@@ -1,10 +1,15 @@
-"""What guarding a step costs: training with all guards, against the same training without them.
+"""What is always on costs: training with it, against the same training without it.
 
-    python benchmarks/bench_guards.py [--pairs 9]
+    python benchmarks/bench_guards.py [--pairs 9] [--only guards phases samples] [--cpu-time]
 
-Guards are the heartbeat between processes, the check of every update for values that are not finite, and the watch over
-signals. The side without them replaces them in its own process. The seconds are those of the median step. The target is
-a ratio of at least 0.99: at most 1 % of a step.
+- guards: the heartbeat between processes, the check of every update for values that are not finite, and the watch over
+  signals;
+- phases: the clock of the phases of a step;
+- samples: what the process uses of the machine, every two seconds. Most steps meet none, so these are the mean seconds
+  of a step; the others are those of the median step.
+
+The side without it replaces it in its own process, or turns it off. The target is a ratio of at least 0.99: at most 1 %
+of a step.
 """
 
 from __future__ import annotations
@@ -13,8 +18,9 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,19 +30,47 @@ from bench_loop import LARGE, SMALL
 from ours import STEPS_ONLY, Steps, fresh
 from pairs import ROOT, Side, calling, compared, interleave, parser, read_options, write
 
-GUARDS: dict[str, Callable[..., Any]] = {
-    "toolkit.run:heartbeat": lambda *arguments: nullcontext(),
-    "toolkit.engine.updates:UpdateGuard.check": lambda *arguments: None,
-    "toolkit.engine.updates:UpdateGuard.check_parameters": lambda *arguments: None,
-    "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
+
+@dataclass(frozen=True)
+class Part:
+    """Something that is always on.
+
+    Args:
+        title: what is compared.
+        places: its places, and what stands there without it.
+        settings: overrides that turn it off instead.
+        average: of the seconds of steps.
+    """
+
+    title: str
+    places: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    average: Callable[[Sequence[float]], float] = statistics.median
+
+
+PARTS = {
+    "guards": Part(
+        "a step without guards (heartbeat, finite checks, signals), against the same step with them",
+        {
+            "toolkit.run:heartbeat": lambda *arguments: nullcontext(),
+            "toolkit.engine.updates:UpdateGuard.check": lambda *arguments: None,
+            "toolkit.engine.updates:UpdateGuard.check_parameters": lambda *arguments: None,
+            "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
+        },
+    ),
+    "phases": Part(
+        "a step whose phases are not measured, against the same step with the measurement",
+        {
+            "toolkit.base.phases:_Phase.__enter__": lambda phase: None,
+            "toolkit.base.phases:_Phase.__exit__": lambda phase, *error: None,
+        },
+    ),
+    "samples": Part(
+        "a step without samples of the machine, against the same step with one every two seconds",
+        settings=("tracking.system_interval=null",),
+        average=statistics.fmean,
+    ),
 }
-"""Places of the guards, and what stands there without them."""
-PHASES: dict[str, Callable[..., Any]] = {
-    "toolkit.base.phases:_Phase.__enter__": lambda phase: None,
-    "toolkit.base.phases:_Phase.__exit__": lambda phase, *error: None,
-}
-"""The same of the clock of phases (`bench_phases.py`)."""
-PLACES = {"guards": GUARDS, "phases": PHASES}
 CASES = {
     "large": (LARGE, 16, 192, 12, 1),
     "small": (SMALL, 8, 64, 200, 1),
@@ -48,32 +82,32 @@ CONFIG = "recipes/configs/qa/squad.yaml"
 
 
 @contextmanager
-def without(what: str) -> Iterator[None]:
-    """Takes one of `PLACES` out of this process.
+def without(part: Part) -> Iterator[None]:
+    """Takes what can be replaced out of this process.
 
     Raises:
         AttributeError: if there is nothing at a place.
     """
     with ExitStack() as replaced:
-        for place, neutral in PLACES[what].items():
+        for place, neutral in part.places.items():
             module, _, name = place.partition(":")
             replaced.enter_context(patch(f"{module}.{name}", neutral))
         yield
 
 
-def train(overrides: Sequence[str], folder: str, removed: str | None) -> dict[str, Any]:
-    """Trains in this process, with or without one of `PLACES`, and returns the seconds of the median step."""
+def train(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[str, Any]:
+    """Trains in this process, with or without one of `PARTS`, and returns the average seconds of a step."""
     from toolkit.lab.training import trained
 
-    steps = Steps()
-    job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG),
-           "overrides": [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]}  # fmt: skip
-    with nullcontext() if removed is None else without(removed), trained(job, steps):
-        return {"seconds": statistics.median(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
+    steps, chosen = Steps(), PARTS[part]
+    settings = [*STEPS_ONLY, *overrides, *([] if on else chosen.settings), f"output_dir={fresh(folder)}"]
+    job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG), "overrides": settings}
+    with nullcontext() if on else without(chosen), trained(job, steps):
+        return {"seconds": chosen.average(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
 
 
-def sides(what: str, name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
-    """Returns the sides of a case: without and with one of `PLACES`."""
+def sides(part: str, name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
+    """Returns the sides of a case: without and with one of `PARTS`."""
     sizes, rows, limit, steps, processes = CASES[name]
     rows, limit, steps = (2, 48, 2) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{name}-base", **sizes)
@@ -87,8 +121,8 @@ def sides(what: str, name: str, options: argparse.Namespace, folder: Path) -> li
         "tracking.logging_steps=50",
     ]  # fmt: skip
     made_sides = [
-        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), removed=removed)
-        for kind, removed in ((f"no {what}", what), (what, None))
+        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), part=part, on=on)
+        for kind, on in ((f"no {part}", False), (part, True))
     ]
     return [launched(side, processes) for side in made_sides]
 
@@ -102,13 +136,8 @@ def launched(side: Side, processes: int) -> Side:
     return Side(side.name, [*launch, *side.command[1:]], {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
-def measure(what: str, title: str, options: argparse.Namespace) -> None:
+def measure(part: str, options: argparse.Namespace) -> None:
     """Runs the pairs of all cases and writes the result.
-
-    Args:
-        what: key of `PLACES`, and name of the result.
-        title: what is compared.
-        options: the command line.
 
     Raises:
         SystemExit: if the losses differ.
@@ -116,17 +145,23 @@ def measure(what: str, title: str, options: argparse.Namespace) -> None:
     cases = {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in CASES:
-            runs = interleave(sides(what, name, options, Path(folder)), options)
+            runs = interleave(sides(part, name, options, Path(folder)), options)
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
-                raise SystemExit(f"{name}: {what} change the losses")
-            cases[name] = compared(runs, f"no {what}, {name}", f"{what}, {name}")
-    figures = {**cases["large"], "case": "large", "cases": cases, "removed": list(PLACES[what])}
-    write(what, what, title, figures, options)
+                raise SystemExit(f"{name}: {part} change the losses")
+            cases[name] = compared(runs, f"no {part}, {name}", f"{part}, {name}")
+    removed = [*PARTS[part].places, *PARTS[part].settings]
+    figures = {**cases["large"], "case": "large", "cases": cases, "removed": removed}
+    write(part, part, PARTS[part].title, figures, options)
+
+
+def main() -> None:
+    """Measures the parts, one after the other."""
+    made = parser(__doc__, pairs=9)
+    made.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="the parts to measure")
+    options = read_options(made)
+    for part in options.only:
+        measure(part, options)
 
 
 if __name__ == "__main__":
-    measure(
-        "guards",
-        "a step without guards (heartbeat, finite checks, signals), against the same step with them",
-        read_options(parser(__doc__, pairs=9)),
-    )
+    main()

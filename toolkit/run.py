@@ -14,15 +14,16 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
-from toolkit.base.console import quiet_libraries, warn
+from toolkit.base.console import quiet_libraries
 from toolkit.base.exits import leave_group
 from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
+from toolkit.base.system.watch import SystemWatch
 from toolkit.checkpoint.claim import claim
 from toolkit.checkpoint.complete import collected
 from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
-from toolkit.checks.machine import machine_notes
+from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import refuse_wrong_run
 from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
@@ -149,10 +150,10 @@ def prepared_run(
         refuse_wrong_run(cfg, task)
         accelerator = build_accelerator(cfg)
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
-        for note in machine_notes(cfg, accelerator.device):
-            warn(f"{note}.")
+        warn_of_machine(cfg, accelerator.device)
+        system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
         watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
-    with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed:
+    with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed, system:
         inputs = read_inputs(cfg, task, accelerator, claimed)
         milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
         refuse_wrong_steps(cfg, milestones, claimed.resume)
@@ -164,8 +165,8 @@ def prepared_run(
         run = Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
-            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
-            retry=retry, resolved=inputs.resolved, record=record,
+            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer, retry=retry,
+            resolved=inputs.resolved, record=record, system=system,
         )  # fmt: skip
         yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 

@@ -11,7 +11,7 @@ import bench_media
 import pairs
 import pytest
 import texts
-from bench_guards import without
+from bench_guards import PARTS, without
 from bench_start import last_step, median_and_range
 
 
@@ -145,7 +145,7 @@ def test_a_missing_minilm_is_named_with_the_remedy(tmp_path, monkeypatch) -> Non
 )
 def test_what_is_measured_is_taken_out_and_comes_back(what, place) -> None:
     before = resolve_name(place)
-    with without(what):
+    with without(PARTS[what]):
         assert resolve_name(place) is not before
         assert resolve_name(place)(None, *([float("nan"), ()] if what == "guards" else [])) is None
     assert resolve_name(place) is before

@@ -14,6 +14,9 @@ from runs import SGD, assert_close, assert_same_weights, lines, predictions, tra
 from small_memory import RUN as SMALL_MEMORY
 from tolerances import FLOAT64, float32_tolerance
 
+from toolkit.catalog.checksums import file_sha256
+from toolkit.report.system import read_samples
+
 
 @pytest.fixture(scope="module")
 def runs(many_runs) -> Path:
@@ -121,6 +124,15 @@ def test_memory_that_gives_out_on_one_process_changes_nothing(runs, when, engine
 def test_trackers_get_the_numbers_of_several_processes_once(runs):
     assert (runs / "tracked-2" / "model" / "model.safetensors").exists()
     assert len(list((runs / "tracked-2" / "tracking").rglob("events.out.tfevents*"))) >= 1
+
+
+def test_each_process_samples_itself(runs):
+    sealed = json.loads((runs / "tracked-2" / "run.json").read_text())["files"]
+    for rank, name in enumerate(("system.jsonl", "system-rank1.jsonl")):
+        samples = read_samples(runs / "tracked-2" / name)
+        assert {sample["rank"] for sample in samples} == {rank}
+        assert len(samples) >= 2
+        assert file_sha256(runs / "tracked-2" / name) == sealed[name]
 
 
 def test_float32_agrees_to_its_own_precision(tmp_path):

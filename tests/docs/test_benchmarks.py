@@ -27,7 +27,7 @@ def test_the_readme_has_the_figures_of_the_results(render) -> None:
 def test_results_have_their_keys_and_are_no_quick_runs(render) -> None:
     for file, page in render.results().items():
         assert page["quick"] is False, file
-        assert page["benchmark"] in {*render.EXPECTED, "guards", "phases", "real data", "reviews"}, file
+        assert page["benchmark"] in {*render.EXPECTED, "guards", "phases", "samples", "real data", "reviews"}, file
         for case in (page, *page.get("cases", {}).values()):
             names = ("ratio_min", "ratio_median", "ratio_max", "pairs") if "ratio_median" in case else TIMES
             low, middle, high, number = (case[name] for name in names)

@@ -33,7 +33,7 @@ def test_a_run_leaves_exactly_these_files(finished):
     of_developers = {"uncommitted.diff"}  # only where the checkout that the tests run in has changes
     assert {path.name for path in finished.iterdir()} - of_developers == {
         ".lock", "checkpoints", "config.yaml", "curves.svg", "metrics.jsonl", "model", "predictions.jsonl",
-        "predictions_test.jsonl", "processor", "report.html", "report.md", "run.json",
+        "predictions_test.jsonl", "processor", "report.html", "report.md", "run.json", "system.jsonl",
     }  # fmt: skip
     assert {path.name for path in (finished / "model").iterdir()} == {
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",

@@ -91,8 +91,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def without_times(line: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries of a line of metrics that do not depend on the session: no times, memory and traffic."""
-    own = ("second", "memory", "exchange")
+    """Returns the entries of a line of metrics that no session changes: no times, memory, traffic and energy."""
+    own = ("second", "memory", "exchange", "energy", "co2", "cost")
     return {name: value for name, value in line.items() if not any(word in name for word in own)}
 
 

@@ -83,10 +83,11 @@ def weights(output_dir: Path) -> dict[str, torch.Tensor]:
 
 
 def lines(output_dir: Path, having: str = "step") -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` with an entry of this name, without times and memory."""
+    """Returns the lines of `metrics.jsonl` with an entry of this name, without times, memory and energy."""
     found = [json.loads(line) for line in (output_dir / "metrics.jsonl").read_text().splitlines()]
+    own = ("second", "memory", "energy")
     return [
-        {name: value for name, value in line.items() if "second" not in name and "memory" not in name}
+        {name: value for name, value in line.items() if not any(word in name for word in own)}
         for line in found
         if having in line
     ]

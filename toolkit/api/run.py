@@ -12,6 +12,7 @@ from toolkit.api.strategy import Strategy
 from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
 from toolkit.base.errors import ConfigError
 from toolkit.base.memory import MemoryUse, MemoryWatch
+from toolkit.base.system.watch import SystemWatch
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
 from toolkit.metrics.quality import Quality
@@ -94,6 +95,7 @@ class Run:
         retry: what is known from before the run went back to a checkpoint.
         record: writes what is known of the run into its folder; called on the main process, once nothing can refuse
             the run any more, since the folder may be that of a finished run.
+        system: measures time and energy, and what this process uses of its machine.
     """
 
     cfg: Config
@@ -113,6 +115,7 @@ class Run:
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
     retry: Retry = FIRST_TRY
     record: Callable[[Run], None] = lambda run: None
+    system: SystemWatch = field(default_factory=SystemWatch)
 
     @property
     def unpadded(self) -> bool:
@@ -135,6 +138,7 @@ class FitResult:
         memory: memory use of the main process.
         further: figures of the strategy and the callbacks.
         phases: seconds of this session by phase (`toolkit.base.phases`), on this process.
+        costs: time, energy, emissions and price of the run, by name.
         quality: how far the scores of each set can be trusted; the same on every process. Empty until training is over.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.
     """
@@ -149,6 +153,7 @@ class FitResult:
     memory: MemoryUse
     further: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, float] = field(default_factory=dict)
+    costs: Mapping[str, float] = field(default_factory=dict)
     quality: Mapping[str, Quality] = field(default_factory=dict)
     figures: Mapping[str, Any] = field(default_factory=dict)
 
@@ -183,6 +188,17 @@ def metric_named(name: str, task: Task, setting: str) -> Score:
         near = did_you_mean(name, list(known))
         raise ConfigError([f"{setting}: received {name!r}, this task has {', '.join(known)}{near}"])
     return replace(known[name], name=f"eval_{name}")
+
+
+def target_metric(cfg: Config, task: Task) -> tuple[Score, float] | None:
+    """Returns the metric of `train.target_metric`, with its prefix, and the value to reach; None without a target.
+
+    Raises:
+        ConfigError: if the task has no metric of the configured name.
+    """
+    for name, goal in cfg.train.target_metric.items():
+        return metric_named(name, task, "train.target_metric"), goal
+    return None
 
 
 def overall_scores(task: Task) -> list[Score]:

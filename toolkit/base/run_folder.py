@@ -36,6 +36,10 @@ class RunFolder:
         """One line per logged step and per evaluation."""
         return self.path / "metrics.jsonl"
 
+    def system(self, rank: int = 0) -> Path:
+        """Returns the file of samples of what a process uses."""
+        return self.path / (f"system-rank{rank}.jsonl" if rank else "system.jsonl")
+
     @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""

@@ -22,6 +22,7 @@ FREE = (
     "train.max_steps",
     "train.num_train_epochs",
     "train.max_time",
+    "train.target_metric*",
     "train.dataloader_*",
     "train.ddp_timeout",
     "train.heartbeat_timeout",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from toolkit.base.console import warn
 from toolkit.config.messages import show
 from toolkit.config.sections import Config
 
@@ -95,6 +96,12 @@ def compile_problems(cfg: Config) -> list[str]:
 
 def _capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+
+
+def warn_of_machine(cfg: Config, device: torch.device) -> None:
+    """Warns of what `machine_notes` returns."""
+    for note in machine_notes(cfg, device):
+        warn(f"{note}.")
 
 
 def machine_notes(cfg: Config, device: torch.device) -> list[str]:

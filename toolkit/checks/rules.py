@@ -121,6 +121,12 @@ RULES = (
         "the only evaluation is the one of the last step",
         "set eval.eval_steps, for instance to epoch",
     ),
+    Rule(
+        lambda c: bool(c.train.target_metric) and (c.eval.eval_steps is None or _no_evaluation(c)),
+        ("train.target_metric", "eval.eval_steps", *_EVALUATION),
+        "the metric is not computed during training",
+        "set eval.eval_steps, for instance to epoch, and keep validation rows",
+    ),
     only_if(
         "train.early_stopping_threshold",
         0.0,
@@ -158,6 +164,14 @@ RULES = (
     ),
     _trackers_only("run_name"),
     _trackers_only("project"),
+    only_if(
+        "tracking.grid_intensity",
+        None,
+        "tracking.system_interval",
+        lambda interval: interval is not None,
+        "emissions are computed from the energy, which is not measured",
+        "set tracking.system_interval, for instance to 2",
+    ),
     Rule(
         lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
         ("tracking.report_to",),

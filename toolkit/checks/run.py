@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 
-from toolkit.api.run import best_metric
+from toolkit.api.run import best_metric, target_metric
 from toolkit.api.supports import SupportsEnsembling, class_column, reads_files
 from toolkit.api.task import Task
 from toolkit.base.errors import problems_of
@@ -88,6 +88,7 @@ def _size_problems(cfg: Config, task: Task) -> list[str]:
 
 CHECKS = (
     Check("eval.metric_for_best_model", lambda cfg, task: problems_of(lambda: best_metric(cfg, task))),
+    Check("train.target_metric", lambda cfg, task: problems_of(lambda: target_metric(cfg, task))),
     Check("train.train_sampling_strategy", _sampling_problems),
     Check("train.snapshot_ensemble", _ensemble_problems),
     Check("the token budgets", _budget_problems),

@@ -34,6 +34,7 @@ COMMANDS = {
     "profile": ("toolkit.commands.profile", "measure where the time of a step goes, and what to change"),
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
+    "scale": ("toolkit.commands.scale", "measure how a training scales with the number of its processes"),
     "collectives": ("toolkit.commands.collectives", "measure what exchanges between processes cost here"),
     "compare": (
         "toolkit.commands.compare",

@@ -206,6 +206,13 @@ class TrackingConfig:
     """Project name for trackers."""
     run_name: str | None = None
     """Run name for trackers; null means the output folder's name."""
+    system_interval: Annotated[float, Field(ge=0.5, le=3600)] | None = 2.0
+    """Seconds between samples of what each process uses: CPU, memory, disk, network, GPU (extra `system`). They are
+    written to `system.jsonl`, and energy is computed from them. Null takes none."""
+    grid_intensity: Annotated[float, Field(ge=0)] | None = None
+    """Grams of CO2 for a kWh of electricity where the run takes place, to compute its emissions from its energy."""
+    price_per_hour: Annotated[float, Field(ge=0)] | None = None
+    """Price of an hour of all processes together, in any currency, to compute what the run costs."""
 
 
 @dataclass(frozen=True, kw_only=True)

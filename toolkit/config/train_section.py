@@ -73,6 +73,9 @@ class TrainConfig:
     """Stop after this many evaluations without an improvement of `eval.metric_for_best_model`."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
     """By how much the metric must improve to count."""
+    target_metric: Annotated[dict[str, float], Field(max_length=1)] = field(default_factory=dict)
+    """Stop once an evaluation on the validation rows reaches a value, for instance `eval_accuracy: 0.93`, and report
+    the steps, the time and the energy until then (DAWNBench's time to accuracy)."""
     max_time: Annotated[str, Field(pattern=r"^\d+:[0-2]\d:[0-5]\d:[0-5]\d$")] | None = None
     """Stop after this time, as `days:hours:minutes:seconds` (`00:11:30:00`). The current step is finished first. Counts
     training, evaluation and checkpointing across resumes, but not loading."""

@@ -39,6 +39,8 @@ def line_chart(
     log: bool = False,
     zero: bool = False,
     log_x: bool = False,
+    whole: bool = True,
+    point: str = "step",
     thin: Mapping[str, Sequence[Line]] | None = None,
 ) -> Drawing:
     """Draws lines over steps.
@@ -50,31 +52,33 @@ def line_chart(
         y_label: label of the vertical axis, with the unit.
         log: whether the vertical axis is logarithmic.
         zero: whether the vertical axis begins at 0.
-        log_x: whether the horizontal axis is logarithmic; otherwise it counts steps.
+        log_x: whether the horizontal axis is logarithmic.
+        whole: whether the horizontal axis counts, unless it is logarithmic.
+        point: word before a point's horizontal value, where it is shown.
         thin: further lines by the name of the line that they belong to, for instance as its mean; they have its colour.
 
     Returns:
         The chart, with every text escaped. The legend states the number of missing values of each line.
     """
-    lines = {name: (_array(steps), _array(values)) for name, (steps, values) in series.items()}
+    lines = {name: (_array(xs), _array(values)) for name, (xs, values) in series.items()}
     further = {name: [(_array(x), _array(y)) for x, y in (thin or {}).get(name, ())] for name in lines}
     shown = [*lines.values(), *chain.from_iterable(further.values())]
     every = [np.concatenate([each[i] for each in shown] or [np.empty(0)]) for i in (0, 1)]
     legend, top = _legend(lines, y_label)
     y = axis(every[1], top + PLOT_HEIGHT, top, log=log, zero=zero)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
-    x = axis(every[0], left, RIGHT, log=log_x, whole=not log_x)
-    marked = sum(len(steps) for steps, _ in lines.values()) <= MOST_MARKED
+    x = axis(every[0], left, RIGHT, log=log_x, whole=whole and not log_x)
+    at = ("at" if log_x else point) if sum(len(xs) for xs, _ in lines.values()) <= MOST_MARKED else None
     faint = 'stroke-width="1" stroke-opacity="0.4" stroke-linejoin="round"'
     drawn = [
         part
         for number, (name, several) in enumerate(further.items())
         for line in several
-        for part in _line(name, *line, x, y, number, faint, marked=False)
+        for part in _line(name, *line, x, y, number, faint, at=None)
     ]
     for number, (name, line) in enumerate(lines.items()):
         style = f'stroke-width="2" stroke-linejoin="round" stroke-dasharray="{_dash(number)}"'
-        drawn += _line(name, *line, x, y, number, style, marked=marked)
+        drawn += _line(name, *line, x, y, number, style, at=at)
     return Drawing([*frame(x, y, x_label), *legend, *drawn], title, round(top + PLOT_HEIGHT + BOTTOM))
 
 
@@ -122,7 +126,7 @@ def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) ->
 
 
 def _line(
-    name: str, steps: np.ndarray, values: np.ndarray, x: Axis, y: Axis, number: int, style: str, *, marked: bool
+    name: str, steps: np.ndarray, values: np.ndarray, x: Axis, y: Axis, number: int, style: str, *, at: str | None
 ) -> list[str]:
     kept = _thinned(values)
     across, up = x.place(steps[kept]), y.place(values[kept])
@@ -135,9 +139,9 @@ def _line(
     path = f'<path class="line" d="{"".join(pieces)}" fill="none" {style}/>'
     points = (
         f'<circle class="point" cx="{a:.1f}" cy="{b:.1f}" r="3" stroke="none"><title>'
-        f"{escape(name)}, {'at' if x.log else 'step'} {step:,.10g}: {value:.5g}</title></circle>"
+        f"{escape(name)}, {at} {step:,.10g}: {value:.5g}</title></circle>"
         for a, b, step, value in zip(across[there], up[there], steps[kept][there], values[kept][there], strict=True)
-        if marked
+        if at is not None
     )
     return [coloured(number, path, *points)] if there.any() else []
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from toolkit.api.callback import TrainingContext
 from toolkit.api.run import FitResult
+from toolkit.engine.callbacks.costs import total_of
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
 from toolkit.optim.state import state_bytes
@@ -40,6 +41,7 @@ def outcome(
         further |= callback.final_metrics()
     if further:
         tracker.log(place | further)
+    run.system.end()
     return FitResult(
         steps=state.step,
         train_loss=meter.train_loss,
@@ -51,4 +53,5 @@ def outcome(
         memory=run.memory.use(context.bare_model, state_bytes(context.optimizer), copy_bytes),
         further=further,
         phases=meter.phases.seconds(),
+        costs=total_of(context).figures(run.cfg.tracking),
     )

@@ -20,6 +20,7 @@ from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
 from toolkit.base.phases import PhaseClock, in_phase, phase
+from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.signals import StopSignal
@@ -71,10 +72,9 @@ class Session:
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run, self.tracker, self.stop = run, tracker, stop
+        self.run, self.strategy, self.tracker, self.stop = run, run.strategy, tracker, stop
         self.state = TrainState()
         bare_model: nn.Module = run.accelerator.unwrap_model(model)
-        self.strategy = run.strategy
         split = splitter(run, self.state, milestones)
         self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, stop.beat))
         self.context = TrainingContext(
@@ -105,6 +105,7 @@ class Session:
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         on_main(self.run.accelerator, self._begin_files)
         self.meter.phases.start()
+        self.run.system.begin(RunFolder(self.run.output_dir).system(self.run.system.rank), lambda: self.state.step)
         self.meter.start()
 
     def _begin_files(self) -> None:
@@ -200,8 +201,7 @@ class Session:
             self._stop_clock()
             return
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
-        loss = float(loss_sum)
-        record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
+        record = {"epoch": self.context.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
         record["seconds"] = self._stop_clock()
         self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 STEPS_ONLY: dict[str, Any] = {
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
-        "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble")},
+        "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "target_metric")},
     "trainer.args": {},
     "trainer.callbacks": [],
     "eval.eval_steps": None,

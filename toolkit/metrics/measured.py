@@ -15,6 +15,12 @@ MEASURED: dict[str, Score] = {
         Score("optimizer_state_bytes", greater_is_better=False, unit="B"),
         Score("exchange_bytes", greater_is_better=False, unit="B"),
         *(Score(f"{PREFIX}{phase}", greater_is_better=False, unit="s") for phase in (*PHASES, OTHER)),
+        Score("run_seconds", greater_is_better=False, unit="s"),
+        Score("energy_wh", greater_is_better=False, unit="Wh"),
+        Score("co2_grams", greater_is_better=False, unit="g"),
+        Score("cost", greater_is_better=False),
+        Score("target_seconds", greater_is_better=False, unit="s"),
+        Score("target_energy_wh", greater_is_better=False, unit="Wh"),
     )
 }
 """The measured figures, by their names in `metrics.jsonl` and `run.json`."""

@@ -52,6 +52,7 @@ def write_start(run: Run, rows: CheckedRows, recipe: Path, milestones: Milestone
         "versions": versions(),
         "git": _code(recipe.absolute().parent, files.path),
         "hardware": hardware(),
+        "energy_source": run.system.source,
         "data_fingerprints": dict(rows.fingerprints),
         "num_rows": {split: len(part) for split, part in rows.splits.items()},
         "bad_rows": dict(rows.bad_rows),

@@ -22,7 +22,7 @@ RESULTS = ("predictions*.jsonl", "report.*", "curves.svg", "confusion_*.png")
 """Files that are written after the model."""
 BEFORE = (
     *("config.yaml", "metrics.jsonl", "uncommitted.diff", "bad_rows.jsonl", "processor/**/*", "base/**/*"),
-    "snapshots/*",
+    *("snapshots/*", "system*.jsonl"),
 )
 """Files that are written until then, and again by a session that resumes the run."""
 _SEAL = "sha256"

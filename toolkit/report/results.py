@@ -34,6 +34,7 @@ from toolkit.report.intact import BEFORE, MODEL, RESULTS, digests, forget, seale
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
+from toolkit.report.system import asked_rows
 from toolkit.report.worst import Worst
 from toolkit.tracking.jsonl import read_metrics
 
@@ -194,7 +195,7 @@ def show(run: Run, result: FitResult, shown: Shown) -> None:
     best = "" if result.best_step in (None, result.steps) else f", best at step {result.best_step:,}"
     print_table(
         f"{run.output_dir.name}: {counted(result.steps, 'step')}{best}",
-        scores.lines() | text.measurements(result),
+        scores.lines() | text.measurements(result) | asked_rows(result.figures, run.system.source, run.cfg),
     )
     for hint in scores.hints:
         say(hint)
@@ -224,6 +225,7 @@ def summary_figures(run: Run, result: FitResult) -> dict[str, Any]:
         "train_loss": result.train_loss,
         **metrics,
         **result.further,
+        **result.costs,
         "best_step": result.best_step,
         "best_metric": result.best,
         "train_seconds": result.train_seconds,

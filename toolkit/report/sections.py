@@ -25,6 +25,7 @@ from toolkit.report.examples import Example
 from toolkit.report.memory import memory_section
 from toolkit.report.phases import time_section
 from toolkit.report.scores import Scores
+from toolkit.report.system import cost_blocks, samples_of, system_blocks
 from toolkit.report.text import base_name, readable
 from toolkit.report.worst import Worst
 
@@ -92,6 +93,7 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Example predictions", _examples(run, outcome.examples)),
         Section("Samples", [Code(sample) for sample in outcome.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
+        Section("Time, energy and machine", _used(run, outcome)),
         Section("Techniques used", _switches(changed)),
         Section("Where the time goes", time_section(run, outcome.result.phases)),
         Section("Memory", memory_section(run, outcome.result.memory, outcome.predicted)),
@@ -207,6 +209,12 @@ def _where(run: Run, facts: Mapping[str, Any]) -> dict[str, Any]:
         # The signature of a task's scores, if it has one.
         **{name: value for name, value in facts["task_state"].items() if isinstance(value, str)},
     }
+
+
+def _used(run: Run, outcome: Outcome) -> list[Block]:
+    samples = samples_of(run.output_dir, run.mesh.size)
+    costs = cost_blocks(outcome.figures, outcome.facts["energy_source"], run.cfg)
+    return [*costs, *system_blocks(samples)]
 
 
 def _switches(changed: Sequence[Change]) -> list[Block]:

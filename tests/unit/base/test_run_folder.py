@@ -20,7 +20,8 @@ def paths(folder: RunFolder | CheckpointFolder) -> set[str]:
 def test_the_table_of_outputs_names_every_file_of_a_run() -> None:
     run = RunFolder(Path("run"))
     several = [run.predictions("test"), run.confusion("<set>"), run.checkpoint(None).path, run.snapshot(0)]
-    numbered = {re.sub("step-(None|0)", "step-<N>", path.relative_to("run").as_posix()) for path in several}
+    several += [run.system(), run.system(7)]
+    numbered = {re.sub("(step-|rank)(None|0|7)", r"\1<N>", path.relative_to("run").as_posix()) for path in several}
     expected = paths(run) | {run.predictions("validation").name} | numbered
     expected -= {run.checkpoints.name, run.snapshots.name}  # there as `checkpoints/step-<N>`, `snapshots/step-<N>...`
     expected -= {run.model_card.relative_to("run").as_posix()}  # described with `model/`

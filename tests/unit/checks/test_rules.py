@@ -131,6 +131,8 @@ CONFLICTS = {
     "data.test_split=0.95": "together they leave no training rows",
     "data.max_bad_rows=0.5": "set data.bad_rows to skip, or remove data.max_bad_rows",
     "train.early_stopping_patience=2": "the only evaluation is the one of the last step; set eval.eval_steps",
+    "train.target_metric.accuracy=0.9": "the metric is not computed during training; set eval.eval_steps",
+    "tracking.grid_intensity=400 tracking.system_interval=null": "set tracking.system_interval",
     "train.early_stopping_threshold=0.1": "set train.early_stopping_patience, or remove",
     "checkpoint.hub_model_id=a": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_model_id",
     "checkpoint.hub_private_repo=true": "set checkpoint.push_to_hub to true, or remove checkpoint.hub_private_repo",

@@ -688,6 +688,8 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     assert "figures" not in failed
     assert fine["metrics"].keys() > {"eval_loss", "eval_accuracy", "eval_f1_macro"}
     assert fine["load"][0] > 0
+    assert found["costs"]["energy_wh"] == fine["costs"]["energy_wh"]["value"] > 0
+    assert "all runs" in printed
     best = Path(found["best"]["run"])
     assert best.is_relative_to(output)
     assert 0 <= toolkit.load(best).evaluate([{"text": "good", "label": "positive"}])["eval_accuracy"] <= 1

@@ -24,7 +24,8 @@ from toolkit.report.memory import memory_table
 NASTY = "<script>alert(1)</script> & \"quoted\" | 'and' `ticks` <img src=x>"
 HEADINGS = [
     "Result", "Curves", "Classes (validation)", "Classes (test)", "Data", "Largest errors", "Example predictions",
-    "Environment", "Techniques used", "Where the time goes", "Memory", "Changed settings", "Reproduce",
+    "Environment", "Time, energy and machine", "Techniques used", "Where the time goes", "Memory",
+    "Changed settings", "Reproduce",
 ]  # fmt: skip
 
 

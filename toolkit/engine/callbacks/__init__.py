@@ -10,6 +10,8 @@ from toolkit.config.sections import Config
 from toolkit.optim.presets import PRESETS
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    "costs": (lambda cfg: True, "toolkit.engine.callbacks.costs.Costs"),
+    "target": (lambda cfg: bool(cfg.train.target_metric), "toolkit.engine.callbacks.target.Target"),
     "early_stopping": (
         lambda cfg: cfg.train.early_stopping_patience is not None,
         "toolkit.engine.callbacks.early_stopping.EarlyStopping",

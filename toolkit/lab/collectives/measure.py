@@ -58,21 +58,21 @@ def factor(operation: str, processes: int) -> float:
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Times every operation with every size in the group of the launched processes.
+    """Times operations with every size in the group of the launched processes.
 
     Args:
-        job: `sizes`: bytes of the tensors.
+        job: `sizes`: bytes of the tensors; `operations`: their names, if not all.
 
     Returns:
         `seconds`: by operation, those of each size, the median over rounds; a round lasts until its last process has
         finished. `backend` and `device`: what the processes use.
     """
     device = _begin()
-    seconds: dict[str, list[float]] = {name: [] for name in OPERATIONS}
+    seconds: dict[str, list[float]] = {name: [] for name in job.get("operations", OPERATIONS)}
     for size in job["sizes"]:
         whole, part = _tensors(size, device)
-        for name, operation in OPERATIONS.items():
-            seconds[name].append(_time(partial(operation, whole, part), device))
+        for name, found in seconds.items():
+            found.append(_time(partial(OPERATIONS[name], whole, part), device))
     return {"seconds": seconds, "backend": dist.get_backend(), "device": device.type}
 
 

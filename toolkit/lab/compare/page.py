@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.base.console import format_bytes
 from toolkit.config.dump import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
-from toolkit.lab.compare import pictures, strategies
+from toolkit.lab.compare import costs, pictures, strategies
 from toolkit.lab.compare.metric_blocks import scores
 from toolkit.lab.compare.notes import kept, notes
 from toolkit.lab.compare.table import columns, compared, excuse, interval, legend, rows_differ, shown
@@ -44,6 +44,7 @@ def sections(found: Found) -> list[Section]:
     parts += strategies.sections(found)
     if any(variant["metrics"] for _, variant in measured):
         parts.append(Section("Metrics", list(scores(found, measured))))
+    parts += [part for part in [costs.section(found)] if part.blocks]
     if measured:
         parts.append(Section("Memory by part", [_memory(measured)]))
         parts.append(Section("Intervals", [_intervals(found, measured)]))

@@ -14,12 +14,12 @@ from rich.text import Text
 
 from toolkit.base.console import rich_console, shorten
 from toolkit.base.errors import RunError
-from toolkit.lab.compare import strategies
+from toolkit.lab.compare import costs, strategies
 from toolkit.lab.compare.best import keep_best
 from toolkit.lab.compare.notes import busy_at_start, kept, notes
 from toolkit.lab.compare.repeats import Comparison, Repeat, trained_run
 from toolkit.lab.compare.running import run_once, run_repeats
-from toolkit.lab.compare.table import excuse, legend, metric_table, table
+from toolkit.lab.compare.table import excuse, labels, legend, metric_table, table
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}
 MAX_SEEDS = 4
@@ -83,6 +83,9 @@ def show_result(found: Mapping[str, Any]) -> None:
     if several := metric_table(found):
         console.print()
         console.print(_shown(*several, "right"))
+    if spent := costs.lines(found, labels(found)[1]):
+        console.print()
+        console.print(_shown(*spent, "right"))
     figures: JustifyMethod = "right"
     for more in strategies.lines(found):
         console.print()

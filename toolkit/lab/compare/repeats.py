@@ -15,6 +15,7 @@ from typing import Any, Literal
 from toolkit.base.environment import hardware, versions
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
+from toolkit.config.sections import Config
 from toolkit.data.sources import fingerprint
 from toolkit.lab.compare.checking import QUIET, Checked
 from toolkit.lab.compare.variants import Variant
@@ -118,7 +119,6 @@ def trained_run(comparison: Comparison, repeat: Repeat) -> RunFolder:
 def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     """Returns the job of a run: everything that its results depend on."""
     cfg = comparison.checked.configs[repeat.variant.name]
-    data = cfg.data
     # Checkpoints are needed only to load the best model at the end.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
     places = ("output_dir", "seed")
@@ -131,9 +131,22 @@ def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
         "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
         "processes": launch.processes,
         "draws": comparison.draws,
+        **inputs_of(cfg, comparison.code),
+    }
+
+
+def inputs_of(cfg: Config, code: str) -> dict[str, Any]:
+    """Returns what the results of a run depend on beside its settings.
+
+    Args:
+        cfg: its configuration.
+        code: digest of the toolkit's and the recipe's code.
+    """
+    data = cfg.data
+    return {
         "versions": versions(),
         "hardware": hardware(),
-        "code": comparison.code,
+        "code": code,
         "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
         "model": _model_files(cfg.model.name_or_path),
     }

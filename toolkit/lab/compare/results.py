@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from toolkit.config import flatten
+from toolkit.lab.compare.costs import costs_of, sums_of
 from toolkit.lab.compare.repeats import Comparison, Repeat, command_of, trained_run
 from toolkit.lab.compare.scores import Metric, Runs, metrics_of
 from toolkit.lab.compare.summary import Figure, summarise
@@ -47,6 +48,8 @@ def build(
         "seeds": list(comparison.seeds),
         "metric": {"name": metric.name, "greater_is_better": metric.greater_is_better},
         **{name: example.get(name) for name in ("device", "hardware", "versions")},
+        "energy_source": example.get("energy_source"),
+        "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
         "best": None if best is None else _kept(comparison, best, repeats),
         "variants": [
             {
@@ -84,6 +87,7 @@ def _configured(comparison: Comparison, variant: Variant) -> dict[str, Any]:
     if cfg := checked.configs.get(variant.name):
         baseline, settings = flatten(next(iter(checked.configs.values()))), flatten(cfg)
         row["rows_per_step"] = step_rows(cfg, comparison.launch.processes)
+        row["target"] = dict(cfg.train.target_metric)
         row["differs"] = {
             key: [baseline.get(key), settings.get(key)]
             for key in dict.fromkeys([*baseline, *settings])
@@ -109,7 +113,10 @@ def _summaries(measured: Mapping[str, Runs], metric: str) -> dict[str, dict[str,
             figures |= _against(figures, found[first]["figures"])
             if main and main.difference:
                 figures[metric] = replace(figures[metric], same=main.difference.same)
-        found[name] = {**summary, "metrics": {key: _as_json(value) for key, value in metrics.items()}}
+        costs = costs_of(
+            (run["figures"] for run in runs.values()), None if name == first else found[first].get("costs")
+        )
+        found[name] = {**summary, "costs": costs, "metrics": {key: _as_json(value) for key, value in metrics.items()}}
     for summary in filter(None, found.values()):
         summary["figures"] = {key: asdict(figure) for key, figure in summary["figures"].items()}
     return found

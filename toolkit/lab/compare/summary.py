@@ -71,7 +71,7 @@ def summarise(runs: Sequence[Measured]) -> dict[str, Any]:
         `spread`: quartiles of the step time in seconds; `load`: load average of the machine at the end of each run;
         and further JSON values.
     """
-    steps = [_warm(run) for run in runs]
+    steps = [warm(run) for run in runs]
     seconds = np.concatenate([part["seconds"] for part in steps])
     figures = {
         "train_peak": _extremes([run["memory"]["train_peak"] for run in runs]),
@@ -105,7 +105,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[bool]:
     ]
 
 
-def _warm(run: Measured) -> dict[str, np.ndarray]:
+def warm(run: Measured) -> dict[str, np.ndarray]:
     """Returns the steps of a run without warm-up: a tenth of the steps, at least one and at most ten."""
     steps = {name: np.asarray(values, dtype=float) for name, values in run["steps"].items()}
     count = len(steps["seconds"])

@@ -77,4 +77,5 @@ def _measurement(
         "device": str(run.accelerator.device.type),
         "hardware": facts["hardware"],
         "versions": facts["versions"],
+        "energy_source": facts["energy_source"],
     }

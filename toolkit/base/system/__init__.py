@@ -1,0 +1,1 @@
+"""What a process uses of its machine: processors, memory, disk, network, GPU and energy."""

@@ -1,0 +1,82 @@
+"""Time and energy of a run, over all of its processes and sessions, with its emissions and its price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from toolkit.api.callback import Callback, TrainingContext
+from toolkit.config.sections import TrackingConfig
+from toolkit.distributed.collect import objects_of_all
+
+HOUR = 3600.0
+JOULES_PER_WH = 3600.0
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a run has used.
+
+    Args:
+        seconds: time since training began, evaluations and checkpoints included.
+        joules: energy of all processes; None if it was not measured throughout (`tracking.system_interval`).
+    """
+
+    seconds: float = 0.0
+    joules: float | None = 0.0
+
+    @property
+    def watt_hours(self) -> float | None:
+        """The energy in watt-hours."""
+        return None if self.joules is None else self.joules / JOULES_PER_WH
+
+    def figures(self, tracking: TrackingConfig) -> dict[str, float]:
+        """Returns the figures for the report, without those that are not known.
+
+        Args:
+            tracking: for the emissions of a kWh and the price of an hour.
+        """
+        found = {"run_seconds": self.seconds}
+        if self.watt_hours is not None:
+            found["energy_wh"] = self.watt_hours
+            if tracking.grid_intensity is not None:
+                found["co2_grams"] = self.watt_hours / 1000 * tracking.grid_intensity
+        if tracking.price_per_hour is not None:
+            found["cost"] = self.seconds / HOUR * tracking.price_per_hour
+        return found
+
+
+class Costs(Callback):
+    """Adds what this session uses to what the sessions before its checkpoint used."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.before = Used()
+
+    def total(self) -> Used:
+        """Returns what the run has used. Every rank must call it."""
+        system = self.context.run.system
+        # Processes of a machine measure the same counters, which count once.
+        joules: dict[str, float] = {}
+        (seconds, own), *others = objects_of_all((system.seconds, system.joules()))  # the clock of the main process
+        for rank in (own, *(energy for _, energy in others)):
+            joules |= {name: max(value, joules.get(name, 0.0)) for name, value in rank.items()}
+        known = system.interval is not None and self.before.joules is not None
+        total = sum(joules.values()) + (self.before.joules or 0.0)
+        return Used(self.before.seconds + seconds, total if known else None)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns time and energy so far."""
+        return {}, asdict(self.total())
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restores time and energy."""
+        self.before = Used(float(values["seconds"]), values["joules"])
+
+
+def total_of(context: TrainingContext) -> Used:
+    """Returns what a run has used so far. Every rank must call it."""
+    costs = context.callbacks["costs"]
+    assert isinstance(costs, Costs)
+    return costs.total()

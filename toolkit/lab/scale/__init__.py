@@ -1,0 +1,1 @@
+"""How a training scales with the number of its processes."""
