@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+from toolkit.tracking.trackers import RunTrackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -161,13 +162,15 @@ def prepared_run(
         model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
         record = partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones)
+        trackers = RunTrackers(cfg, claimed.output_dir)
         run = Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
-            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
-            retry=retry, resolved=inputs.resolved, record=record,
+            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), trackers=trackers,
+            observer=observer, retry=retry, resolved=inputs.resolved, record=record,
         )  # fmt: skip
-        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
+        with closing(trackers):
+            yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 
 
 def _trainable_model(

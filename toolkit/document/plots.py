@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 
 from toolkit.base.console import shorten
 from toolkit.base.files import written_whole
+from toolkit.document.charts import Line
 
 INK, TRAIN = "#333333", "#1f77b4"
 MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
@@ -68,13 +71,48 @@ def rate_test(rates: Sequence[float], losses: Sequence[float], marks: Mapping[st
         figure.savefig(file, dpi=120, format="png")
 
 
-def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
+def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:
+    """Plots curves over the steps of a run, two per row.
+
+    Args:
+        charts: title, label of the vertical axis, and lines by name.
+
+    Returns:
+        The bytes of a PNG.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = -(-len(charts) // 2)
+    figure = Figure(figsize=(10, 2.6 * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, 2, squeeze=False).flat
+    for axes, (title, label, lines) in zip(grid, charts, strict=False):
+        for name, (steps, values) in lines.items():
+            numbers = [math.nan if value is None else value for value in values]
+            axes.plot(steps, numbers, label=name.replace("$", r"\$"))
+        axes.set_title(title.replace("$", r"\$"), color=INK, loc="left")
+        axes.set_ylabel(label.replace("$", r"\$"), color=INK)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(lines) > 1:
+            axes.legend(fontsize="small", frameon=False)
+    for axes in grid:  # the rest of the last row
+        axes.set_visible(False)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=100, format="png")
+    return picture.getvalue()
+
+
+def confusion(counts: np.ndarray, labels: Sequence[str]) -> bytes:
     """Plots a confusion matrix; the shade is the share of the true class.
 
     Args:
         counts: `[classes, classes]` number of rows, true by predicted.
         labels: names of the classes.
-        path: the PNG file to write.
+
+    Returns:
+        The bytes of a PNG.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -91,7 +129,8 @@ def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
         axes.set_yticks(range(len(labels)), names)
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
+    picture = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about glyphs that are missing in the font
-        with written_whole(path, "wb") as file:
-            figure.savefig(file, dpi=120, format="png")
+        figure.savefig(picture, dpi=120, format="png")
+    return picture.getvalue()

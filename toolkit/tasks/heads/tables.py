@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from toolkit.base.files import write_bytes
 from toolkit.base.run_folder import RunFolder
 from toolkit.document.blocks import Cell, Figure, Table
 
@@ -51,8 +52,9 @@ def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path
         from toolkit.document import plots
 
         file = RunFolder(folder).confusion(name)
-        plots.confusion(counts, labels, file)
-        return Figure(title, png=file.read_bytes(), file=file.name)
+        png = plots.confusion(counts, labels)
+        write_bytes(file, png)
+        return Figure(title, png=png, file=file.name)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     rows = [
         [label, *(Cell(f"{count:,}", int(count), float(share)) for count, share in zip(*pair, strict=True))]
