@@ -35,7 +35,7 @@ def open_page(page: Path, script: str = "", width: int = 1280) -> tuple[str, Any
     if not script:
         return document, None
     text = page.read_text(encoding="utf-8")
-    policy = re.compile(r"script-src &#39;sha256-[^;]*;")
+    policy = re.compile(r"script-src (?:&#39;sha256-[^&]*&#39; ?)+;")
     assert len(policy.findall(text)) == 1
     probe = f"<script>document.body.dataset.found = JSON.stringify((() => {{{script}}})());</script></body>"
     copy = page.with_name(f"probe-{page.name}")

@@ -35,8 +35,10 @@ class Chart:
     @property
     def figure(self) -> Figure:
         """The chart as a drawing."""
-        words = {"title": f"{self.title} over the steps", "x_label": "optimizer step", "y_label": self.label}
-        return Figure(self.title, line_chart(self.lines, **words, zero=self.zero))
+        chart = line_chart(
+            self.lines, title=f"{self.title} over the steps", x_label="optimizer step", y_label=self.label, zero=self.zero
+        )
+        return Figure(self.title, chart)
 
 
 def curves(history: History, metric: str) -> list[Figure]:

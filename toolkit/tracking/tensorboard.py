@@ -45,7 +45,7 @@ class TensorBoard:
 
         experiment, started, ended = hparams(dict(self._settings), dict(metrics))
         for summary in (started,) if start else (experiment, ended):
-            self._writer.file_writer.add_summary(summary)
+            self._writer._get_file_writer().add_summary(summary)
         self._writer.flush()
 
     def numbers(self, values: Mapping[str, int | float], step: int) -> None:
