@@ -127,7 +127,7 @@ def test_wandb_has_one_id_and_every_step_once_offline(run):
     weights_of = [line for line in history if "weights/classifier.weight" in line]
     assert [sum(line["weights/classifier.weight"]["values"]) for line in weights_of] == [64, 64]
     kinds = {name: value["_type"] for line in history for name, value in line.items() if name.startswith("report/")}
-    assert kinds["report/curves"] == "images/separated"
+    assert kinds["report/curves"] == "image-file"
     assert kinds["report/example_predictions"] == "table-file"
     assert kinds["report/page"] == "html-file"
     summary = {name: value for each in records if each.HasField("summary")
