@@ -103,8 +103,8 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     Raises:
         ToolkitError: if the run fails or is stopped.
     """
-    has_checkpoints = run.cfg.checkpoint.save_steps is not None
-    with DeferredStop("Finish it with checkpoint.resume=auto." if has_checkpoints else "") as stop:
+    advice = "Finish it with checkpoint.resume=auto." if run.cfg.checkpoint.save_steps is not None else ""
+    with DeferredStop(advice) as stop, closing(run.trackers):
         result = fit(run)
         run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
         result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
@@ -162,15 +162,13 @@ def prepared_run(
         model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
         strategy = build_strategy(cfg, accelerator, mesh)
         record = partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones)
-        trackers = RunTrackers(cfg, claimed.output_dir)
         run = Run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
-            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), trackers=trackers,
-            observer=observer, retry=retry, resolved=inputs.resolved, record=record,
+            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer, retry=retry,
+            trackers=RunTrackers(cfg, claimed.output_dir), resolved=inputs.resolved, record=record,
         )  # fmt: skip
-        with closing(trackers):
-            yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
+        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 
 
 def _trainable_model(

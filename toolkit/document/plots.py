@@ -7,6 +7,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from toolkit.document.charts import Line
 
 INK, TRAIN = "#333333", "#1f77b4"
 MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
+MOST_COUNTED_CLASSES = 15
+"""Largest number of classes whose confusion matrix shows its counts."""
 
 
 def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
@@ -87,17 +90,19 @@ def curves(charts: Sequence[tuple[str, str, Mapping[str, Line]]]) -> bytes:
     figure = Figure(figsize=(10, 2.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, 2, squeeze=False).flat
-    for axes, (title, label, lines) in zip(grid, charts, strict=False):
+    for (title, label, lines), axes in zip(charts, grid, strict=False):
         for name, (steps, values) in lines.items():
             numbers = [math.nan if value is None else value for value in values]
-            axes.plot(steps, numbers, label=name.replace("$", r"\$"))
+            axes.plot(steps, numbers, marker=".", markersize=3, label=name.replace("$", r"\$"))
         axes.set_title(title.replace("$", r"\$"), color=INK, loc="left")
-        axes.set_ylabel(label.replace("$", r"\$"), color=INK)
+        axes.set_ylabel(fill(label.replace("$", r"\$"), 24), color=INK)
+        axes.set_xlabel("optimizer step", color=INK)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         if len(lines) > 1:
             axes.legend(fontsize="small", frameon=False)
-    for axes in grid:  # the rest of the last row
+    for axes in grid:  # what is left of the last row
         axes.set_visible(False)
     picture = io.BytesIO()
     figure.savefig(picture, dpi=100, format="png")
@@ -127,6 +132,10 @@ def confusion(counts: np.ndarray, labels: Sequence[str]) -> bytes:
         names = [shorten(label, MOST_LETTERS).replace("$", r"\$") for label in labels]  # not mathtext
         axes.set_xticks(range(len(labels)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(range(len(labels)), names)
+    if len(labels) <= MOST_COUNTED_CLASSES:
+        for (row, column), count in np.ndenumerate(counts):
+            ink = "white" if shares[row, column] > 0.5 else INK
+            axes.text(column, row, f"{int(count):,}", ha="center", va="center", color=ink, fontsize="small")
     axes.set_xlabel("predicted", color=INK)
     axes.set_ylabel("true", color=INK)
     picture = io.BytesIO()

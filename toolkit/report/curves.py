@@ -36,7 +36,11 @@ class Chart:
     def figure(self) -> Figure:
         """The chart as a drawing."""
         chart = line_chart(
-            self.lines, title=f"{self.title} over the steps", x_label="optimizer step", y_label=self.label, zero=self.zero
+            self.lines,
+            title=f"{self.title} over the steps",
+            x_label="optimizer step",
+            y_label=self.label,
+            zero=self.zero,
         )
         return Figure(self.title, chart)
 

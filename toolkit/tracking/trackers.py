@@ -69,10 +69,10 @@ class RunTrackers:
         self._environment = {key: value for key, value in _environment(folder).items() if key not in os.environ}
         os.environ.update(self._environment)
         self._sent, self._continued = sent, read_ids(folder) if start_step else {}
-        own = start_step if folder.is_dir() else 0  # a run that is resumed elsewhere is a new one for trackers
+        start = start_step if folder.is_dir() else 0  # a run that is resumed elsewhere is a new one for trackers
         folder.mkdir(parents=True, exist_ok=True)
         name = tracking.run_name or self._name
-        run = TrackedRun(tracking.project, name, folder, flatten(self._cfg), own, self._continued)
+        run = TrackedRun(tracking.project, name, folder, flatten(self._cfg), start, self._continued)
         for kind in tracking.report_to:
             try:
                 self._active[kind] = import_object(TRACKERS[kind])(run)

@@ -9,10 +9,8 @@ import numpy as np
 
 from toolkit.base.files import write_bytes
 from toolkit.base.run_folder import RunFolder
+from toolkit.document import plots
 from toolkit.document.blocks import Cell, Figure, Table
-
-MOST_COUNTED_CLASSES = 15
-"""Largest number of classes for which the confusion matrix is a table; with more it is an image."""
 
 
 def score_table(
@@ -48,9 +46,7 @@ def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path
         folder: folder for the image `confusion_<name>.png`, if there are too many classes for a table.
     """
     title = f"Predicted classes (columns) of the {name} rows, by true class"
-    if len(labels) > MOST_COUNTED_CLASSES:
-        from toolkit.document import plots
-
+    if len(labels) > plots.MOST_COUNTED_CLASSES:  # a table would be too wide
         file = RunFolder(folder).confusion(name)
         png = plots.confusion(counts, labels)
         write_bytes(file, png)
