@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -18,11 +19,14 @@ import pytest
 from runs import ROOT
 
 from toolkit.api.exhibits import Exhibits, Histogram
-from toolkit.base.errors import RunError
+from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.exits import unexpected
 from toolkit.base.importing import import_object
+from toolkit.commands.reproduce import ALONE
 from toolkit.config.sections import Config, TrackingConfig
 from toolkit.document.blocks import Table
+from toolkit.lab.compare.checking import QUIET
+from toolkit.lab.training import STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
 from toolkit.tracking.mlflow import store
@@ -96,6 +100,31 @@ def test_every_tracker_that_may_be_named_can_be_made():
     (names,) = get_args(get_type_hints(TrackingConfig)["report_to"])
     assert set(get_args(names)) == TRACKERS.keys()
     assert all(callable(import_object(place)) for place in TRACKERS.values())
+
+
+LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith("tracking.")}
+STEPS = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in LAB.items()]
+
+
+@pytest.mark.parametrize("overrides", [ALONE, QUIET, STEPS], ids=["reproduce", "compare", "lab"])
+def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
+    tracked = ("tracking.report_to=[wandb]", "tracking.project=p", "tracking.run_name=r", "tracking.histogram_steps=5")
+    cfg = settings(output_dir, *tracked, *overrides)  # which refuses settings without effect
+    assert cfg.tracking == replace(TrackingConfig(), logging_steps=cfg.tracking.logging_steps)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tracking.report_to=[mlflow]", "only TensorBoard, W&B and Trackio show histograms"),
+        ("tracking.report_to=[]", "only TensorBoard, W&B and Trackio show histograms"),
+        ("parallel.backend=deepspeed", "DeepSpeed keeps the gradient in buffers of its own"),
+    ],
+)
+def test_histograms_that_cannot_be_shown_are_refused(output_dir, override, message):
+    with pytest.raises(ConfigError) as refused:
+        settings(output_dir, "tracking.report_to=[wandb, mlflow]", "tracking.histogram_steps=5", override)
+    assert any(message in problem for problem in refused.value.problems)
 
 
 def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir):

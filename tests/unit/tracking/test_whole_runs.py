@@ -18,6 +18,7 @@ from wandb.proto import wandb_internal_pb2
 
 from toolkit.engine.callbacks.histograms import BINS, histogram
 from toolkit.tracking.mlflow import store
+from toolkit.tracking.tensorboard import TensorBoard
 
 FEW = ("data.max_train_samples=24", "data.max_eval_samples=12", "checkpoint.save_steps=2", "eval.eval_steps=2")
 BLOCK, HEADER = 32768, 7
@@ -149,3 +150,24 @@ def test_a_histogram_counts_every_finite_value(values):
 def test_a_tensor_without_finite_values_has_no_histogram():
     assert histogram(torch.tensor([float("inf")])) is None
     assert histogram(torch.empty(0)) is None
+
+
+def test_samples_of_a_language_model_are_texts(tmp_path):
+    few = ("data.max_train_samples=16", "data.max_eval_samples=4", "train.max_steps=1", "eval.eval_steps=null")
+    train("language_modeling", tmp_path / "run", *few, "tracking.report_to=[tensorboard]")
+    (file,) = (tmp_path / "run").rglob("events.out.tfevents*")
+    events = EventAccumulator(str(file.parent), size_guidance={"tensors": 0}).Reload()
+    (text,) = [each.tensor_proto.string_val[0].decode() for each in events.Tensors("report/samples/text_summary")]
+    assert text.startswith("| sample |\n|---|\n| ")
+    assert events.Tags()["images"] == []  # a line needs two points
+    assert events.Tags()["histograms"] == []
+
+
+def test_a_run_that_fails_closes_its_trackers(tmp_path, monkeypatch):
+    closed = []
+    monkeypatch.setattr(TensorBoard, "finish", lambda self: closed.append(self._tracker.finish()))
+    monkeypatch.setattr("toolkit.run.write_results", lambda *_: 1 / 0)
+    few = ("data.max_train_samples=16", "data.max_eval_samples=4", "train.max_steps=1", "eval.eval_steps=null")
+    with pytest.raises(ZeroDivisionError):
+        train("reviews", tmp_path / "run", *few, "tracking.report_to=[tensorboard]")
+    assert len(closed) == 1

@@ -115,7 +115,8 @@ for (const overlay of document.querySelectorAll(".overlay")) {
       const step = [1, 2, 5, 10].map((f) => f * power).find((each) => each >= rough * (1 - 1e-9));
       for (let n = Math.ceil(low / step - 1e-6); n * step <= high + step * 1e-6; n += 1) found.push(n * step);
     }
-    return found.filter((value) => value >= low - 1e-9 * Math.abs(low) && value <= high + 1e-9 * Math.abs(high));
+    const inside = found.filter((value) => value >= low - 1e-9 * Math.abs(low) && value <= high + 1e-9 * Math.abs(high));
+    return log && inside.length < 2 ? ticks([low, high], false, most) : inside;  // a narrow range
   };
   const short = (value) => {
     const size = Math.abs(value);
