@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +45,7 @@ from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+from toolkit.tracking.trackers import RunTrackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -103,8 +104,8 @@ def fit_and_report(run: Run, ends_process: bool) -> FitResult:
     Raises:
         ToolkitError: if the run fails or is stopped.
     """
-    has_checkpoints = run.cfg.checkpoint.save_steps is not None
-    with DeferredStop("Finish it with checkpoint.resume=auto." if has_checkpoints else "") as stop:
+    advice = "Finish it with checkpoint.resume=auto." if run.cfg.checkpoint.save_steps is not None else ""
+    with DeferredStop(advice) as stop, closing(run.trackers):
         result = fit(run)
         run = replace(run, model=run.strategy.complete_model(partial(collected, run.output_dir)))
         result = replace(result, quality=on_main(run.accelerator, qualities, run, result))
@@ -166,7 +167,7 @@ def prepared_run(
             cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
             data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
             memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer, retry=retry,
-            resolved=inputs.resolved, record=record, system=system,
+            resolved=inputs.resolved, record=record, system=system, trackers=RunTrackers(cfg, claimed.output_dir),
         )  # fmt: skip
         yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 

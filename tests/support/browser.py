@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -35,14 +36,14 @@ def open_page(page: Path, script: str = "", width: int = 1280) -> tuple[str, Any
     if not script:
         return document, None
     text = page.read_text(encoding="utf-8")
-    policy = re.compile(r"script-src &#39;sha256-[^;]*;")
+    policy = re.compile(r"script-src (?:&#39;sha256-[^&]*&#39; ?)+;")
     assert len(policy.findall(text)) == 1
     probe = f"<script>document.body.dataset.found = JSON.stringify((() => {{{script}}})());</script></body>"
     copy = page.with_name(f"probe-{page.name}")
     copy.write_text(policy.sub("script-src 'unsafe-inline';", text).replace("</body>", probe), encoding="utf-8")
     found = re.search(r'<body[^>]* data-found="([^"]*)"', _dump(copy, width))
     assert found is not None, "the script did not finish"
-    return document, json.loads(found[1].replace("&quot;", '"').replace("&lt;", "<").replace("&amp;", "&"))
+    return document, json.loads(html.unescape(found[1]))
 
 
 def screenshot(page: Path, picture: Path, width: int, height: int = 2400, dark: bool = False) -> None:

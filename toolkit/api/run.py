@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from toolkit.api.exhibits import Trackers
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
 from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
@@ -90,6 +91,7 @@ class Run:
         mesh: arrangement of the processes.
         strategy: how the processes share the training.
         best: the metric that selects the best model, with its prefix.
+        trackers: its trackers, open on the main process from the first step to the report.
         observer: an observer, or None.
         resolved: what settings of `auto` became, by dotted key.
         retry: what is known from before the run went back to a checkpoint.
@@ -111,6 +113,7 @@ class Run:
     mesh: Mesh
     strategy: Strategy
     best: Score
+    trackers: Trackers
     observer: Observer | None = None
     resolved: Mapping[str, bool | int] = field(default_factory=dict)
     retry: Retry = FIRST_TRY

@@ -173,6 +173,18 @@ RULES = (
         "set tracking.system_interval, for instance to 2",
     ),
     Rule(
+        lambda c: c.tracking.histogram_steps is not None and not set(c.tracking.report_to) - {"mlflow"},
+        ("tracking.histogram_steps", "tracking.report_to"),
+        "only TensorBoard, W&B and Trackio show histograms",
+        "set tracking.report_to to a list with tensorboard, wandb or trackio, or remove tracking.histogram_steps",
+    ),
+    Rule(
+        lambda c: c.tracking.histogram_steps is not None and c.parallel.backend == "deepspeed",
+        ("tracking.histogram_steps", "parallel.backend"),
+        "DeepSpeed keeps the gradient in buffers of its own, which have no names",
+        "set parallel.backend to torch, or remove tracking.histogram_steps",
+    ),
+    Rule(
         lambda c: max(Counter(c.tracking.report_to).values(), default=0) > 1,
         ("tracking.report_to",),
         "a tracker is listed twice",

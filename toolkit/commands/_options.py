@@ -118,17 +118,17 @@ def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:
     return ["".join((former.get(name, name), equals, value)) for name, equals, value in split]
 
 
-def output_file(path: str | Path) -> Path:
-    """Returns the file of `--output` after checking that it can be written.
+def output_file(path: str | Path, option: str = "--output") -> Path:
+    """Returns the file of an option, `--output` unless another is named, after checking that it can be written.
 
     Raises:
         InputError: if its folder does not exist, or the file cannot be written.
     """
     file = expanded(path)
     if not file.parent.is_dir():
-        raise InputError(f"--output: there is no folder {file.parent.absolute()}; create it first")
+        raise InputError(f"{option}: there is no folder {file.parent.absolute()}; create it first")
     if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise InputError(f"--output: cannot write {file.absolute()}; use another file")
+        raise InputError(f"{option}: cannot write {file.absolute()}; use another file")
     return file
 
 

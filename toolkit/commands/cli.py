@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
-    "runs": ("toolkit.commands.runs", "list the runs in a folder"),
+    "runs": ("toolkit.commands.runs", "list the runs in a folder, or show them on a page with their curves"),
     "diff": ("toolkit.commands.diff", "show what differs between two runs"),
     "reproduce": (
         "toolkit.commands.reproduce",

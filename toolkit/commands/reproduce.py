@@ -17,7 +17,10 @@ from toolkit.commands import _options
 if TYPE_CHECKING:
     from toolkit.report.runs import Record
 
-ALONE = ("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null")
+ALONE = (
+    *("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"),
+    *("tracking.project=finetune-toolkit", "tracking.histogram_steps=null"),
+)
 """Settings that keep the new run from changing anything outside its folder."""
 WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
 """Settings that execute code, with the values that execute none."""

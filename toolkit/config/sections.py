@@ -200,8 +200,11 @@ class TrackingConfig:
     logging_steps: Positive | Literal["auto"] = "auto"
     """Steps between training lines; the loss of a line is the mean over all items since the previous line. `auto` is
     the smallest of 1, 2, 4, 5, 10, 20, 40, 50, ... that gives at most 100 lines, so 50 to 100 for 50 steps or more."""
-    report_to: list[Literal["tensorboard", "wandb", "mlflow"]] = field(default_factory=list)
-    """Trackers that receive the same numbers (extra `tracking`)."""
+    report_to: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] = field(default_factory=list)
+    """Trackers that receive the same numbers, and at the end figures, examples and the final metrics (extra `tracking`,
+    for Trackio the extra `trackio`)."""
+    histogram_steps: Positive | None = None
+    """Steps between histograms of the trained weights and their gradients in trackers; null for none."""
     project: str = "finetune-toolkit"
     """Project name for trackers."""
     run_name: str | None = None

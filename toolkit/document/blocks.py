@@ -6,7 +6,7 @@ Texts are plain; the renderers escape them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,6 +43,19 @@ class Pictured:
 
     text: str
     picture: bytes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A cell of a table with a box that chooses a run of the page's `Overlay` (in HTML, by the page's script).
+
+    Args:
+        text: the text shown.
+        run: place of the run in `Overlay.runs`.
+    """
+
+    text: str
+    run: int
 
 
 @dataclass(frozen=True)
@@ -149,7 +162,36 @@ class Folded:
     blocks: Sequence[Block]
 
 
-Block = Text | Code | Highlights | Table | Figure | Gallery | Folded
+Points = tuple[Sequence[float], Sequence[float], Sequence[float | None]]
+"""Steps, seconds since the start, and values of a curve; None leaves a gap."""
+
+
+@dataclass(frozen=True)
+class Overlay:
+    """Curves of several runs in the same charts, drawn by the page's script (in HTML only).
+
+    The reader chooses runs (the cells `Choice` of a table) and charts, smooths, and changes the axes.
+
+    Args:
+        runs: names of the runs.
+        charts: curves by the name of their number, and by the place of their run in `runs`.
+        shown: charts that are shown at first.
+        chosen: places of the runs that are chosen at first.
+    """
+
+    kind: ClassVar[str] = "overlay"
+    runs: Sequence[str]
+    charts: Mapping[str, Mapping[int, Points]]
+    shown: Sequence[str]
+    chosen: Sequence[int]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the page's script reads."""
+        return {"runs": self.runs, "charts": self.charts, "shown": self.shown, "chosen": self.chosen}
+
+
+Block = Text | Code | Highlights | Table | Figure | Gallery | Folded | Overlay
 
 
 @dataclass(frozen=True)
@@ -167,7 +209,7 @@ class Section:
 
 def shown(value: Any) -> str:
     """Returns a cell as text: integers with commas, other numbers with four significant digits, a dash for None."""
-    if isinstance(value, Cell | Pictured):
+    if isinstance(value, Cell | Pictured | Choice):
         return value.text
     if value is None:
         return MISSING

@@ -128,7 +128,7 @@ def _legend(lines: Mapping[str, tuple[np.ndarray, np.ndarray]], y_label: str) ->
 def _line(
     name: str, steps: np.ndarray, values: np.ndarray, x: Axis, y: Axis, number: int, style: str, *, at: str | None
 ) -> list[str]:
-    kept = _thinned(values)
+    kept = thinned(values)
     across, up = x.place(steps[kept]), y.place(values[kept])
     there = np.isfinite(across) & np.isfinite(up)
     begins = there & ~np.concatenate([[False], there[:-1]])
@@ -146,11 +146,16 @@ def _line(
     return [coloured(number, path, *points)] if there.any() else []
 
 
-def _thinned(values: np.ndarray) -> np.ndarray:
-    """Returns the indices of the points to draw: the lowest and the highest of each interval, so no peak is lost."""
-    if len(values) <= MOST_POINTS:
+def thinned(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
+    """Returns the indices of the points to draw: the lowest and the highest of each interval, so no peak is lost.
+
+    Args:
+        values: `[N]` values.
+        most: number of points up to which all are drawn; of more, about as many with the first and the last.
+    """
+    if len(values) <= most:
         return np.arange(len(values))
-    edges = np.linspace(0, len(values), MOST_POINTS // 2 + 1).astype(int)
+    edges = np.linspace(0, len(values), most // 2 + 1).astype(int)
     kept = {0, len(values) - 1}
     for first, last in pairwise(edges):
         stretch = values[first:last]

@@ -6,7 +6,19 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from toolkit.document.blocks import Block, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text, shown
+from toolkit.document.blocks import (
+    Block,
+    Code,
+    Figure,
+    Folded,
+    Gallery,
+    Highlights,
+    Overlay,
+    Section,
+    Table,
+    Text,
+    shown,
+)
 
 _MARKUP = re.compile(r"[\\`*\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 """Characters that begin or end markup; an underscore inside a word does not."""
@@ -65,5 +77,7 @@ def _block(block: Block) -> str:
             return f"![{line(title)}]({file})" if file else ""
         case Gallery(figures, title, file):
             return f"![{line(title)}]({file})" if file else "\n\n".join(_blocks(figures))
+        case Overlay():
+            return ""
         case Folded(title, inner):
             return "\n\n".join([f"<details>\n<summary>{line(title)}</summary>", *_blocks(inner), "</details>"])

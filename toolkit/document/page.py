@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.version import __version__
-from toolkit.document.blocks import Section, shown, sort_value
+from toolkit.document.blocks import Overlay, Section, shown, sort_value
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -22,7 +22,7 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Returns a report as HTML.
 
     Any text may come from the user's rows. All texts are escaped, and the page's content security policy blocks all
-    network requests and all scripts except the one of the template.
+    network requests and all scripts except those of the templates.
 
     Args:
         title: title of the page.
@@ -33,7 +33,11 @@ def render(title: str, lead: str, sections: Sequence[Section]) -> str:
         The HTML document.
     """
     document = _environment().get_template("page.html")
-    return document.render(title=title, lead=lead, sections=sections, policy=_policy(), version=__version__)
+    overlaid = any(isinstance(block, Overlay) for section in sections for block in section.blocks)
+    policy = _policy("sort.js", "overlay.js") if overlaid else _policy("sort.js")
+    return document.render(
+        title=title, lead=lead, sections=sections, policy=policy, overlaid=overlaid, version=__version__
+    )
 
 
 @lru_cache(maxsize=1)
@@ -47,17 +51,19 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # charts have an order
     environment.filters |= {"shown": shown, "sort_value": sort_value, "data_uri": _data_uri}
     return environment
 
 
-@lru_cache(maxsize=1)
-def _policy() -> str:
-    """Returns the content security policy: only the page's own styles, images, and script (by its hash)."""
-    script = _environment().get_template("sort.js").render()
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+@lru_cache
+def _policy(*names: str) -> str:
+    """Returns the content security policy: only the page's own styles, images, and scripts (by their hashes)."""
+    scripts = (_environment().get_template(name).render() for name in names)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
-        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
         "base-uri 'none'; form-action 'none'"
     )
 

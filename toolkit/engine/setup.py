@@ -68,7 +68,7 @@ def opened(run: Run) -> Iterator[Setup]:
     with (
         ended_workers(loader),
         StopSignal(run.accelerator.num_processes) as stop,
-        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark) as tracker,
+        Tracker(run.accelerator, run.cfg, metrics, start_step, (run.best.name,), mark, run.trackers) as tracker,
         BackgroundSave(run.accelerator.num_processes) as background,
         timed_phases() as phases,
     ):

@@ -26,6 +26,7 @@ STEPS_ONLY: dict[str, Any] = {
     **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
     "tracking.report_to": [],
     "tracking.run_name": None,
+    "tracking.histogram_steps": None,
     "tracking.project": "finetune-toolkit",
 }  # fmt: skip
 """Settings of a run that trains its steps on its rows, and neither evaluates, saves nor reports."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from toolkit.document.blocks import Figure
@@ -15,22 +16,56 @@ MIB = 2**20
 History = Sequence[Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Chart:
+    """Lines over the steps of a run.
+
+    Args:
+        title: its title.
+        lines: lines by name.
+        label: label of the vertical axis.
+        zero: whether that axis begins at 0.
+    """
+
+    title: str
+    lines: Mapping[str, Line]
+    label: str
+    zero: bool = False
+
+    @property
+    def figure(self) -> Figure:
+        """The chart as a drawing."""
+        chart = line_chart(
+            self.lines,
+            title=f"{self.title} over the steps",
+            x_label="optimizer step",
+            y_label=self.label,
+            zero=self.zero,
+        )
+        return Figure(self.title, chart)
+
+
 def curves(history: History, metric: str) -> list[Figure]:
-    """Plots losses, metrics, learning rate, gradient norm, speed and memory; a figure needs a line of two points.
+    """Returns the figures of `charts`."""
+    return [chart.figure for chart in charts(history, metric)]
+
+
+def charts(history: History, metric: str) -> list[Chart]:
+    """Returns losses, metrics, learning rate, gradient norm, speed and memory; a chart needs a line of two points.
 
     Args:
         history: lines of `metrics.jsonl`, without scores per class.
         metric: name of the metric that selects the best model, with `eval_`.
 
     Returns:
-        One figure each; figures with less data are omitted.
+        One chart each; those with less data are omitted.
     """
     losses = {"training": _line(history, "loss"), "validation": _line(history, "eval_loss")}
-    found = [_figure("Loss", losses, "mean loss per item")] if any(map(_is_curve, losses.values())) else []
+    found = [_chart("Loss", losses, "mean loss per item")] if any(map(_is_curve, losses.values())) else []
     names = dict.fromkeys([metric, *(name for line in history for name in line if _is_metric(name))])
     drawn = [(name, line) for name in names if name != "eval_loss" and _is_curve(line := _line(history, name))]
     found += [
-        _figure(f"{_words(name)} (validation)", {_words(name): line}, _words(name))
+        _chart(f"{_words(name)} (validation)", {_words(name): line}, _words(name))
         for name, line in drawn[:MOST_METRICS]
     ]
     for name, title, label, unit in (
@@ -41,7 +76,7 @@ def curves(history: History, metric: str) -> list[Figure]:
     ):
         line = _line(history, name, unit)
         if _is_curve(line):
-            found.append(_figure(title, {title.lower(): line}, label, zero=name != "grad_norm"))
+            found.append(_chart(title, {title.lower(): line}, label, zero=name != "grad_norm"))
     return found
 
 
@@ -62,8 +97,6 @@ def _line(history: History, name: str, unit: int = 1) -> Line:
     return [step for step, _ in points], [None if value is None else value / unit for _, value in points]
 
 
-def _figure(title: str, lines: Mapping[str, Line], label: str, zero: bool = False) -> Figure:
-    title = title[:1].upper() + title[1:]
+def _chart(title: str, lines: Mapping[str, Line], label: str, zero: bool = False) -> Chart:
     kept = {name: line for name, line in lines.items() if line[0]}
-    chart = line_chart(kept, title=f"{title} over the steps", x_label="optimizer step", y_label=label, zero=zero)
-    return Figure(title, chart)
+    return Chart(title[:1].upper() + title[1:], kept, label, zero)

@@ -30,6 +30,7 @@ from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
+from toolkit.report.exhibits import exhibits
 from toolkit.report.intact import BEFORE, MODEL, RESULTS, digests, forget, sealed
 from toolkit.report.memory import holds_all
 from toolkit.report.scores import Scores, prefix_of, quality_of
@@ -86,12 +87,17 @@ def write_results(run: Run, result: FitResult, model_is_kept: Callable[[], None]
     model_is_kept()
     with failures.collected("write the predictions"):
         write_all_predictions(run, result, shown)
+    found = None
     with failures.collected("write the report"):
         shown.samples = _samples(run)
-        write_report(run, result, shown)
+        found = write_report(run, result, shown)
     with failures.collected("write the results"):  # last: with them, the run is finished
         write_figures(run, result)
     show(run, result, shown)
+    if run.cfg.tracking.report_to and found is not None:
+        with failures.collected("show the results in the trackers"):
+            run.trackers.show(exhibits(run, *found))
+    run.trackers.close()  # other processes wait for this one here
     with failures.collected("push the model"):
         push(run.cfg, files.model)
     failures.raise_any(f"The model in {files.model} is complete.")
@@ -166,8 +172,12 @@ def write_figures(run: Run, result: FitResult) -> None:
     write_json(RunFolder(run.output_dir).facts, sealed(facts | own))
 
 
-def write_report(run: Run, result: FitResult, shown: Shown) -> None:
-    """Writes `report.html`, `report.md` and the plots of the latter."""
+def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, list[Section], str]:
+    """Writes `report.html`, `report.md` and the plots of the latter.
+
+    Returns:
+        The results of the run, the sections of its report, and the page.
+    """
     files = RunFolder(run.output_dir)
     history, own = read_metrics(files.metrics), _sections(run, result)
     outcome = Outcome(
@@ -182,11 +192,13 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> None:
         predicted=predicted_parts(run) if holds_all(run) else None,
     )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
-    write_text(files.report_html, page.render(title, below, parts))
+    html = page.render(title, below, parts)
+    write_text(files.report_html, html)
     write_text(files.report_md, markdown.render(title, below, parts))
     galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
     drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
     write_text(files.curves, sheet(drawn))
+    return outcome, parts, html
 
 
 def show(run: Run, result: FitResult, shown: Shown) -> None:

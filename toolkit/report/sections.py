@@ -38,6 +38,8 @@ PLAIN = {"train.mixed_precision": "no", "train.gradient_accumulation_steps": 1}
 """Values of settings that neither the YAML nor the launcher sets."""
 SWITCHES = ("train.", "model.peft.", "model.freeze", "model.unfreeze", "model.attn_implementation", "engine")
 """Prefixes of settings that change how a model is trained."""
+WORST, EXAMPLES, SAMPLES = "Largest errors", "Example predictions", "Samples"
+"""Titles of the sections with predictions, and with generated texts."""
 DESCRIBED = ["input", "prediction", "expected"]
 """Columns of a table of predictions."""
 
@@ -89,9 +91,9 @@ def sections(run: Run, outcome: Outcome) -> list[Section]:
         Section("Curves", [Gallery(figures, "Curves over the steps", drawing)] if figures else []),
         *outcome.sections,
         Section("Data", [_rows(outcome.facts), *_labels(outcome.facts), *map(Text, run.data.notes)]),
-        Section("Largest errors", _worst(run, outcome.worst)),
-        Section("Example predictions", _examples(run, outcome.examples)),
-        Section("Samples", [Code(sample) for sample in outcome.samples]),
+        Section(WORST, _worst(run, outcome.worst)),
+        Section(EXAMPLES, _examples(run, outcome.examples)),
+        Section(SAMPLES, [Code(sample) for sample in outcome.samples]),
         Section("Environment", [_pairs(_where(run, outcome.facts), "what", "value")]),
         Section("Time, energy and machine", _used(run, outcome)),
         Section("Techniques used", _switches(changed)),

@@ -124,3 +124,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         ValueError: if a line is not JSON.
     """
     return [parse_json(line) for line in read_file(path).split(b"\n") if line]
+
+
+def readable_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the lines of `metrics.jsonl` that can be read; a missing file has none.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    content = read_file(path) if path.exists() else b""
+    return [parse_json(line) for line in content.split(b"\n") if _step(line) is not None]

@@ -11,29 +11,32 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from toolkit.api.exhibits import Trackers
 from toolkit.base.console import format_value
 from toolkit.base.files import naming
 from toolkit.base.phases import in_phase
-from toolkit.base.run_folder import RunFolder
 from toolkit.base.turns import wait_for_main
 from toolkit.base.vitals import task_for_all
-from toolkit.config import flatten
 from toolkit.config.sections import Config, TrackingConfig
-from toolkit.tracking.jsonl import read_metrics, truncate_metrics
-from toolkit.tracking.trackers import TrackedRun, Trackers, read_ids
+from toolkit.tracking.jsonl import read_metrics, readable_lines, truncate_metrics
+from toolkit.tracking.trackers import RunTrackers, kind_of_line
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 SHOWN = "loss"
 """The metric that the progress bar always shows."""
+EXTRAS = {"trackio": "trackio"}
+"""Extras of the trackers that are not in the extra `tracking`."""
 
 
 def tracker_problems(tracking: TrackingConfig) -> list[str]:
     """Returns one complete message for each tracker that is not installed; accelerate would only warn."""
     missing = [name for name in tracking.report_to if importlib.util.find_spec(name) is None]
-    hint = "pip install 'finetune-toolkit[tracking]'"
-    return [f"tracking.report_to: {name} is not installed ({hint})" for name in missing]
+    return [
+        f"tracking.report_to: {name} is not installed (pip install 'finetune-toolkit[{EXTRAS.get(name, 'tracking')}]')"
+        for name in missing
+    ]
 
 
 class Tracker:
@@ -49,6 +52,8 @@ class Tracker:
         start_step: step that training resumes from, 0 for a new run.
         shown_names: metrics that the progress bar shows besides the loss.
         mark: what `metrics.jsonl` was when the checkpoint of that step was written, if it is known.
+        trackers: the run's trackers, which stay open after a training that ends well, for its report; by default own
+            ones, which are closed.
     """
 
     def __init__(
@@ -59,12 +64,14 @@ class Tracker:
         start_step: int,
         shown_names: Collection[str] = (),
         mark: Mapping[str, Any] | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._accelerator, self._cfg, self._path = accelerator, cfg, path
         self._start, self._mark = start_step, mark
         self._shown_names = (SHOWN, *shown_names)
         self._file: TextIO | None = None
-        self._trackers: Trackers | None = None
+        self._stay_open = trackers is not None
+        self._trackers: Trackers = RunTrackers(cfg, path.parent) if trackers is None else trackers
         self._written: set[tuple[int, tuple[str, ...]]] = set()
         self.shown: dict[str, str] = {}
 
@@ -77,17 +84,11 @@ class Tracker:
         Raises:
             RunError: if a tracker cannot be started.
         """
-        tracking, folder = self._cfg.tracking, RunFolder(self._path.parent).tracking
-        if not tracking.report_to:
+        if not self._cfg.tracking.report_to:
             return
-        run = TrackedRun(
-            project=tracking.project,
-            name=tracking.run_name or self._path.parent.name,
-            folder=folder,
-            start_step=self._start,
-            ids=read_ids(folder) if self._start else {},
-        )
-        self._trackers = Trackers(list(tracking.report_to), run, flatten(self._cfg))
+        # Before the file is truncated: it has what the previous session has sent.
+        sent = frozenset(map(kind_of_line, readable_lines(self._path)))
+        self._trackers.start(self._start, sent)
 
     def open(self) -> None:
         """Truncates `metrics.jsonl` to the step that training begins from; call it on the main process only.
@@ -98,7 +99,7 @@ class Tracker:
             RunError: if the file cannot be rewritten.
         """
         truncate_metrics(self._path, self._start, self._mark)
-        self._written = {_kind(line) for line in read_metrics(self._path)} if self._path.exists() else set()
+        self._written = {kind_of_line(line) for line in read_metrics(self._path)} if self._path.exists() else set()
         self._file = self._path.open("a", encoding="utf-8")
 
     def _wait_for_trackers(self) -> None:
@@ -111,9 +112,8 @@ class Tracker:
             # An error of the disk has been raised before, when the line was written.
             with naming(self._path) if kind is None else suppress(OSError):
                 self._file.close()
-        if self._trackers is not None:
-            with task_for_all():
-                self._trackers.finish()
+        if kind is not None or not self._stay_open:
+            self._trackers.close()
         if kind is None:
             self._wait_for_trackers()
 
@@ -124,20 +124,18 @@ class Tracker:
         Args:
             line: values by name, `step` among them.
         """
-        if _kind(line) not in self._written:  # which only the main process knows of a resumed run
+        if kind_of_line(line) not in self._written:  # which only the main process knows of a resumed run
             self._write(line)
         self._wait_for_trackers()
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        self._written.add(_kind(line))
+        self._written.add(kind_of_line(line))
         if self._file is not None:
             text = json.dumps(_json_value(line)) + "\n"
             with naming(self._path, len(text)):
                 self._file.write(text)
                 self._file.flush()
-        if self._trackers is not None:
-            with task_for_all():
-                self._trackers.log({name: value for name, value in line.items() if name != "step"}, int(line["step"]))
+        self._trackers.log(line)
         self.shown.update({name: format_value(line[name]) for name in self._shown_names if name in line})
 
     def flush(self) -> None:
@@ -146,10 +144,6 @@ class Tracker:
             with task_for_all(), naming(self._path):  # a disk in a network may take long
                 os.fsync(self._file.fileno())
         wait_for_main(self._accelerator)
-
-
-def _kind(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
-    return int(line["step"]), tuple(sorted(line))
 
 
 def _json_value(value: Any) -> Any:

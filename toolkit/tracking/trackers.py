@@ -5,168 +5,127 @@ Unless the user configures a server, everything they write stays in `tracking/` 
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
-import sys
-import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from toolkit.api.exhibits import Exhibits, Histogram
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
-from toolkit.metrics.score import PREFIXES
+from toolkit.base.importing import import_object
+from toolkit.base.run_folder import RunFolder
+from toolkit.base.vitals import task_for_all
+from toolkit.config import flatten
+from toolkit.config.sections import Config
+from toolkit.tracking.sink import Sink, TrackedRun, finite_numbers, tag
 
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
-
-NO_CURVES = ("epoch", "num_items")
+NO_CURVES = ("epoch", "num_items", "step")
 """Numbers of a line that describe the line and are not drawn over the steps."""
 IDS = "ids.json"
-"""File in `tracking/` with the run's ids at W&B and MLflow, for resuming."""
-
-
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run, as trackers need it.
-
-    Args:
-        project: name of the project.
-        name: name of the run.
-        folder: folder for trackers, `tracking/` in the run's folder.
-        start_step: step that training resumes from, 0 for a new run.
-        ids: the run's existing ids by tracker; empty for a new run.
-    """
-
-    project: str
-    name: str
-    folder: Path
-    start_step: int
-    ids: Mapping[str, str]
-
-
-def _tensorboard(run: TrackedRun) -> GeneralTracker:
-    from accelerate.tracking import TensorBoardTracker
-
-    # The purge hides what an interrupted run wrote after the checkpoint from which this run resumes.
-    return TensorBoardTracker(
-        f"{_folder_name(run.project)}/{_folder_name(run.name)}", run.folder, purge_step=run.start_step + 1
-    )
-
-
-def _wandb(run: TrackedRun) -> GeneralTracker:
-    from accelerate.tracking import WandBTracker
-
-    # "allow" continues the run of this id if the server has it. Offline, each start writes a separate folder with the
-    # same id; `wandb sync` merges them into one run.
-    options: dict[str, Any] = {"name": run.name, "resume": "allow"}
-    options["id"] = os.environ.get("WANDB_RUN_ID") or run.ids.get("wandb") or uuid.uuid4().hex[:8]
-    if "WANDB_DIR" not in os.environ:
-        options["dir"] = str(run.folder)
-    return WandBTracker(run.project, **options)
-
-
-def _mlflow(run: TrackedRun) -> GeneralTracker:
-    import mlflow
-    from accelerate.tracking import MLflowTracker
-
-    artifacts = None
-    if not mlflow.tracking.is_tracking_uri_set():
-        mlflow.set_tracking_uri(_mlflow_store(run.folder))
-        artifacts = (run.folder.absolute() / "mlflow").as_uri()
-    return MLflowTracker(run.project, logging_dir=artifacts, run_id=run.ids.get("mlflow"), run_name=run.name)
+"""File in `tracking/` with the run's ids by tracker, for resuming."""
+TRACKERS = {
+    "tensorboard": "toolkit.tracking.tensorboard.TensorBoard",
+    "wandb": "toolkit.tracking.wandb.WandB",
+    "mlflow": "toolkit.tracking.mlflow.MLflow",
+    "trackio": "toolkit.tracking.trackio.Trackio",
+}
+"""Classes of the trackers by the names in `tracking.report_to`; see `toolkit.tracking.sink.Sink`."""
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Returns variables that keep W&B and MLflow from writing to the home directory, unless the user sets them."""
-    return {"WANDB_CACHE_DIR": str(folder.absolute() / "wandb" / "cache"), "MLFLOW_DISABLE_TELEMETRY": "true"}
+    """Returns variables that keep trackers quiet and out of the home directory, unless the user sets them."""
+    own = folder.absolute()
+    return {
+        **{f"WANDB_{name.upper()}_DIR": str(own / "wandb" / name) for name in ("cache", "config", "data")},
+        "WANDB_QUIET": "true",  # no table of all numbers after the run's own summary
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "TRACKIO_DIR": str(own / "trackio"),
+    }
 
 
-def _mlflow_store(folder: Path) -> str:
-    return f"sqlite:///{folder.absolute() / 'mlflow.db'}"
-
-
-TRACKERS: dict[str, Callable[[TrackedRun], GeneralTracker]] = {
-    "tensorboard": _tensorboard,
-    "wandb": _wandb,
-    "mlflow": _mlflow,
-}
-"""Functions that build accelerate's trackers, by the names in `tracking.report_to`."""
-_ID: dict[str, Callable[[Any], str]] = {
-    "wandb": lambda run: run.id,
-    "mlflow": lambda run: run.info.run_id,
-}
-"""Functions that return the id of a tracker's run."""
-
-
-class Trackers:
-    """The trackers of one run, on its main process.
+class RunTrackers:
+    """The trackers of one run; see `toolkit.api.exhibits.Trackers`.
 
     A tracker that fails during training is reported once and then ignored; `metrics.jsonl` has all numbers.
 
     Args:
-        names: names of the trackers.
-        run: the run.
-        settings: settings of the run, which trackers show beside its numbers.
-
-    Raises:
-        RunError: if a tracker cannot be started.
+        cfg: resolved configuration.
+        output_dir: the run's folder.
     """
 
-    def __init__(self, names: list[str], run: TrackedRun, settings: Mapping[str, Any]) -> None:
-        self._active: dict[str, GeneralTracker] = {}
-        self._names, self._folder = names, run.folder
-        self._environment = {key: value for key, value in _environment(run.folder).items() if key not in os.environ}
+    def __init__(self, cfg: Config, output_dir: Path) -> None:
+        self._cfg, self._name, self._folder = cfg, output_dir.absolute().name, RunFolder(output_dir).tracking
+        self._active: dict[str, Sink] = {}
+        self._environment: dict[str, str] = {}
+        self._sent: frozenset[tuple[int, tuple[str, ...]]] = frozenset()
+        self._continued: Mapping[str, str] = {}
+
+    def start(self, start_step: int, sent: frozenset[tuple[int, tuple[str, ...]]] = frozenset()) -> None:
+        """Starts the trackers; see `toolkit.api.exhibits.Trackers.start`."""
+        tracking, folder = self._cfg.tracking, self._folder
+        self._environment = {key: value for key, value in _environment(folder).items() if key not in os.environ}
         os.environ.update(self._environment)
-        continued = run.start_step > 0 and run.folder.is_dir()
-        run.folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
+        self._sent, self._continued = sent, read_ids(folder) if start_step else {}
+        start = start_step if folder.is_dir() else 0  # a run that is resumed elsewhere is a new one for trackers
+        folder.mkdir(parents=True, exist_ok=True)
+        name = tracking.run_name or self._name
+        run = TrackedRun(tracking.project, name, folder, flatten(self._cfg), start, self._continued)
+        for kind in tracking.report_to:
             try:
-                tracker = TRACKERS[name](run)
-                tracker.start()
-                self._active[name] = tracker
-                if not continued:  # the run has its settings already; MLflow rejects changes of them
-                    tracker.store_init_configuration({key: _plain(value) for key, value in settings.items()})
+                self._active[kind] = import_object(TRACKERS[kind])(run)
             except Exception as error:
-                self.finish()
+                self.close()
                 raise RunError(
-                    f"tracking.report_to: {name} cannot be started: {_first_line(error)}. Without a server set "
+                    f"tracking.report_to: {kind} cannot be started: {_first_line(error)}. Without a server set "
                     "WANDB_MODE=offline for wandb, unset MLFLOW_TRACKING_URI for mlflow, or remove the tracker."
                 ) from error
-        ids = {name: _ID[name](tracker.tracker) for name, tracker in self._active.items() if name in _ID}
+        ids = {kind: sink.id for kind, sink in self._active.items() if sink.id is not None}
         if ids:
-            write_json(run.folder / IDS, ids)
+            write_json(folder / IDS, {**self._continued, **ids})
 
-    def log(self, line: Mapping[str, Any], step: int) -> None:
+    def log(self, line: Mapping[str, Any]) -> None:
         """Logs the finite numbers of a line to all trackers, by their `tag`; those of `NO_CURVES` are left out."""
         values = {tag(key): value for key, value in finite_numbers(line) if key not in NO_CURVES}
-        for name, tracker in list(self._active.items()):
-            own = {_mlflow_name(key): value for key, value in values.items()} if name == "mlflow" else values
-            self._guarded(name, partial(tracker.log, own, step=step))
+        is_sent = kind_of_line(line) in self._sent
+        for name, sink in list(self._active.items()):
+            if not (is_sent and sink.keeps_sent and name in self._continued):
+                self._guarded(name, partial(sink.numbers, values, int(line["step"])))
 
-    def finish(self) -> None:
-        """Ends all trackers."""
-        for name, tracker in list(self._active.items()):
-            self._guarded(name, tracker.finish)
+    def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
+        """Logs histograms by name."""
+        self._all("histograms", found, step)
+
+    def show(self, exhibits: Exhibits) -> None:
+        """Shows what a finished run has to show."""
+        self._all("show", exhibits)
+
+    def close(self) -> None:
+        """Ends all trackers; may be called several times."""
+        self._all("finish")
         self._active.clear()
         for key in self._environment:
             os.environ.pop(key, None)
-        mlflow = sys.modules.get("mlflow") if "mlflow" in self._names else None
-        if mlflow is not None and mlflow.get_tracking_uri() == _mlflow_store(self._folder):
-            mlflow.set_tracking_uri(None)  # a later run of this process has its own folder
+        self._environment = {}
+
+    def _all(self, method: str, *arguments: Any) -> None:
+        for name, sink in list(self._active.items()):
+            self._guarded(name, partial(getattr(sink, method), *arguments))
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
-            work()
+            with task_for_all():  # a server may take its time
+                work()
         except Exception as error:  # no failure of a server or library may stop the training
             say(f"{name} failed and receives no more numbers (metrics.jsonl has all of them): {_first_line(error)}")
             del self._active[name]
+
+
+def kind_of_line(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:
+    """Returns the step and the names of a line; a run has one line of each kind."""
+    return int(line["step"]), tuple(sorted(line))
 
 
 def read_ids(folder: Path) -> dict[str, str]:
@@ -176,35 +135,6 @@ def read_ids(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {str(name): str(value) for name, value in ids.items()} if isinstance(ids, dict) else {}
-
-
-def finite_numbers(line: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, int | float]]:
-    """Yields names and values of the finite numbers in nested mappings; names are joined with `/`."""
-    for name, value in line.items():
-        if isinstance(value, Mapping):
-            yield from finite_numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, Real) and math.isfinite(value):
-            yield f"{prefix}{name}", value if isinstance(value, int | float) else float(value)
-
-
-def tag(name: str) -> str:
-    """Returns the name of a number in trackers, grouped as by `transformers.Trainer`: `train/loss`, `eval/f1`."""
-    group, _, rest = name.partition("_")
-    return f"{group}/{rest}" if f"{group}_" in PREFIXES and rest else f"train/{name.removeprefix('train_')}"
-
-
-def _folder_name(text: str) -> str:
-    """Returns text as the name of a single folder, without separators and `..`."""
-    return re.sub(r"[^\w. -]", "-", text).strip(". ") or "run"
-
-
-def _mlflow_name(text: str) -> str:
-    """Returns a metric's name with only the characters that MLflow allows."""
-    return re.sub(r"[^\w. /-]", "_", text)
-
-
-def _plain(value: Any) -> int | float | str | bool:
-    return value if isinstance(value, int | float | str | bool) else json.dumps(value, default=str)
 
 
 def _first_line(error: Exception) -> str:

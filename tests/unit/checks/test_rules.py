@@ -124,6 +124,10 @@ CONFLICTS = {
     "train.strategy=local_sgd train.mixed_precision=fp16": "set train.mixed_precision to bf16 or no, or train.strategy",
     "tracking.run_name=a": "set tracking.report_to, or remove tracking.run_name",
     "tracking.project=a": "set tracking.report_to, or remove tracking.project",
+    "tracking.histogram_steps=5 tracking.report_to=[mlflow]": "set tracking.report_to to a list with tensorboard",
+    "tracking.histogram_steps=5 tracking.report_to=[wandb] parallel.backend=deepspeed parallel.zero_stage=2": (
+        "set parallel.backend to torch, or remove tracking.histogram_steps"
+    ),
     "tracking.report_to=[wandb,wandb]": "a tracker is listed twice",
     "data.validation_split=0.2 data.validation_file=rows.csv": "either from a separate file or from the training",
     "data.test_split=0.2 data.test_file=rows.csv": "test rows come either from a separate file or from the training",

@@ -56,6 +56,31 @@ def test_runs_are_listed_with_their_score(folder, capsys, tmp_path):
     assert (code, "contains no runs" in err) == (2, True)
 
 
+def test_runs_are_chosen_and_written_as_a_page_and_as_csv(folder, capsys, tmp_path):
+    page, table = tmp_path / "board.html", tmp_path / "runs.csv"
+    code, out, err = call(capsys, "runs", folder, "--where", "train.learning_rate>=0.01", "engine=trainer",
+                          "--columns", "engine", "eval_accuracy", "--html", page, "--csv", table)  # fmt: skip
+    assert code == 0, err
+    assert [line.split()[:2] for line in out.splitlines()[:2]] == [["run", "engine"], ["below/other", "trainer"]]
+    accuracy = json.loads((folder / "below" / "other" / "run.json").read_text())["result"]["eval_accuracy"]
+    expected = f"run,state,engine,eval_accuracy\nbelow/other,finished,trainer,{accuracy}\n"
+    assert table.read_text() == expected
+    assert page.read_text().count('data-run="') == 1
+    code, _, err = call(capsys, "runs", folder, "--csv", table)
+    assert code == 0, err
+    assert table.read_text().startswith("run,state,engine,train.learning_rate,eval_accuracy,")
+    for option, message in (
+        (("--where", "steps>1000"), "--where: none of the 2 runs"),
+        (("--where", "seed"), "--where: received 'seed', expected a name, one of"),
+        (("--columns", "eval_accurcy"), "--columns: received 'eval_accurcy', no setting or result of these runs (did"),
+        (("--html", tmp_path / "none" / "board.html"), "--html: there is no folder"),
+        (("--csv", tmp_path), "--csv: cannot write"),
+    ):
+        code, _, err = call(capsys, "runs", folder, *option)
+        assert code == 2
+        assert message in err
+
+
 def copied(folder: Path, target: Path, seed: int, accuracy: float) -> None:
     """Writes the records of a run as those of another seed."""
     target.mkdir()

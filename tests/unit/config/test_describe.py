@@ -143,7 +143,7 @@ def test_help_names_every_key_with_type_default_and_meaning(folder: Path) -> Non
         "  task.names\n      a mapping of names to text; default: {}\n",
         "  train.num_train_epochs\n      a number above 0; default: 3.0\n",
         "  train.mixed_precision\n      'no', 'bf16', 'fp16', 'fp8' or null; default: null\n",
-        "  tracking.report_to\n      a list of 'tensorboard', 'wandb' or 'mlflow'; default: []\n",
+        "  tracking.report_to\n      a list of 'tensorboard', 'wandb', 'mlflow' or 'trackio'; default: []\n",
     ):
         assert entry in text
 

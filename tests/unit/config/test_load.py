@@ -102,7 +102,7 @@ BAD_SETTINGS = [
     ),
     (
         "tracking: {report_to: [wandbb]}",
-        "4: tracking.report_to: received 'wandbb', allowed: 'tensorboard', 'wandb', 'mlflow' (did you mean 'wandb'?)",
+        "4: tracking.report_to: received 'wandbb', allowed: 'tensorboard', 'wandb', 'mlflow', 'trackio' (did you mean",
     ),
     ("engine: lop", "4: engine: received 'lop', allowed: 'loop', 'trainer' (did you mean 'loop'?)"),
     ("train: {learning_rate: -1}", "4: train.learning_rate: received -1, must be at least 0"),

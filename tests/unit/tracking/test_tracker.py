@@ -8,21 +8,31 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
+import mlflow
 import numpy as np
 import pytest
 from runs import ROOT
 
-from toolkit.base.errors import RunError
+from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.exits import unexpected
+from toolkit.base.importing import import_object
+from toolkit.commands.reproduce import ALONE
 from toolkit.config.sections import Config, TrackingConfig
+from toolkit.document.blocks import Table
+from toolkit.lab.compare.checking import QUIET
+from toolkit.lab.training import STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
-from toolkit.tracking.tracker import Tracker
-from toolkit.tracking.trackers import TRACKERS, finite_numbers
+from toolkit.tracking.mlflow import store
+from toolkit.tracking.sink import finite_numbers
+from toolkit.tracking.tracker import Tracker, tracker_problems
+from toolkit.tracking.trackers import TRACKERS, RunTrackers
 
 MAIN = SimpleNamespace(is_main_process=True, num_processes=1)
 
@@ -89,6 +99,32 @@ def test_a_full_disk_is_told_of_the_file_that_is_written(output_dir: Path) -> No
 def test_every_tracker_that_may_be_named_can_be_made():
     (names,) = get_args(get_type_hints(TrackingConfig)["report_to"])
     assert set(get_args(names)) == TRACKERS.keys()
+    assert all(callable(import_object(place)) for place in TRACKERS.values())
+
+
+LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith("tracking.")}
+STEPS = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in LAB.items()]
+
+
+@pytest.mark.parametrize("overrides", [ALONE, QUIET, STEPS], ids=["reproduce", "compare", "lab"])
+def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
+    tracked = ("tracking.report_to=[wandb]", "tracking.project=p", "tracking.run_name=r", "tracking.histogram_steps=5")
+    cfg = settings(output_dir, *tracked, *overrides)  # which refuses settings without effect
+    assert cfg.tracking == replace(TrackingConfig(), logging_steps=cfg.tracking.logging_steps)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("tracking.report_to=[mlflow]", "only TensorBoard, W&B and Trackio show histograms"),
+        ("tracking.report_to=[]", "only TensorBoard, W&B and Trackio show histograms"),
+        ("parallel.backend=deepspeed", "DeepSpeed keeps the gradient in buffers of its own"),
+    ],
+)
+def test_histograms_that_cannot_be_shown_are_refused(output_dir, override, message):
+    with pytest.raises(ConfigError) as refused:
+        settings(output_dir, "tracking.report_to=[wandb, mlflow]", "tracking.histogram_steps=5", override)
+    assert any(message in problem for problem in refused.value.problems)
 
 
 def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir):
@@ -101,7 +137,8 @@ def test_tensorboard_has_the_name_and_every_step_once_after_a_resume(output_dir)
     found = [(event.step, event.value) for event in events.Scalars("train/loss")]
     assert found == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.5), (5, 5.5), (6, 6.5), (7, 7.5)]
     assert found == [(line["step"], line["loss"]) for line in read_metrics(output_dir / "metrics.jsonl")]
-    assert len(list(output_dir.rglob("hparams.yml"))) == 1
+    hparams = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"train.learning_rate" in hparams
     assert only_the_run_is_written(output_dir)
 
 
@@ -158,11 +195,11 @@ class FakeWandb(ModuleType):
         self.inits: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.config = SimpleNamespace(update=lambda values, allow_val_change: None)
-        self.finished = 0
+        self.finished, self.offline = 0, False
 
     def init(self, **options: Any) -> SimpleNamespace:
         self.inits.append(options)
-        return SimpleNamespace(id=options["id"], log=self._log, finish=self._finish)
+        return SimpleNamespace(id=options["id"], log=self._log, finish=self._finish, offline=self.offline)
 
     def _log(self, values: dict[str, float], step: int) -> None:
         self.logged.append((step, values))
@@ -217,76 +254,110 @@ def test_a_tracker_that_cannot_be_started_says_what_to_do(output_dir, wandb, mon
         write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 2), 0.0)
 
 
-class FakeMlflow(ModuleType):
-    """Replaces `mlflow` and records what is logged, by tracking URI and run."""
+def test_wandb_gets_no_step_twice_where_no_server_would_ignore_it(output_dir, wandb):
+    cfg = settings(output_dir, "tracking.report_to=[wandb]")
+    write(cfg, range(1, 4), 0.0)
+    wandb.offline = True
+    write(cfg, range(3, 5), 0.0)
+    assert [step for step, _ in wandb.logged] == [1, 2, 3, 4]
+    write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 3), 0.0)  # a new run has sent nothing
+    assert [step for step, _ in wandb.logged] == [1, 2, 3, 4, 1, 2]
 
-    def __init__(self) -> None:
-        super().__init__("mlflow")
-        self.uri: str | None = None
-        self.runs: dict[str, dict[str, Any]] = {}
-        self.experiments: list[dict[str, Any]] = []
-        self.active = ""
-        self.tracking = SimpleNamespace(is_tracking_uri_set=lambda: bool(self.uri))
-        validation = SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)
-        self.utils = SimpleNamespace(validation=validation)
 
-    def set_tracking_uri(self, uri: str | None) -> None:
-        self.uri = uri
+class FakeTrackio(ModuleType):
+    """Replaces `trackio`, which keeps the lines of each run by its name."""
 
-    def get_tracking_uri(self) -> str:
-        return self.uri or "sqlite:///mlflow.db"
+    def __init__(self, folder: str) -> None:
+        super().__init__("trackio")
+        self.TRACKIO_DIR, self.config = folder, dict[str, Any]()
+        self.found: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        self.Histogram = self.Image = self.Markdown = lambda *values, **named: (values, named)
 
-    def search_experiments(self, filter_string: str) -> list[Any]:
-        return [
-            SimpleNamespace(experiment_id="1") for found in self.experiments if f"'{found['name']}'" in filter_string
-        ]
+    def init(self, project: str, name: str, resume: str) -> SimpleNamespace:
+        assert (project, resume) == ("finetune-toolkit", "allow")
+        lines = self.found.setdefault(name, [])
+        return SimpleNamespace(log=lambda values, step: lines.append((step, values)), finish=lambda: None)
 
-    def create_experiment(self, **options: Any) -> str:
-        self.experiments.append({**options, "uri": self.uri})
-        return "1"
+    def Api(self) -> SimpleNamespace:  # noqa: N802 - its name in Trackio
+        return SimpleNamespace(runs=self._runs)
 
-    def start_run(self, run_id: str | None, run_name: str, **options: Any) -> SimpleNamespace:
-        self.active = run_id or f"id{len(self.runs)}"
-        self.runs.setdefault(self.active, {"name": run_name, "params": [], "metrics": []})
-        return SimpleNamespace(info=SimpleNamespace(run_id=self.active))
-
-    def log_params(self, values: dict[str, Any]) -> None:
-        self.runs[self.active]["params"] += values
-
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
-        self.runs[self.active]["metrics"].append((step, values))
-
-    def end_run(self) -> None:
-        self.active = ""
+    def _runs(self, project: str) -> list[SimpleNamespace]:
+        if not self.found:
+            raise ValueError(f"Project '{project}' does not exist")
+        return [SimpleNamespace(name=name) for name in self.found]
 
 
 @pytest.fixture
-def mlflow(monkeypatch) -> FakeMlflow:
-    module = FakeMlflow()
-    monkeypatch.setitem(sys.modules, "mlflow", module)
+def trackio(output_dir, monkeypatch) -> FakeTrackio:
+    module = FakeTrackio(str(output_dir / "tracking" / "trackio"))
+    monkeypatch.setitem(sys.modules, "trackio", module)
     return module
 
 
-def test_mlflow_writes_into_the_run_and_continues_it(output_dir, mlflow):
+def test_trackio_continues_the_run_of_the_same_name(output_dir, trackio):
+    cfg = settings(output_dir, "tracking.report_to=[trackio]", "tracking.run_name=mine")
+    write(cfg, range(1, 4), 0.0)
+    write(cfg, range(3, 5), 0.0)
+    assert [step for step, _ in trackio.found["mine"]] == [1, 2, 3, 4]
+    assert trackio.config["train.optim"] == cfg.train.optim
+    write(cfg, range(1, 2), 0.0)
+    (other,) = trackio.found.keys() - {"mine"}
+    assert other.startswith("mine-")
+    assert "TRACKIO_DIR" not in os.environ
+
+
+def test_trackio_gets_what_a_finished_run_shows(output_dir, trackio):
+    trackers = RunTrackers(settings(output_dir, "tracking.report_to=[trackio]"), output_dir)
+    trackers.start(0)
+    trackers.histograms({"weights/a": Histogram([2], [0.0, 1.0], 1.0, 0.5)}, 3)
+    trackers.show(Exhibits(4, {"eval_f1": 0.5}, tables={"Samples": Table(["sample"], [["Once"]])}))
+    trackers.close()
+    (_, logged), (_, final) = trackio.found["run"]
+    assert logged == {"weights/a": ((), {"np_histogram": ([2], [0.0, 1.0])})}
+    assert final == {"final/eval_f1": 0.5, "report/samples": (("| sample |\n|---|\n| Once |",), {})}
+
+
+def test_trackio_in_another_folder_is_refused_because_it_would_write_there(output_dir, trackio):
+    trackio.TRACKIO_DIR = "/of/a/former/run"
+    with pytest.raises(RunError, match="this process has used Trackio in /of/a/former/run"):
+        write(settings(output_dir, "tracking.report_to=[trackio]"), range(1, 2), 0.0)
+
+
+def test_a_tracker_that_is_missing_is_named_with_its_extra(output_dir, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    cfg = settings(output_dir, "tracking.report_to=[mlflow, trackio]")
+    assert tracker_problems(cfg.tracking) == [
+        f"tracking.report_to: {name} is not installed (pip install 'finetune-toolkit[{extra}]')"
+        for name, extra in (("mlflow", "tracking"), ("trackio", "trackio"))
+    ]
+
+
+def test_mlflow_keeps_one_run_with_every_step_once(output_dir):
     cfg = settings(output_dir, "tracking.report_to=[mlflow]", "tracking.run_name=mine")
-    write(cfg, range(1, 3), 0.0)
-    write(cfg, range(3, 4), 0.0)
-    (run,) = mlflow.runs.values()
-    assert run["name"] == "mine"
-    assert [step for step, _ in run["metrics"]] == [1, 2, 3]
-    assert len(run["params"]) == len(set(run["params"])) > 20
-    (experiment,) = mlflow.experiments
-    assert experiment["uri"] == f"sqlite:///{output_dir}/tracking/mlflow.db"
-    assert experiment["artifact_location"] == (output_dir / "tracking" / "mlflow").as_uri()
-    assert mlflow.uri is None  # a later run of the process writes into its own folder
-    assert json.loads((output_dir / "tracking" / "ids.json").read_text()) == {"mlflow": "id0"}
+    write(cfg, range(1, 4), 0.0)
+    write(cfg, range(3, 6), 0.0)
+    with opened(cfg, 5) as tracker:
+        tracker.log({"step": 6, "eval_f1/3 stars!": 0.5})
+    assert not mlflow.tracking.is_tracking_uri_set()  # a later run of the process writes into its own folder
+    client = mlflow.MlflowClient(store(output_dir / "tracking"))
+    (experiment,) = [each for each in client.search_experiments() if each.name != "Default"]
+    assert experiment.artifact_location == (output_dir / "tracking" / "mlflow").as_uri()
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert json.loads((output_dir / "tracking" / "ids.json").read_text()) == {"mlflow": run.info.run_id}
+    assert (run.info.run_name, run.info.status) == ("mine", "FINISHED")
+    assert run.data.params["train.optim"] == cfg.train.optim
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(each.step, each.value) for each in losses] == [(step, float(step)) for step in range(1, 6)]
+    assert run.data.metrics["eval/f1/3 stars_"] == 0.5
+    assert only_the_run_is_written(output_dir)
 
 
-def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, mlflow):
-    mlflow.uri = "http://server"
-    cfg = settings(output_dir, "tracking.report_to=[mlflow]")
-    with opened(cfg) as tracker:
-        tracker.log({"step": 1, "eval_f1/3 stars!": 0.5})
-    assert mlflow.uri == "http://server"
-    assert mlflow.experiments[0]["artifact_location"] is None
-    assert mlflow.runs["id0"]["metrics"] == [(1, {"eval/f1/3 stars_": 0.5})]
+def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, tmp_path, monkeypatch):
+    server = f"sqlite:///{tmp_path}/here/server.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    write(settings(output_dir, "tracking.report_to=[mlflow]"), range(1, 2), 0.0)
+    assert mlflow.get_tracking_uri() == server
+    client = mlflow.MlflowClient(server)
+    ids = [each.experiment_id for each in client.search_experiments() if each.name == "finetune-toolkit"]
+    assert [run.data.metrics for run in client.search_runs(ids)] == [{"train/loss": 1.0}]
+    assert not (output_dir / "tracking" / "mlflow.db").exists()

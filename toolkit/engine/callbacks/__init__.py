@@ -27,6 +27,10 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "snapshots": (lambda cfg: cfg.train.snapshot_ensemble, "toolkit.engine.callbacks.snapshots.Snapshots"),
     "unfreezing": (lambda cfg: bool(cfg.model.unfreeze), "toolkit.engine.callbacks.unfreezing.Unfreezing"),
     "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.max_time.MaxTime"),
+    "histograms": (
+        lambda cfg: cfg.tracking.histogram_steps is not None,
+        "toolkit.engine.callbacks.histograms.Histograms",
+    ),
     "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.ema.AveragedWeights"),
 }
 """For each callback, by its name in checkpoints: whether a configuration enables it, and its class."""

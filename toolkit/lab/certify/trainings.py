@@ -117,6 +117,7 @@ class Experiment:
             "tracking.logging_steps": 1,
             "tracking.report_to": [],
             "tracking.run_name": None,
+            "tracking.histogram_steps": None,
             "tracking.project": "finetune-toolkit",
             "checkpoint.push_to_hub": False,
             **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),

@@ -20,6 +20,8 @@ QUIET = (
     "checkpoint.push_to_hub=false",
     "tracking.report_to=[]",
     "tracking.run_name=null",
+    "tracking.project=finetune-toolkit",
+    "tracking.histogram_steps=null",
     "tracking.logging_steps=1",
 )
 """Overrides for every variant: it starts from the beginning, logs each step and reports nowhere else."""

@@ -26,6 +26,8 @@ OWN = {
     "checkpoint.push_to_hub": "models are not kept",
     "tracking.report_to": "the comparison reports",
     "tracking.run_name": "the comparison reports",
+    "tracking.project": "the comparison reports",
+    "tracking.histogram_steps": "the comparison reports",
     "tracking.logging_steps": "each step is logged",
 }
 """Keys that cannot be switched, and why or what to do instead."""

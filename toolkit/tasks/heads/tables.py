@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from toolkit.base.files import write_bytes
 from toolkit.base.run_folder import RunFolder
+from toolkit.document import plots
 from toolkit.document.blocks import Cell, Figure, Table
-
-MOST_COUNTED_CLASSES = 15
-"""Largest number of classes for which the confusion matrix is a table; with more it is an image."""
 
 
 def score_table(
@@ -47,12 +46,11 @@ def confusion(counts: np.ndarray, labels: Sequence[str], name: str, folder: Path
         folder: folder for the image `confusion_<name>.png`, if there are too many classes for a table.
     """
     title = f"Predicted classes (columns) of the {name} rows, by true class"
-    if len(labels) > MOST_COUNTED_CLASSES:
-        from toolkit.document import plots
-
+    if len(labels) > plots.MOST_COUNTED_CLASSES:  # a table would be too wide
         file = RunFolder(folder).confusion(name)
-        plots.confusion(counts, labels, file)
-        return Figure(title, png=file.read_bytes(), file=file.name)
+        png = plots.confusion(counts, labels)
+        write_bytes(file, png)
+        return Figure(title, png=png, file=file.name)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     rows = [
         [label, *(Cell(f"{count:,}", int(count), float(share)) for count, share in zip(*pair, strict=True))]

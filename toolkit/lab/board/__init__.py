@@ -1,0 +1,1 @@
+"""Tables and overlaid curves of many runs: `toolkit runs --where ... --columns ... --html FILE --csv FILE`."""

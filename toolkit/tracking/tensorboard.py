@@ -1,0 +1,81 @@
+"""Runs in TensorBoard: event files in `tracking/<project>/<run_name>/`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.document import markdown
+from toolkit.tracking.sink import TrackedRun, final_numbers, folder_name, report_tag
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoard:
+    """Writes event files; see `toolkit.tracking.sink.Sink`.
+
+    The settings are written into the run's own event file. accelerate's tracker would write them into a folder of
+    their own, which TensorBoard shows as another run, without the run's metrics.
+    """
+
+    id = None
+    keeps_sent = False  # what follows the step of the checkpoint is hidden, and written again
+
+    def __init__(self, run: TrackedRun) -> None:
+        from accelerate.tracking import TensorBoardTracker
+
+        self._settings = run.plain_settings
+        name = f"{folder_name(run.project)}/{folder_name(run.name)}"
+        # The purge hides what an interrupted run wrote after the checkpoint from which this run resumes.
+        self._tracker = TensorBoardTracker(name, run.folder, purge_step=run.start_step + 1)
+        self._tracker.start()
+        if not run.start_step:
+            self._hparams({}, start=True)
+
+    @property
+    def _writer(self) -> SummaryWriter:
+        return self._tracker.writer
+
+    def _hparams(self, metrics: Mapping[str, Any], start: bool) -> None:
+        """Writes the settings, or that the run is finished with these metrics."""
+        from torch.utils.tensorboard.summary import hparams
+
+        experiment, started, ended = hparams(dict(self._settings), dict(metrics))
+        for summary in (started,) if start else (experiment, ended):
+            self._writer._get_file_writer().add_summary(summary)
+        self._writer.flush()
+
+    def numbers(self, values: Mapping[str, int | float], step: int) -> None:
+        """Writes scalars."""
+        self._tracker.log(values, step=step)
+
+    def histograms(self, found: Mapping[str, Histogram], step: int) -> None:
+        """Writes histograms."""
+        for name, each in found.items():
+            self._writer.add_histogram_raw(
+                name, each.edges[0], each.edges[-1], sum(each.counts), each.total, each.squares,
+                each.edges[1:], each.counts, step,
+            )  # fmt: skip
+        self._writer.flush()
+
+    def show(self, exhibits: Exhibits) -> None:
+        """Writes the final metrics beside the settings, images, and tables as text."""
+        import numpy as np
+        from PIL import Image
+
+        final = final_numbers(exhibits)
+        self._tracker.log(final, step=exhibits.step)
+        self._hparams(final, start=False)
+        for title, png in exhibits.pictures.items():
+            pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
+            self._writer.add_image(report_tag(title), pixels, exhibits.step, dataformats="HWC")
+        for title, table in exhibits.tables.items():
+            self._writer.add_text(report_tag(title), markdown.table(table.header, table.rows), exhibits.step)
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Closes the event file."""
+        self._tracker.finish()
