@@ -36,6 +36,10 @@ COMMANDS = {
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",
     ),
+    "cross-validate": (
+        "toolkit.commands.cross_validate",
+        "train on all but one of several folds of the rows, in turn, and average the scores",
+    ),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder"),
