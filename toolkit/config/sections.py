@@ -160,6 +160,9 @@ class EvalConfig:
     eval_steps: Every = None
     """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
     evaluates only at the end."""
+    eval_on_start: bool = False
+    """Evaluate once before the first step. The scores are the first point of the curves and a column of the report, so
+    that not training is an option with a number; they choose no best model and stop nothing."""
     metric_for_best_model: str | None = None
     """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
 
