@@ -27,6 +27,8 @@ class TrainState:
     """Items of all training lines of the run, over all ranks."""
     evaluated_step: int = -1
     """Last step that was evaluated on the validation rows."""
+    start_scores: dict[str, float] = field(default_factory=dict)
+    """Validation scores before the first step (`eval.eval_on_start`), without prefix."""
     evaluation_is_due: bool = False
     """Whether a stop signal ended the evaluation after this step, which the resumed run does first."""
     ended: bool = False

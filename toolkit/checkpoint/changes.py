@@ -54,7 +54,7 @@ SPLIT = (BATCH, ACCUMULATION, BUDGET, *MESH)
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
 UNPADDED, BACKEND = "train.unpadded", "parallel.backend"
-OLDER = {UNPADDED: False}
+OLDER = {UNPADDED: False, "data.folds": None, "data.fold": 1}
 """What runs of versions without a setting did."""
 
 

@@ -110,6 +110,12 @@ RULES = (
         f"set eval.eval_steps to null, or {_GIVE_ROWS}",
     ),
     Rule(
+        lambda c: c.eval.eval_on_start and _no_evaluation(c),
+        ("eval.eval_on_start", *_EVALUATION),
+        _NO_ROWS,
+        f"remove eval.eval_on_start, or {_GIVE_ROWS}",
+    ),
+    Rule(
         lambda c: c.eval.metric_for_best_model is not None and _no_evaluation(c),
         ("eval.metric_for_best_model", *_EVALUATION),
         _NO_ROWS,

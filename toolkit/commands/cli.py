@@ -40,6 +40,14 @@ COMMANDS = {
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",
     ),
+    "cross-validate": (
+        "toolkit.commands.cross_validate",
+        "train on all but one of several folds of the rows, in turn, and average the scores",
+    ),
+    "doctor": (
+        "toolkit.commands.doctor",
+        "look for what is wrong with the rows: repeated, leaked or unusual ones, wrong labels, limits that cut",
+    ),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder, or show them on a page with their curves"),

@@ -103,9 +103,16 @@ class DataConfig:
     test_split: Fraction = 0.0
     """Fraction of the training rows to set aside as test rows if there are none, in the same way; the validation rows
     do not depend on it."""
+    folds: Annotated[int, Field(ge=2)] | None = None
+    """Divide the training rows into this many folds of equal size, of which one (`fold`) has the validation rows
+    (seeded; stratified where rows have a class; rows with equal inputs, and groups, stay together). Test rows are set
+    aside first, and are the same for every fold. A hub dataset's own validation rows are not read."""
+    fold: Positive = 1
+    """Number of the fold with the validation rows, from 1."""
     group_column: str | None = None
     """Column of the data files, for instance of the speaker, customer or document: rows with the same value stay
-    together when rows are set aside. Null means the task's own (question answering groups by context), or none."""
+    together when rows are set aside or divided into folds. Null means the task's own (question answering groups by
+    context), or none."""
     columns: dict[str, ColumnName] = field(default_factory=dict)
     """Maps the toolkit's column names to yours, for instance `text: review_body`, or to numbers from 1 if there is no
     header. Columns that are not listed keep their names."""
@@ -153,6 +160,9 @@ class EvalConfig:
     eval_steps: Every = None
     """Steps between evaluations; a value below 1 is a fraction of all steps, `epoch` evaluates after each epoch. Null
     evaluates only at the end."""
+    eval_on_start: bool = False
+    """Evaluate once before the first step. The scores are the first point of the curves and a column of the report, so
+    that not training is an option with a number; they choose no best model and stop nothing."""
     metric_for_best_model: str | None = None
     """Metric that selects the best model, for instance `eval_accuracy`; null means the task's own."""
 

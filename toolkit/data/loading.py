@@ -17,6 +17,7 @@ from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
 from toolkit.data.bad_rows import apply_policy
 from toolkit.data.columns import group_column
 from toolkit.data.findings import RowFindings, find
+from toolkit.data.folds import fold_numbers
 from toolkit.data.hub import load_hub
 from toolkit.data.keys import units
 from toolkit.data.reading import Reading
@@ -101,6 +102,8 @@ def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Ta
     The validation rows do not depend on whether test rows are set aside.
     """
     data, train = cfg.data, tables["train"]
+    if data.folds is not None:
+        return _with_fold(cfg, task, tables)
     fractions = {
         "validation": DEFAULT_SPLIT if data.validation_split is None else data.validation_split,
         "test": data.test_split,
@@ -109,14 +112,37 @@ def _split(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Ta
     for name, fraction in fractions.items():
         if name in tables or not fraction:
             continue
-        column = class_column(task)
-        classes = None if column is None else train.rows[column][:]
         held = round(len(tables["train"].rows) * fraction)
-        chosen = set_aside(len(train.rows), held, cfg.seed, classes, units(train.keys), f"data.{name}_split")
-        aside[name] = train.select(np.flatnonzero(chosen))
-        train = train.select(np.flatnonzero(~chosen))
-    found = {**tables, **aside, "train": train}
-    return {name: found[name] for name in SPLITS if name in found}
+        train, aside[name] = _divided(train, held, cfg.seed, task, f"data.{name}_split")
+    return _in_order({**tables, **aside, "train": train})
+
+
+def _with_fold(cfg: Config, task: Task, tables: Mapping[str, Table]) -> dict[str, Table]:
+    """Sets test rows aside, unless there are any, and one fold of the others as validation rows."""
+    data, train, aside = cfg.data, tables["train"], {}
+    assert data.folds is not None
+    if "test" not in tables and data.test_split:
+        held = round(len(train.rows) * data.test_split)
+        train, aside["test"] = _divided(train, held, cfg.seed, task, "data.test_split")
+    numbers = fold_numbers(len(train.rows), data.folds, cfg.seed, _classes(train, task), units(train.keys))
+    inside = numbers == data.fold - 1
+    aside["validation"] = train.select(np.flatnonzero(inside))
+    return _in_order({**tables, **aside, "train": train.select(np.flatnonzero(~inside))})
+
+
+def _divided(train: Table, held: int, seed: int, task: Task, setting: str) -> tuple[Table, Table]:
+    """Returns the rows that stay and those that are set aside; the arguments are those of `set_aside`."""
+    chosen = set_aside(len(train.rows), held, seed, _classes(train, task), units(train.keys), setting)
+    return train.select(np.flatnonzero(~chosen)), train.select(np.flatnonzero(chosen))
+
+
+def _classes(table: Table, task: Task) -> list[Any] | None:
+    column = class_column(task)
+    return None if column is None else table.rows[column][:]
+
+
+def _in_order(tables: Mapping[str, Table]) -> dict[str, Table]:
+    return {name: tables[name] for name in SPLITS if name in tables}
 
 
 def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
@@ -128,7 +154,7 @@ def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table
         sources = {
             split: partial(load_hub_table, *hub, split, task, data.columns, True, **options)
             for split in splits
-            if split in present
+            if split in present and not (split == "validation" and data.folds)
         }
     else:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}

@@ -31,6 +31,8 @@ def _unknown_encoding(config: Config) -> bool:
 
 def _set_aside(config: Config) -> float:
     data = config.data
+    if data.folds is not None:
+        return 0.0
     given = data.validation_file is not None or data.dataset_name is not None
     return data.validation_split or (0.0 if given or data.validation_split == 0 else DEFAULT_SPLIT)
 
@@ -47,6 +49,25 @@ RULES = (
         ("data.validation_split", "data.test_split"),
         "together they leave no training rows",
         "set data.validation_split and data.test_split to fractions whose sum is below 1",
+    ),
+    Rule(
+        lambda c: c.data.folds is not None and c.data.validation_file is not None,
+        ("data.folds", "data.validation_file"),
+        "the validation rows are a fold of the training rows",
+        "set data.validation_file to null, or remove data.folds",
+    ),
+    Rule(
+        lambda c: c.data.folds is not None and c.data.validation_split is not None,
+        ("data.folds", "data.validation_split"),
+        "the validation rows are a fold of the training rows",
+        "remove one of them",
+    ),
+    only_if("data.fold", DataConfig().fold, "data.folds", bool, "there are no folds", "set data.folds"),
+    Rule(
+        lambda c: c.data.folds is not None and c.data.fold > c.data.folds,
+        ("data.fold", "data.folds"),
+        "folds are numbered from 1, so there is no such fold",
+        "set data.fold to at most data.folds",
     ),
     only_if(
         "data.max_bad_rows",

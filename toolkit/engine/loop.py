@@ -12,6 +12,7 @@ from toolkit.data.batches import Windows
 from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
+from toolkit.engine.start import evaluate_start
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
 
@@ -30,6 +31,7 @@ def fit(run: Run) -> FitResult:
         )
         session.restore()
         session.catch_up(session.evaluate)
+        evaluate_start(session)
         model.train()
         with progress(milestones.total_steps, "train", initial=session.state.step) as bar:
             while not session.context.over:

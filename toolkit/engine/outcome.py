@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from toolkit.api.callback import TrainingContext
-from toolkit.api.run import FitResult
+from toolkit.api.run import FitResult, overall_scores
 from toolkit.engine.callbacks.costs import total_of
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter
@@ -37,6 +37,8 @@ def outcome(
     if test := evaluations.get("test"):
         tracker.log(place | {f"test_{name}": value for name, value in test.metrics.items()})
     further = {**run.strategy.exchanged(), **left_out}
+    further |= {f"start_{score.name}": value for score in overall_scores(run.task)
+                if (value := state.start_scores.get(score.name)) is not None}  # fmt: skip
     for callback in context.callbacks.values():
         further |= callback.final_metrics()
     if further:

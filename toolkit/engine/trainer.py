@@ -27,6 +27,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
+from toolkit.engine.start import evaluate_start
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
@@ -206,6 +207,7 @@ class _Steps(TrainerCallback):
         )  # fmt: skip
         t.session.restore()
         t.session.catch_up(t.evaluate)
+        evaluate_start(t.session)
         t.model_wrapped.train()
         t._tell_best()
 

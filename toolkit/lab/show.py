@@ -190,7 +190,7 @@ def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Ite
         table.add_row(f"{name}: words", *_summary([len(text.split()) for text in values]))
         table.add_row(f"{name}: tokens", *_summary(found.counts))
         notes.append(f"{name}: tokens are {found.how}")
-        if option := _limit(task, name, list(texts)):
+        if option := limit_of(task, name, list(texts)):
             limit = getattr(task.options, option)
             notes[-1] += f"; {found.share_above(limit):.1%} of the texts are truncated at task.{option}={limit}"
     yield table
@@ -201,11 +201,18 @@ def _summary(lengths: Sequence[int]) -> list[str]:
     return [f"{number:,.0f}" for number in (median(lengths), quantile(lengths, COVERED), max(lengths))]
 
 
-def _limit(task: Task, column: str, texts: Sequence[str]) -> str | None:
-    """Returns the option that truncates a column; None if there is none."""
+def limit_of(task: Task, column: str, texts: Sequence[str]) -> str | None:
+    """Returns the option that truncates a column; None if there is none.
+
+    Args:
+        task: the task.
+        column: a column of texts.
+        texts: all columns of texts.
+    """
     limits = limits_of(task.options)
-    side = column if column in limits else "input" if len(texts) == 1 and not isinstance(task, SupportsPacking) else ""
-    return limits.get(side)
+    sides = {getattr(task, side, None): side for side in ("source", "target")}  # of sequence-to-sequence tasks
+    alone = len(texts) == 1 and not isinstance(task, SupportsPacking)
+    return limits.get(column) or limits.get(sides.get(column, "input" if alone else ""))
 
 
 def _examples(task: Task, rows: datasets.Dataset) -> str:

@@ -12,7 +12,18 @@ from toolkit.config.sections import TrainConfig
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Observer, Run
 
+QUIET: dict[str, Any] = {
+    "checkpoint.resume": "none",
+    "checkpoint.push_to_hub": False,
+    **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
+    "tracking.report_to": [],
+    "tracking.run_name": None,
+    "tracking.histogram_steps": None,
+    "tracking.project": "finetune-toolkit",
+}
+"""Settings of a run that starts from the beginning and reports nowhere else."""
 STEPS_ONLY: dict[str, Any] = {
+    **QUIET,
     **{f"train.{name}": getattr(TrainConfig(), name) for name in (
         "early_stopping_patience", "early_stopping_threshold", "max_time", "snapshot_ensemble", "target_metric")},
     "trainer.args": {},
@@ -20,14 +31,7 @@ STEPS_ONLY: dict[str, Any] = {
     "eval.eval_steps": None,
     "eval.metric_for_best_model": None,
     "checkpoint.save_steps": None,
-    "checkpoint.resume": "none",
     "checkpoint.load_best_model_at_end": False,
-    "checkpoint.push_to_hub": False,
-    **dict.fromkeys(f"checkpoint.hub_{name}" for name in ("model_id", "private_repo", "revision")),
-    "tracking.report_to": [],
-    "tracking.run_name": None,
-    "tracking.histogram_steps": None,
-    "tracking.project": "finetune-toolkit",
 }  # fmt: skip
 """Settings of a run that trains its steps on its rows, and neither evaluates, saves nor reports."""
 FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
@@ -37,6 +41,8 @@ FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
     "train.warmup_steps": 0,
     "data.validation_file": None,
     "data.validation_split": 0,
+    "data.folds": None,
+    "data.fold": 1,
     "data.test_file": None,
     "data.test_split": 0.0,
     "data.max_eval_samples": None,

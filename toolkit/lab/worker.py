@@ -23,6 +23,7 @@ WORK = {
     "certify": "toolkit.lab.certify.worker.train",
     "collectives": "toolkit.lab.collectives.measure.measure",
     "compare": "toolkit.lab.compare.worker.measure",
+    "cross_validate": "toolkit.lab.cross_validate.worker.measure",
     "lr_find": "toolkit.lab.lr_find.ramp.measure",
     "profile": "toolkit.lab.profile.worker.measure",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from toolkit.api.run import Evaluation, FitResult
@@ -14,17 +14,20 @@ from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import without_classes
 from toolkit.report.text import readable
 
+START = "start_"
+"""Prefix of the figures of `eval.eval_on_start`."""
 MOST_LETTERS = 30
 """Maximum length of a constant answer in the terminal."""
 
 
 class ShownScore(NamedTuple):
-    """A score as text; `interval` and `baseline` are empty where there is none."""
+    """A score as text; `interval`, `baseline` and `start` (before training) are empty where there is none."""
 
     name: str
     value: str
     interval: str
     baseline: str
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,16 +38,20 @@ class Scores:
         task: the task, for the properties of its scores.
         metrics: metrics without prefix, by set.
         quality: how far they can be trusted, by set; may be incomplete.
+        start: scores of the validation rows before training, without prefix; may be empty.
     """
 
     task: Task
     metrics: Mapping[str, Mapping[str, float]]
     quality: Mapping[str, Quality]
+    start: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(result: FitResult, task: Task) -> Scores:
         """Returns the scores of a finished training."""
-        return Scores(task, {name: each.metrics for name, each in result.evaluations.items()}, result.quality)
+        metrics = {name: each.metrics for name, each in result.evaluations.items()}
+        start = {name.removeprefix(START): value for name, value in result.further.items() if name.startswith(START)}
+        return Scores(task, metrics, result.quality, start)
 
     @property
     def rows(self) -> list[ShownScore]:
@@ -58,7 +65,9 @@ class Scores:
                 ends = quality.intervals.get(metric)
                 interval = "" if ends is None else f"{ends.low:.4g} to {ends.high:.4g}"
                 baseline = format_value(quality.baseline[metric]) if metric in quality.baseline else ""
-                rows.append(ShownScore(prefix_of(name) + metric, values[metric], interval, baseline))
+                before = self.start.get(metric) if name == "validation" else None
+                start = "" if before is None else format_value(before)
+                rows.append(ShownScore(prefix_of(name) + metric, values[metric], interval, baseline, start))
         return rows
 
     @property
@@ -82,7 +91,7 @@ class Scores:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Returns the header and the rows of a table; empty columns are left out."""
-        rows, header = self.rows, ("score", "value", "95 % interval", self.constant)
+        rows, header = self.rows, ("score", "value", "95 % interval", self.constant, "before training")
         kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
         return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
@@ -90,13 +99,14 @@ class Scores:
         """Returns values with intervals by name, for the terminal; the main ones have their baselines, too."""
         lines: dict[str, str] = {}
         best = {prefix_of(name) + self.task.best_metric for name in self.metrics}
-        for name, value, interval, baseline in self.rows:
+        for name, value, interval, baseline, start in self.rows:
             constant = (
                 f"{shorten(self.constant, MOST_LETTERS)}: {baseline}"
                 if baseline and (not lines or name in best)
                 else ""
             )
-            notes = "; ".join(filter(None, [interval, constant]))
+            before = f"before training: {start}" if start and name in best else ""
+            notes = "; ".join(filter(None, [interval, constant, before]))
             lines[name] = f"{value} ({notes})" if notes else value
         return lines
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from toolkit.base.environment import hardware, versions
 from toolkit.base.run_folder import RunFolder
-from toolkit.config import flatten
-from toolkit.config.sections import Config
-from toolkit.data.sources import fingerprint
 from toolkit.lab.compare.checking import QUIET, Checked
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.finished import job_name, measured_in, training_job
 from toolkit.lab.launch import Launch
 from toolkit.metrics.score import Score
-
-MEASURED = "measurement.json"
-"""File of a run's measurements; written last, so a run with this file is complete."""
-
-digest_of = lru_cache(fingerprint)
-"""Most variants have the same data files; each file is read once."""
 
 
 @dataclass(frozen=True)
@@ -102,13 +89,9 @@ def command_of(comparison: Comparison, variant: Variant) -> str:
 
 
 def folder_of(comparison: Comparison, repeat: Repeat) -> Path:
-    """Returns the folder of a run.
-
-    It is named after a digest of the job. So a finished run with the same job is not repeated, and one with another job
-    is kept.
-    """
-    digest = hashlib.sha256(json.dumps(job_of(comparison, repeat), sort_keys=True).encode()).hexdigest()[:12]
-    return comparison.folder / "runs" / repeat.variant.slug / f"seed-{repeat.seed}-{digest}"
+    """Returns the folder of a run, which is named after its job; see `toolkit.lab.finished.job_name`."""
+    name = job_name(f"seed-{repeat.seed}", job_of(comparison, repeat))
+    return comparison.folder / "runs" / repeat.variant.slug / name
 
 
 def trained_run(comparison: Comparison, repeat: Repeat) -> RunFolder:
@@ -121,48 +104,11 @@ def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     cfg = comparison.checked.configs[repeat.variant.name]
     # Checkpoints are needed only to load the best model at the end.
     saving = [] if cfg.checkpoint.load_best_model_at_end else ["checkpoint.save_steps=null"]
-    places = ("output_dir", "seed")
-    launch = comparison.launch
-    return {
-        "recipe": str(comparison.recipe.absolute()),
-        "config": str(comparison.config.absolute()),
-        "overrides": [*comparison.overrides, *QUIET, *saving, *repeat.variant.overrides, f"seed={repeat.seed}"],
-        "settings": {key: value for key, value in flatten(cfg).items() if key not in places},
-        "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
-        "processes": launch.processes,
-        "draws": comparison.draws,
-        **inputs_of(cfg, comparison.code),
-    }
-
-
-def inputs_of(cfg: Config, code: str) -> dict[str, Any]:
-    """Returns what the results of a run depend on beside its settings.
-
-    Args:
-        cfg: its configuration.
-        code: digest of the toolkit's and the recipe's code.
-    """
-    data = cfg.data
-    return {
-        "versions": versions(),
-        "hardware": hardware(),
-        "code": code,
-        "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
-        "model": _model_files(cfg.model.name_or_path),
-    }
-
-
-def _model_files(name: str | None) -> list[list[Any]]:
-    """Returns names, sizes and modification times of a local model's files; empty for a Hub id."""
-    folder = Path(name) if name else None
-    if folder is None or not folder.is_dir():
-        return []
-    stats = ((file, file.stat()) for file in sorted(folder.iterdir()) if file.is_file())
-    return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    overrides = [*comparison.overrides, *QUIET, *saving, *repeat.variant.overrides, f"seed={repeat.seed}"]
+    job = training_job(comparison.recipe, comparison.config, overrides, cfg, comparison.launch, comparison.code)
+    return job | {"draws": comparison.draws}
 
 
 def _load_finished(comparison: Comparison, repeat: Repeat) -> None:
-    with suppress(OSError, ValueError):
-        file = folder_of(comparison, repeat) / MEASURED
-        repeat.measured = json.loads(file.read_text(encoding="utf-8"))
-        repeat.state = "kept"
+    if (measured := measured_in(folder_of(comparison, repeat))) is not None:
+        repeat.measured, repeat.state = measured, "kept"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 
-from toolkit.base.files import write_json
 from toolkit.lab.compare.best import keep_best
 from toolkit.lab.compare.notes import load_average
-from toolkit.lab.compare.repeats import MEASURED, Comparison, Repeat, folder_of, job_of, trained_run
-from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.compare.repeats import Comparison, Repeat, folder_of, job_of
+from toolkit.lab.finished import measured_in, run_job
 
 
 def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
@@ -47,18 +44,10 @@ def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Call
 
 def run_once(comparison: Comparison, repeat: Repeat) -> None:
     """Trains and measures one run; its state says how it ended."""
-    folder, run = folder_of(comparison, repeat), trained_run(comparison, repeat)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    job = job_of(comparison, repeat)
-    job |= {"overrides": [*job["overrides"], f"output_dir={run.path}"], "keep_model": comparison.keep_best}
-    trial, launch = Trial("compare", job, folder / "outcome.json"), comparison.launch
-    (outcome,) = run_trials([trial], folder.with_name(f"{folder.name}.log"), launch.processes, launch.file)
-    if outcome.error is not None:
-        repeat.state, repeat.reason = "failed", outcome.error
+    folder, job = folder_of(comparison, repeat), job_of(comparison, repeat)
+    further = {"keep_model": comparison.keep_best}
+    error = run_job("compare", job, folder, comparison.launch, further, lambda: {"load": load_average()})
+    if error is not None:
+        repeat.state, repeat.reason = "failed", error
         return
-    trial.outcome.unlink()
-    shutil.rmtree(run.checkpoints, ignore_errors=True)
-    write_json(folder / MEASURED, outcome.result | {"load": load_average()})
-    repeat.measured = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
-    repeat.state = "done"
+    repeat.measured, repeat.state = measured_in(folder), "done"

@@ -101,7 +101,7 @@ def choose(kind: str, languages: Sequence[str | None], asked: str | None) -> Mod
     if asked is not None:
         known = next((each for each in CANDIDATES[kind] if each.name == asked), Candidate(asked, "as given", None))
     folder = local_folder(known.name)
-    config = _config(folder) if folder else None
+    config = config_of(folder) if folder else None
     return Model(
         known.name,
         f"{known.what}; {_place(known.name, folder)}",
@@ -133,7 +133,7 @@ def local_folder(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _config(folder: Path) -> PreTrainedConfig | None:
+def config_of(folder: Path) -> PreTrainedConfig | None:
     """Returns a model's configuration, or None if it cannot be read without code of its own."""
     from transformers import AutoConfig
 

@@ -17,11 +17,10 @@ from typing import Any
 from toolkit.base.console import say, warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
-from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.compare.notes import load_average
-from toolkit.lab.compare.repeats import inputs_of
+from toolkit.lab.finished import training_job
 from toolkit.lab.jobs import Trial, run_trials
 from toolkit.lab.launch import Launch
 from toolkit.lab.plan.calibrate import Measured, calibrate
@@ -65,17 +64,8 @@ class Scale:
     def job(self, processes: int) -> dict[str, Any]:
         """Returns everything that the measurements of a number of processes depend on."""
         cfg = self.configs[processes]
-        return {
-            "recipe": str(self.recipe.absolute()),
-            "config": str(self.config.absolute()),
-            "overrides": list(self.overrides[processes]),
-            "settings": {key: value for key, value in flatten(cfg).items() if key != "output_dir"},
-            "launch": None if self.launch.file is None else self.launch.file.read_text(encoding="utf-8"),
-            "processes": processes,
-            "threads": self.threads,
-            "draws": 0,
-            **inputs_of(cfg, self.code),
-        }
+        job = training_job(self.recipe, self.config, self.overrides[processes], cfg, self.launch, self.code)
+        return job | {"seed": cfg.seed, "processes": processes, "threads": self.threads, "draws": 0}
 
 
 @dataclass(frozen=True)

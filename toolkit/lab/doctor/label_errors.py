@@ -1,0 +1,185 @@
+"""Likely wrong labels, from the predictions of models that were not trained on the rows.
+
+Confident learning (Northcutt, Jiang and Chuang 2021, arXiv 1911.00068), by cleanlab where there are probabilities of
+every class. What it finds should be looked at: a weak model is often sure of what is wrong.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from toolkit.api.supports import SupportsErrorRanking
+from toolkit.base.console import counted, shorten
+from toolkit.lab.doctor.parts import Finding
+from toolkit.lab.doctor.predicted import Predicted
+from toolkit.metrics.entities import entities
+
+REGRESSION_SHARE = 0.05
+"""A number is doubtful if its quality is below this share of the median quality, as in cleanlab's Datalab."""
+MOST_RANKED = 20
+"""Rows that are named where errors can only be ranked."""
+LETTERS = 80
+
+
+def label_errors(found: Predicted) -> Iterator[Finding]:
+    """Yields the rows whose labels are likely to be wrong, or, where that cannot be told, those with large errors."""
+    labelled = [place for place, record in enumerate(found.records) if _label(record) is not None]
+    records = [found.records[place] for place in labelled]
+    if not records:
+        return
+    first = records[0]
+    if isinstance(first.get("scores"), Mapping) and isinstance(first["label"], str | list):
+        issues = _of_models(records, [found.models[place] for place in labelled])
+    elif "label" in first and not isinstance(first["label"], str | list):
+        issues = _of_numbers(records)
+    elif "entities" in first:
+        issues = _of_entities(records)
+    elif "answers" in first and "score" in first:
+        issues = _of_answers(records)
+    else:
+        yield from _ranked(found)
+        return
+    rows = [
+        {**found.parts[place].place(found.rows[place]), **more} for issue, more in issues for place in [labelled[issue]]
+    ]
+    said = (
+        f"{len(rows):,} of {counted(len(records), 'row')} ({len(rows) / len(records):.1%}) have a likely wrong label."
+    )
+    yield Finding("label_errors", len(rows), said, rows, {"examined": len(records)})
+
+
+def _label(record: Mapping[str, Any]) -> Any:
+    return next((record[name] for name in ("label", "tags", "answers", "reference") if name in record), "")
+
+
+def _of_models(records: Sequence[Mapping[str, Any]], models: Sequence[int]) -> list[tuple[int, dict[str, Any]]]:
+    """Returns the doubtful labels, each model's by themselves: not all models are equally sure."""
+    issues = []
+    for model in dict.fromkeys(models):
+        places = [place for place, each in enumerate(models) if each == model]
+        issues += [(places[issue], more) for issue, more in _of_classes([records[place] for place in places])]
+    return sorted(issues, key=lambda issue: float(issue[1]["probability"]))
+
+
+def _of_classes(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Returns the places of doubtful labels, the most doubtful first, with what was predicted."""
+    names = list(records[0]["scores"])
+    scores = np.array([[record["scores"][name] for name in names] for record in records])
+    several = isinstance(records[0]["label"], list)
+    number = {name: place for place, name in enumerate(names)}
+    labels: Any = (
+        [[number[name] for name in record["label"]] for record in records]
+        if several
+        else np.array([number[record["label"]] for record in records])
+    )
+    if not several:
+        scores = scores / scores.sum(axis=1, keepdims=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about classes without a row
+        from cleanlab.filter import find_label_issues
+
+        ranked = find_label_issues(
+            labels, scores, return_indices_ranked_by="self_confidence", n_jobs=1, multi_label=several
+        )
+    return [
+        (int(place), {
+            "label": records[place]["label"], "prediction": records[place]["prediction"],
+            "probability": _probability(records[place]),
+        })
+        for place in ranked
+    ]  # fmt: skip
+
+
+def _probability(record: Mapping[str, Any]) -> float:
+    """Returns the probability that a model gave to a label: of several labels, to the least likely part of them."""
+    scores, label = record["scores"], record["label"]
+    if isinstance(label, str):
+        return round(float(scores[label]), 6)
+    return round(min(score if name in label else 1 - score for name, score in scores.items()), 6)
+
+
+def _of_numbers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    from cleanlab.regression.rank import get_label_quality_scores
+
+    named = isinstance(records[0]["label"], Mapping)
+    issues: list[tuple[float, int, dict[str, Any]]] = []
+    for name in records[0]["label"] if named else [None]:
+        values = [(each["label"], each["prediction"]) for each in records]
+        pairs = values if name is None else [(label[name], prediction[name]) for label, prediction in values]
+        there = [place for place, (label, _) in enumerate(pairs) if label is not None]
+        if len(there) < 2:
+            continue
+        labels, predictions = (np.array([pairs[place][side] for place in there]) for side in (0, 1))
+        quality = get_label_quality_scores(labels, predictions)
+        for issue in np.flatnonzero(quality < REGRESSION_SHARE * np.median(quality)):
+            more = {"label": float(labels[issue]), "prediction": float(predictions[issue])}
+            more |= {} if name is None else {"number": name}
+            issues.append((float(quality[issue]), there[issue], more))
+    return [(place, more) for _, place, more in sorted(issues, key=lambda issue: issue[:2])]
+
+
+def _of_entities(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Finds entities that models are as sure of as of right ones, but that are not labelled.
+
+    A model's probability is known for predicted entities only. The threshold of a type is the mean probability of its
+    right predictions, as in confident learning.
+    """
+    predicted: list[tuple[float, int, Mapping[str, Any]]] = []
+    right: dict[str, list[float]] = {}
+    for place, record in enumerate(records):
+        labelled = set(entities(record["tags"]))
+        for each in record["entities"]:
+            if (each["type"], each["start"], each["end"]) in labelled:
+                right.setdefault(each["type"], []).append(each["score"])
+            else:
+                predicted.append((each["score"], place, each))
+    issues = [
+        (place, {"prediction": f"{each['text']} ({each['type']})", "probability": round(score, 6)})
+        for score, place, each in sorted(predicted, key=lambda issue: (-issue[0], issue[1]))
+        if each["type"] in right and score >= float(np.mean(right[each["type"]]))
+    ]
+    return list({place: (place, more) for place, more in reversed(issues)}.values())[::-1]
+
+
+def _of_answers(records: Sequence[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Finds answers that models are as sure of as of right ones, but that share no word with the labelled ones."""
+    from toolkit.metrics.squad import squad_scores
+
+    overlap = [squad_scores([each["prediction_text"]], [each["answers"]])["f1"] for each in records]
+    right = [record["score"] for record, f1 in zip(records, overlap, strict=True) if f1 == max(overlap) > 0]
+    if not right:
+        return []
+    wrong = [
+        (record["score"], place) for place, (record, f1) in enumerate(zip(records, overlap, strict=True)) if f1 == 0
+    ]
+    return [
+        (place, {
+            "label": records[place]["answers"], "prediction": records[place]["prediction_text"],
+            "probability": round(score, 6),
+        })
+        for score, place in sorted(wrong, key=lambda issue: (-issue[0], issue[1]))
+        if score >= float(np.mean(right))
+    ]  # fmt: skip
+
+
+def _ranked(found: Predicted) -> Iterator[Finding]:
+    """Yields the rows with the largest errors: generated texts have no probabilities of other labels."""
+    if not isinstance(found.task, SupportsErrorRanking):
+        return
+    errors = [(error, place) for place, record in enumerate(found.records) if (error := found.task.error(record))]
+    worst = sorted(errors, key=lambda each: [-number for number in each[0]])[:MOST_RANKED]
+    rows = [
+        {**found.parts[place].place(found.rows[place]), "error": error[0],
+         "prediction": shorten(str(found.records[place].get("prediction", "")), LETTERS)}
+        for error, place in worst
+    ]  # fmt: skip
+    if rows:
+        said = (
+            f"The {counted(len(rows), 'row')} with the largest {found.task.error_name}, to look at: for this task, "
+            "wrong labels cannot be told from hard rows."
+        )
+        yield Finding("large_errors", len(rows), said, rows)

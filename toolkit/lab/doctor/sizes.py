@@ -1,0 +1,182 @@
+"""Histograms of lengths, durations and sizes, what limits cut, and values far from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from toolkit.api.task import Task
+from toolkit.base.console import counted, format_value
+from toolkit.config.sections import Config
+from toolkit.data.columns import used_columns
+from toolkit.lab.doctor.media import Print
+from toolkit.lab.doctor.near import plain
+from toolkit.lab.doctor.parts import Finding, Part, input_columns
+from toolkit.lab.init.lengths import tokens
+from toolkit.lab.init.models import local_folder
+from toolkit.lab.show import limit_of
+
+BINS = 24
+COVERED = 0.99
+FENCE = 3.0
+"""Values further from the quartiles than this many times their distance are outliers (Tukey 1977), on a log scale."""
+LEAST_ROWS = 20
+"""Outliers are looked for in at least this many values."""
+LEAST_FACTOR = 2.0
+"""An outlier differs from the nearer quartile by at least this factor: many equal values make fences tight."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How a property of the training rows is distributed.
+
+    Args:
+        name: what is measured.
+        unit: its unit.
+        edges: `[B + 1]` edges of the bins.
+        counts: `[B]` rows in each bin.
+        middle: the median.
+        covered: the value that `COVERED` of the rows do not exceed.
+        longest: the largest value.
+        option: dotted key of the setting that limits it, or empty.
+        limit: value of that setting, or None.
+        share_cut: fraction of the rows above the limit, or None.
+        how: how it was measured, as an addition to a sentence; may be empty.
+    """
+
+    name: str
+    unit: str
+    edges: Sequence[float]
+    counts: Sequence[int]
+    middle: float
+    covered: float
+    longest: float
+    option: str = ""
+    limit: float | None = None
+    share_cut: float | None = None
+    how: str = ""
+
+
+def histogram(
+    name: str, unit: str, values: Sequence[float], option: str = "", limit: float | None = None, how: str = ""
+) -> Histogram:
+    """Returns the histogram of values, at least one; the arguments are those of `Histogram`."""
+    found = np.asarray(values, dtype=float)
+    whole = unit not in ("seconds",)
+    low, high = float(found.min()), float(found.max())
+    bins = min(BINS, int(high - low) + 1) if whole else BINS
+    counts, edges = np.histogram(found, bins=max(bins, 1), range=(low, max(high, low + (1 if whole else 0.1))))
+    covered = float(np.quantile(found, COVERED, method="inverted_cdf"))
+    cut = None if limit is None else float((found > limit).mean())
+    return Histogram(
+        name, unit, edges.tolist(), counts.tolist(), float(median(values)), covered, high, option, limit, cut, how
+    )
+
+
+def text_columns(task: Task) -> list[str]:
+    """Returns the columns with texts, those of the labels included."""
+    import datasets
+
+    from toolkit.api.supports import SupportsLabels
+
+    used, schema = used_columns(task), task.schema()
+    named = isinstance(task, SupportsLabels)
+    found = [name for name in input_columns(task) if not used[name].file]
+    targets = [
+        name for name in schema
+        if name in used and used[name].label and not named and schema[name] == datasets.Value("string")
+    ]  # fmt: skip
+    return found + targets
+
+
+def text_histograms(cfg: Config, task: Task, part: Part) -> Iterator[Histogram]:
+    """Yields the histograms of the tokens of each column of texts."""
+    folder = local_folder(cfg.model.name_or_path) if cfg.model.name_or_path else None
+    columns = text_columns(task)
+    for name in columns:
+        texts = [text for value in part.rows[name][:] if (text := plain(value))]
+        if not texts:
+            continue
+        option = limit_of(task, name, columns)
+        limit = getattr(task.options, option) if option else None
+        found = tokens(texts, folder)
+        how = found.how + ("" if len(found.counts) == len(texts) else f", of {len(found.counts):,} evenly spaced rows")
+        yield histogram(name, "tokens", found.counts, f"task.{option}" if option and limit else "", limit, how)
+
+
+def file_histograms(task: Task, prints: Sequence[Print]) -> Iterator[Histogram]:
+    """Yields the histograms of the durations or sizes of files, at least one."""
+    if "audio" in input_columns(task):
+        limit = task.options.audio.max_seconds
+        yield histogram("audio", "seconds", [each.size[0] for each in prints], "task.audio.max_seconds", limit)
+        return
+    yield histogram("image", "pixels of the shorter side", [min(each.size) for each in prints])
+
+
+def cuts(histograms: Sequence[Histogram]) -> Iterator[Finding]:
+    """Yields a finding for each limit that cuts rows."""
+    for each in histograms:
+        if each.share_cut:
+            said = f"{each.share_cut:.1%} of {each.name} are longer than {each.option}={each.limit:g} and are cut."
+            details = {"setting": each.option, "limit": each.limit, "share": each.share_cut, "covered": each.covered}
+            yield Finding("cut", round(each.share_cut * sum(each.counts)), said, details=details)
+
+
+def lengths_of(task: Task, rows: Sequence[tuple[Part, int]], prints: Sequence[Print | None]) -> dict[str, list[Any]]:
+    """Returns the sizes of rows by what is measured; None where a file can no longer be read."""
+    if prints:
+        if "audio" in input_columns(task):
+            return {"length of audio in seconds": [each and each.size[0] for each in prints]}
+        return {
+            "size of the image in pixels": [each and each.size[0] * each.size[1] for each in prints],
+            "width of the image divided by its height": [each and each.size[0] / each.size[1] for each in prints],
+        }
+    return {
+        f"length of {name} in characters": [len(values[part.name][row]) for part, row in rows]
+        for name in text_columns(task)
+        for values in [{part.name: list(map(plain, part.rows[name][:])) for part, _ in rows}]
+    }
+
+
+def outliers(rows: Sequence[tuple[Part, int]], measured: Mapping[str, Sequence[float | None]]) -> Iterator[Finding]:
+    """Yields the rows whose size is far from that of the others."""
+    for name, values in measured.items():
+        logs = np.log1p(np.array([np.nan if value is None else value for value in values], dtype=float))
+        finite = logs[np.isfinite(logs)]
+        if len(finite) < LEAST_ROWS:
+            continue
+        low, high = np.quantile(finite, (0.25, 0.75))
+        reach = max(FENCE * (high - low), np.log(LEAST_FACTOR))
+        far = np.flatnonzero((logs < low - reach) | (logs > high + reach))
+        order = far[np.argsort(-np.abs(logs[far] - (low + high) / 2), kind="stable")]
+        if len(order):
+            usual = f"{format_value(float(np.expm1(low)))} to {format_value(float(np.expm1(high)))}"
+            said = f"{counted(len(order), 'row')} with an unusual {name} (half of the rows have {usual})."
+            found = [{**rows[place][0].place(rows[place][1]), "value": values[place]} for place in order]
+            yield Finding("outliers", len(order), said, found, {"measured": name})
+
+
+def number_outliers(task: Task, parts: Sequence[Part]) -> Iterator[Finding]:
+    """Yields the rows whose number to predict is far from the others."""
+    for name, column in used_columns(task).items():
+        if not column.label or name not in task.schema():
+            continue
+        rows = [(part, row, value) for part in parts for row, value in enumerate(part.rows[name][:])]
+        if not all(isinstance(value, list) and all(isinstance(x, float) for x in value) for _, _, value in rows):
+            continue
+        for place in range(max((len(value) for *_, value in rows), default=0)):
+            values = np.array([value[place] for *_, value in rows])
+            finite = values[np.isfinite(values)]
+            if len(finite) < LEAST_ROWS:
+                continue
+            low, high = np.quantile(finite, (0.25, 0.75))
+            reach = FENCE * (high - low) if high > low else np.inf
+            far = np.flatnonzero((values < low - reach) | (values > high + reach))
+            if len(far):
+                said = f"{counted(len(far), 'row')} with an unusual {name} (half are from {low:.4g} to {high:.4g})."
+                found = [{**rows[i][0].place(rows[i][1]), "value": float(values[i])} for i in far]
+                yield Finding("outliers", len(far), said, found, {"measured": name})
