@@ -36,6 +36,7 @@ COMMANDS = {
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",
     ),
+    "search": ("toolkit.commands.search", "search settings: the best point of a space, by trials"),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder"),

@@ -24,6 +24,8 @@ WORK = {
     "collectives": "toolkit.lab.collectives.measure.measure",
     "compare": "toolkit.lab.compare.worker.measure",
     "lr_find": "toolkit.lab.lr_find.ramp.measure",
+    "search": "toolkit.lab.search.worker.train",
+    "search_score": "toolkit.lab.search.worker.score",
 }
 """The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 
