@@ -142,7 +142,8 @@ def _search(arguments: argparse.Namespace) -> Search:
     from toolkit.lab.launch import Launch
     from toolkit.lab.search.methods import refuse_misfit
     from toolkit.lab.search.space import grid_of, read_space
-    from toolkit.lab.search.study import Search, require_optuna
+    from toolkit.lab.search.storage import require_optuna
+    from toolkit.lab.search.study import Search
     from toolkit.lab.search.trials import refuse_too_many
 
     require_optuna()
@@ -181,7 +182,7 @@ def _search(arguments: argparse.Namespace) -> Search:
 def _show(arguments: argparse.Namespace) -> None:
     """Shows the search in a folder, and writes nothing."""
     from toolkit.lab.search import folder, progress, results
-    from toolkit.lab.search.study import load_study
+    from toolkit.lab.search.storage import load_study
 
     place = expanded(arguments.show)
     known = folder.read(place)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.base.console import format_bytes, format_value, shorten
+from toolkit.base.console import format_bytes, shorten
 from toolkit.base.memory import MEMORY
 from toolkit.document.axis import Axis, axis
 from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart

@@ -11,8 +11,10 @@ from typing import Any
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json, write_json
 from toolkit.config.messages import show
-from toolkit.lab.search.study import STUDY, Search, name_of
+from toolkit.lab.search.study import Search, name_of
 
+STUDY = "study.json"
+"""File of what a folder says of its search."""
 WINNER = "winner.json"
 """File of what is known of the winner."""
 SHOWN = 8

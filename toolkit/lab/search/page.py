@@ -14,8 +14,8 @@ from toolkit.lab.search.winner import same
 Found = Mapping[str, Any]
 """Contents of `search.json`."""
 FLATTERS = (
-    "The best of many scores on the same rows flatters itself: it was chosen for its luck with these rows too. Only rows "
-    "by which nothing was chosen say what to expect."
+    "The best of many scores on the same rows flatters itself: it was chosen for its luck with these rows too. Only "
+    "rows by which nothing was chosen say what to expect."
 )
 ONE_SEED = (
     "The interval is that of the evaluated rows (bootstrap, 95 %). It does not include how much runs differ by their "

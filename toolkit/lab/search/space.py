@@ -226,7 +226,7 @@ def _refused(
 ) -> Iterator[str]:
     """Yields why values of a dimension are wrong by themselves, whatever the other settings are."""
     numbers = (int(dimension.low), int(dimension.high)) if dimension.whole else (dimension.low, dimension.high)
-    seen = set()
+    seen: set[str] = set()
     for value in dimension.choices or numbers:
         (override,) = written({dimension.key: value})
         draft = read_config(
@@ -237,7 +237,6 @@ def _refused(
         if not any(key[: len(wrong)] == wrong or wrong[: len(key)] == key for wrong in draft.faulty):
             continue
         begin = f"override {override}: "
-        for problem in settings.problems:
-            if problem.startswith(begin) and problem not in seen:
-                seen.add(problem)
-                yield f"{place}: {problem.removeprefix(begin)}"
+        found = [problem.removeprefix(begin) for problem in settings.problems if problem.startswith(begin)]
+        yield from (f"{place}: {problem}" for problem in found if problem not in seen)
+        seen |= set(found)

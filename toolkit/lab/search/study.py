@@ -7,7 +7,6 @@ is kept with it there.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,21 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
-from toolkit.base.errors import InputError, RunError, problems_of
+from toolkit.base.errors import RunError, problems_of
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.lab.compare.repeats import digest_of, model_files
 from toolkit.lab.launch import Launch
 from toolkit.lab.search.methods import METHODS
 from toolkit.lab.search.space import Dimension, Point, configured_point, grid_of, overrides_of
+from toolkit.lab.search.storage import JOURNAL, mend, storage_of
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.storages import BaseStorage
     from optuna.trial import FrozenTrial, Trial
 
-JOURNAL, STUDY = "study.journal", "study.json"
 RESULT, OWNER = "result", "owner"
 """What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
 MOST_REFUSED = 100
@@ -104,50 +102,6 @@ class Search:
         return self.folder / "trials" / f"{number:04d}"
 
 
-def require_optuna() -> None:
-    """Refuses a search without its library.
-
-    Raises:
-        InputError: if Optuna is not installed.
-    """
-    if importlib.util.find_spec("optuna") is None:
-        raise InputError("toolkit search needs optuna, which is not installed; pip install 'finetune-toolkit[search]'")
-
-
-def storage_of(folder: Path, url: str | None) -> BaseStorage:
-    """Opens the storage of a study.
-
-    Raises:
-        InputError: if it cannot be opened.
-    """
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        if url is not None:
-            return optuna.storages.get_storage(url)
-        return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL)))
-    except Exception as error:  # of any database
-        place = "--storage" if url is not None else str(folder / JOURNAL)
-        raise InputError(f"{place}: cannot be opened: {type(error).__name__}: {error}") from error
-
-
-def load_study(folder: Path, name: str, url: str | None) -> Study:
-    """Opens a study that exists.
-
-    Raises:
-        InputError: if it does not.
-    """
-    require_optuna()
-    storage = storage_of(folder, url)
-    import optuna
-
-    try:
-        return optuna.load_study(study_name=name, storage=storage)
-    except KeyError as error:
-        raise InputError(f"{folder}: has no trials yet, or they are in a database; set --storage URL") from error
-
-
 def name_of(identity: Mapping[str, Any]) -> str:
     """Returns the name of a study: searches with equal settings have the same one."""
     return f"search-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
@@ -180,7 +134,7 @@ class Book:
         import optuna
 
         if search.storage is None:
-            _mend(search.folder / JOURNAL)
+            mend(search.folder / JOURNAL)
         direction = "maximize" if search.metric.greater_is_better else "minimize"
         self.study: Study = optuna.create_study(
             storage=storage, study_name=self.name, direction=direction, load_if_exists=True
@@ -306,20 +260,3 @@ class Book:
 
         with FileLock(self.search.folder / "ask.lock"):
             yield
-
-
-def _mend(journal: Path) -> None:
-    """Removes an incomplete last line, which a machine that lost its power can leave; Optuna could not read on."""
-    from optuna.storages.journal import JournalFileSymlinkLock
-
-    if not journal.exists():
-        return
-    lock = JournalFileSymlinkLock(str(journal))
-    lock.acquire()
-    try:
-        content = journal.read_bytes()
-        if content and not content.endswith(b"\n"):
-            with journal.open("r+b") as file:
-                file.truncate(content.rfind(b"\n") + 1)
-    finally:
-        lock.release()

@@ -18,13 +18,12 @@ from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.jobs import Trial as Job
 from toolkit.lab.jobs import run_trials
+from toolkit.lab.search.storage import ENVIRON
 from toolkit.lab.search.study import Result, Search
 from toolkit.lab.training import STEPS_ONLY
 
 RESULT_FILE = "result.json"
 """File of how a trial ended; written before the study is told, so that what is over is never trained again."""
-STORAGE = "TOOLKIT_SEARCH_STORAGE"
-"""Environment variable with the URL of the database, which may have a password in it."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -36,6 +35,7 @@ def own_settings(cfg: Config) -> list[str]:
         "checkpoint.push_to_hub": False,
         "checkpoint.resume": "auto",
         "checkpoint.save_total_limit": 1,
+        "tracking.logging_steps": 1,  # whether the loss rose is read from the lines
     }
     if cfg.checkpoint.save_steps is None:  # the last step is scored later, from its checkpoint
         settings["checkpoint.save_steps"] = "epoch"
@@ -91,7 +91,7 @@ def start(work: str, job: Mapping[str, Any], search: Search, folder: Path, slot:
     launch = search.launch
     environ = {**launch.environ, **resources(slot, search.parallel, launch.processes)}
     if search.storage is not None:
-        environ[STORAGE] = search.storage
+        environ[ENVIRON] = search.storage
     task = Job(work, job, folder / "outcome.json")
     (outcome,) = run_trials([task], folder / f"{work}.log", launch.processes, launch.file, environ)
     task.outcome.unlink(missing_ok=True)

@@ -23,8 +23,7 @@ from toolkit.distributed.signals import active_stop
 from toolkit.engine.evaluation import NonFiniteLoss
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.search.methods import METHODS
-from toolkit.lab.search.study import storage_of
-from toolkit.lab.search.trials import STORAGE
+from toolkit.lab.search.storage import ENVIRON, storage_of
 from toolkit.lab.training import trained
 from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
@@ -125,7 +124,7 @@ class Watcher:
 
         job, every, total = self._job["study"], self.milestones.eval_every, self.milestones.total_steps
         number, last = (math.ceil(place / every) if every else 1 for place in (step, total))
-        storage = storage_of(Path(job["folder"]), os.environ.get(STORAGE))
+        storage = storage_of(Path(job["folder"]), os.environ.get(ENVIRON))
         study = optuna.load_study(
             study_name=job["name"], storage=storage, sampler=optuna.samplers.RandomSampler(),
             pruner=METHODS[job["method"]].pruner(last),
