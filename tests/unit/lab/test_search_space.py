@@ -68,7 +68,7 @@ eval.per_device_eval_batch_size: [8]
     with pytest.raises(ConfigError) as error:
         space_of(tmp_path, text)
     expected = (
-        "did you mean train.learning_rate?", "did you mean 'adamw_torch", "must be at least 1",
+        "did you mean train.learning_rate?", "did you mean 'adam'", "must be at least 1",
         "low 3 is not below high 1", "must be above 0 with log", "unknown key 'stepp' of a range (did you mean 'step'",
         "must divide the distance", "expected a list of values or a range", "a seed that was chosen by its score",
         "must be scored on the same rows", "this is a section", "at least two values",

@@ -66,4 +66,5 @@ def explore_checkpoint(path: Path, step: int, before: Mapping[str, Any], after: 
         key, _, text = override.partition("=")
         content["identity"][key] = Settings(Source("override", override)).parse(text, tuple(key.split(".")))[1]
     file.write_text(json.dumps(content), encoding="utf-8")
+    CheckpointFolder(path).manifest.unlink()  # it lists every file but itself
     write_manifest(path, step, {})
