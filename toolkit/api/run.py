@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from toolkit.api.exhibits import Trackers
 from toolkit.api.mesh import Mesh
@@ -70,6 +70,19 @@ class Observer(Protocol):
             step: the step, from 1.
             batches: this rank's micro-batches.
             record: the figures of the step; `seconds` is its duration.
+        """
+
+
+@runtime_checkable
+class EvaluationObserver(Observer, Protocol):
+    """An observer that also sees evaluations, as a search does."""
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Called on every rank after the validation rows are scored, at most once per step; may end the run.
+
+        Args:
+            step: the step, from 1.
+            metrics: the metrics, with the prefix `eval_`.
         """
 
 

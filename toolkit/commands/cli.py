@@ -48,6 +48,7 @@ COMMANDS = {
         "toolkit.commands.doctor",
         "look for what is wrong with the rows: repeated, leaked or unusual ones, wrong labels, limits that cut",
     ),
+    "search": ("toolkit.commands.search", "search settings: the best point of a space, by trials"),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder, or show them on a page with their curves"),

@@ -153,6 +153,10 @@ def _predict_batch(
     return loss, [(row_ids.numpy(), {name: tensor.cpu().numpy() for name, tensor in predictions.items()})]
 
 
+class NonFiniteLoss(RunError):  # noqa: N818 - the name says it
+    """The loss of an evaluation is not finite; raised on every process."""
+
+
 def evaluate(
     predictor: Predictor,
     model: nn.Module,
@@ -175,12 +179,12 @@ def evaluate(
         Metrics on every process, and predictions on the main process. Without items, the loss is NaN.
 
     Raises:
-        RunError: on every process, if the loss of items is not finite.
+        NonFiniteLoss: on every process, if the loss of items is not finite.
         Abandoned: on every process, if any of them should abandon the evaluation.
     """
     predictions, loss_sum, num_items = predict(predictor, model, data, title, beat, is_stopping)
     if num_items and not math.isfinite(loss_sum):
-        raise RunError(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
+        raise NonFiniteLoss(f"{title}: the loss is {loss_sum}, so the model's predictions cannot be used")
     loss = loss_sum / num_items if num_items else math.nan
     records: Iterable[Record] = ()
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from toolkit.api.callback import TrainingContext
 from toolkit.api.milestones import Due, Milestones
-from toolkit.api.run import Run
+from toolkit.api.run import EvaluationObserver, Run
 from toolkit.api.state import TrainState
 from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
@@ -252,6 +252,8 @@ class Session:
             self.save()
         for callback in self.callbacks:
             callback.after_evaluation(metrics)
+        if isinstance(self.run.observer, EvaluationObserver):
+            self.run.observer.evaluated(self.state.step, metrics)
         return metrics
 
     def save(self, now: bool = False) -> None:

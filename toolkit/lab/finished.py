@@ -52,7 +52,7 @@ def training_job(
         "hardware": hardware(),
         "code": code,
         "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
-        "model": _model_files(cfg.model.name_or_path),
+        "model": model_files(cfg.model.name_or_path),
     }
 
 
@@ -109,7 +109,7 @@ def run_job(
     return None
 
 
-def _model_files(name: str | None) -> list[list[Any]]:
+def model_files(name: str | None) -> list[list[Any]]:
     """Returns names, sizes and modification times of a local model's files; empty for a Hub id."""
     folder = Path(name) if name else None
     if folder is None or not folder.is_dir():

@@ -26,6 +26,8 @@ WORK = {
     "cross_validate": "toolkit.lab.cross_validate.worker.measure",
     "lr_find": "toolkit.lab.lr_find.ramp.measure",
     "profile": "toolkit.lab.profile.worker.measure",
+    "search": "toolkit.lab.search.worker.train",
+    "search_score": "toolkit.lab.search.worker.score",
 }
 """The functions that a trial can call; each takes a JSON object and returns a JSON value."""
 

@@ -20,6 +20,8 @@ SEPARATOR = "::"
 """Separates a parameter's name from the keys of its state, which may be nested: `encoder.weight::exp_avg`."""
 
 _NOT_SETTINGS = ("params", "param_names")
+_CONFIGURED = ("weight_decay",)
+"""Settings of groups that follow from the run's configuration alone, which a search may change in a checkpoint."""
 _NUM_SHOWN = 10
 Reader = Callable[[Mapping[str, Box]], Iterable[tuple[str, Box, Tensor]]]
 """Reads parts of saved tensors: for the box of each name, the name, a box, and the values that it has of this box."""
@@ -120,7 +122,8 @@ def load_streamed_state(
 
     step_devices = {}
     for group, members in groups:
-        group.update({key: _decoded(value) for key, value in settings[members].items()})
+        saved_settings = settings[members].items()
+        group.update({key: _decoded(value) for key, value in saved_settings if key not in _CONFIGURED})
         on_device = group.get("fused") or group.get("capturable")
         step_devices.update({name: parameters[name].device if on_device else "cpu" for name in members})
     optimizer.state.clear()

@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.base.console import format_bytes, format_value, shorten
+from toolkit.base.console import format_bytes, shorten
 from toolkit.base.memory import MEMORY
 from toolkit.document.axis import Axis, axis
 from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart
+from toolkit.document.ramp import colours
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 from toolkit.lab.compare import summary
 
-RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-"""RGB colours from the worst to the best metric (viridis, which also differ in lightness)."""
 PARTS = {part: MEMORY[part] for part in summary.PARTS}
 """Titles of the parts of memory that are drawn."""
 BAR, GAP = 20, 30
@@ -77,7 +76,7 @@ def trade_off(
     )
     parts = [text("peak memory, MiB above the memory used before the model", 2, 14, kind="ink")]
     scores = [variant["figures"][metric]["value"] if metric in variant["figures"] else None for variant in variants]
-    shades, legend = _colours(scores, metric, greater)
+    shades, legend = colours(scores, metric, greater)
     places = [(float(x.place(np.array([t["value"] * 1000]))[0]), float(y.place(np.array([m["value"] / 2**20]))[0]))
               for t, m in figures]  # fmt: skip
     parts += [*legend, *frame(x, y, "step time, ms"), *_front(figures, places)]
@@ -131,34 +130,6 @@ def _whiskers(pair: Sequence[Mapping[str, Any]], x: Axis, y: Axis, across: float
 
 def _interval(figure: Mapping[str, Any]) -> tuple[float, float]:
     return (figure["value"],) * 2 if figure["low"] is None else (figure["low"], figure["high"])
-
-
-def _colours(scores: Sequence[float | None], metric: str | None, greater: bool) -> tuple[list[str], list[str]]:
-    """Returns a colour for each score, grey for missing ones, and the legend."""
-    known = [score for score in scores if score is not None]
-    if metric is None or not known:
-        return ["#888888"] * len(scores), []
-    low, high = min(known), max(known)
-    worst, best = (low, high) if greater else (high, low)
-    shares = [None if s is None else (s - worst) / (best - worst) if best != worst else 1.0 for s in scores]
-    name = metric.removeprefix("eval_").replace("_", " ")
-    words = f"{name} {format_value(best)}" if best == worst else f"{name} {format_value(worst)}"
-    legend = [text(words, 2, 14 + ROW, kind="ink")]
-    begin = 14 + LETTER * len(words)
-    if best != worst:
-        legend += [
-            f'<rect x="{begin + 7 * i:.0f}" y="{4 + ROW}" width="7" height="11" fill="{_ramp(i / 11)}"/>'
-            for i in range(12)
-        ]
-        legend.append(text(format_value(best), begin + 92, 14 + ROW, kind="ink"))
-    return ["#888888" if share is None else _ramp(share) for share in shares], legend
-
-
-def _ramp(share: float) -> str:
-    place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
-    first = min(int(place), len(RAMP) - 2)
-    mixed = (a + (b - a) * (place - first) for a, b in zip(RAMP[first], RAMP[first + 1], strict=True))
-    return "#" + "".join(f"{round(value):02x}" for value in mixed)
 
 
 def memory_parts(variants: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Drawing:

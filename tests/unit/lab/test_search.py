@@ -1,0 +1,404 @@
+"""Searches whose trials are trained by a stand-in: what runs, what does not, what is kept, and what is said."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import needs_browser, open_page
+from runs import ROOT
+
+from toolkit.api.milestones import Milestones
+from toolkit.base.errors import InputError, RunError
+from toolkit.checkpoint.lock import OutputLock
+from toolkit.commands.cli import main
+from toolkit.lab import jobs
+from toolkit.lab.launch import Launch
+from toolkit.lab.search import folder, population, results, running, winner
+from toolkit.lab.search.page import sections, title_and_lead, verdict
+from toolkit.lab.search.space import Dimension
+from toolkit.lab.search.storage import JOURNAL
+from toolkit.lab.search.study import Book, Search, result_of
+from toolkit.lab.search.trials import lighten, own_settings, refuse_too_many, resources
+from toolkit.lab.search.winner import differences, interval, same
+from toolkit.lab.search.worker import Watcher, risen
+from toolkit.metrics.score import Score
+from toolkit.recipe import load_settings, load_task_type
+
+RECIPE, CONFIG = ROOT / "recipes/reviews.py", ROOT / "recipes/configs/reviews/smoke.yaml"
+RATE = Dimension("train.learning_rate", low=1e-6, high=1e-1, log=True)
+RATES = Dimension("train.learning_rate", ("1.0e-05", "0.0001", "0.001", "10.0"))
+RATE_PAIR = Dimension("train.learning_rate", ("0.0001", "0.001"))
+RATE_TRIPLE = Dimension("train.learning_rate", ("1.0e-05", "0.0001", "0.001"))
+OPTIM = Dimension("train.optim", ("adamw_torch", "sgd"))
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    """Returns a function that makes a search, whose trials the stand-in trains, and the log of the stand-in."""
+    log = tmp_path / "log"
+    log.touch()
+    monkeypatch.setattr(jobs, "WORKER", (str(ROOT / "tests/support/search_worker.py"), str(log)))
+    monkeypatch.chdir(ROOT)
+
+    def search(*space: Dimension, method: str = "random", trials: int = 4, **more) -> Search:
+        task_type = load_task_type(RECIPE)
+        cfg = load_settings(task_type, CONFIG).config
+        return Search(RECIPE, CONFIG, [], task_type, cfg, list(space), method, Score("eval_accuracy"),
+                      Launch(None, 1, {}), trials, more.pop("parallel", 1), more.pop("deadline", None),
+                      tmp_path / "out", **more)  # fmt: skip
+
+    return search, log
+
+
+def opened(search: Search) -> Book:
+    known = folder.claim(search, ["toolkit", "search"])
+    book = Book(search, known["owner"], own_settings(search.base))
+    book.open()
+    return book
+
+
+def run(search: Search) -> dict:
+    """Runs what is left of a search, as the command does."""
+    book = opened(search)
+    work = population if search.method == "pbt" else running
+    work.run(search, book, lambda number, result: None)
+    found = winner.score(search, book)
+    known = folder.shown_facts(folder.read(search.folder))
+    return results.build(known, book.study, found, 1.0)
+
+
+def facts_of(search: Search) -> dict:
+    return folder.shown_facts(folder.claim(search, ["toolkit", "search"]))
+
+
+def opened_and_run(search: Search) -> Book:
+    book = opened(search)
+    running.run(search, book, lambda number, result: None)
+    return book
+
+
+def states(found: dict) -> dict[str, int]:
+    return dict(Counter(row["state"] for row in found["trials"]))
+
+
+def test_a_grid_trains_each_point_once_and_says_what_happened_to_each(make):
+    search, log = make
+    momentum = Dimension("train.optim_args", ("{}", "{momentum: 0.9}"))  # which Adam has not: infeasible points
+    found = run(search(RATES, OPTIM, momentum, method="grid", trials=99))
+    assert states(found) == {"finished": 3, "infeasible": 4, "diverged": 3, "failed": 6}
+    by_state = {}
+    for row in found["trials"]:
+        by_state.setdefault(row["state"], []).append(row)
+    assert {row["params"]["train.optim"] for row in by_state["infeasible"]} == {"adamw_torch"}
+    assert all("momentum" in row["reason"] for row in by_state["infeasible"])
+    assert {row["params"]["train.learning_rate"] for row in by_state["diverged"]} == {"10.0"}
+    assert by_state["diverged"][0]["reason"] == "the training loss rose from 0.7 to 10"
+    assert {row["reason"] for row in by_state["failed"]} == {"no memory left"}
+    trained = [line for line in log.read_text().splitlines() if line.startswith("search ")]
+    assert len(trained) == len(set(trained)) + 4 == 16 - 4  # with and without momentum, the log has the same line
+    assert found["best"]["overrides"][0] == "train.learning_rate=0.0001"
+    page = str([(part.title, [str(block) for block in part.blocks]) for part in sections(found)])
+    assert "the training loss rose from 0.7 to 10" in page
+    assert "no memory left" in page
+
+
+def test_a_search_that_goes_on_does_only_the_rest_and_says_the_same(make):
+    search, log = make
+    whole = run(search(RATE, trials=6))
+    first = log.read_text().splitlines()
+    asked = search(RATE, trials=6)
+    again = run(asked)
+    assert log.read_text().splitlines() == first  # nothing is left to do, also not the score of the winner
+    assert again["trials"] == whole["trials"]
+    longer = run(replace(asked, trials=8))
+    added = log.read_text().splitlines()[len(first) :]
+    assert len([line for line in added if line.startswith("search ")]) == 2
+    assert longer["trials"][:6] == whole["trials"]
+    assert longer["best"]["value"] >= whole["best"]["value"]
+
+
+@pytest.mark.parametrize("method", ["random", "tpe", "gp", "cmaes"])
+def test_points_do_not_depend_on_interruptions(make, tmp_path, method):
+    search, _ = make
+    decay = Dimension("train.weight_decay", low=0.0, high=1.0)
+    asked = search(RATE, decay, method=method)
+    for trials in (2, 4, 13):
+        interrupted = run(replace(asked, trials=trials))
+    whole = run(replace(asked, trials=13, folder=tmp_path / "whole"))
+    assert [row["params"] for row in interrupted["trials"]] == [row["params"] for row in whole["trials"]]
+    assert len({row["params"]["train.learning_rate"] for row in whole["trials"]}) == 13
+    assert whole["trials"][0]["params"]["train.learning_rate"] == 1e-3  # the configured settings come first
+    parts = whole["importance"]["values"]
+    assert sum(parts.values()) == pytest.approx(1)
+    if method == "random":
+        assert parts["train.learning_rate"] > 0.5  # the stand-in knows no weight decay
+
+
+def test_a_killed_search_tells_what_was_over_and_trains_what_was_not(make):
+    search, log = make
+    asked = search(RATE, trials=3)
+    book = opened(asked)
+    over, not_over = book.ask(), book.ask()
+    done = asked.folder_of(over.number)
+    done.mkdir(parents=True)
+    (done / "result.json").write_text(json.dumps({"state": "finished", "value": 0.5, "steps": 1, "seconds": 2.0}))
+    found = run(asked)
+    assert found["trials"][over.number]["value"] == 0.5
+    assert found["trials"][not_over.number]["state"] == "finished"
+    assert len([line for line in log.read_text().splitlines() if line.startswith("search ")]) == 2
+
+
+def test_a_torn_last_line_of_the_study_is_mended(make):
+    search, _ = make
+    run(search(RATE, trials=2))
+    journal = search(RATE).folder / JOURNAL
+    with journal.open("ab") as file:
+        file.write(b'{"op_code":4,"work')
+    assert len(run(search(RATE, trials=3))["trials"]) == 3
+
+
+def test_a_trial_that_another_search_trains_is_left_to_it(make):
+    search, log = make
+    asked = search(RATE, trials=1)
+    book = opened(asked)
+    trial = book.ask()
+    place = asked.folder_of(trial.number)
+    place.mkdir(parents=True)
+    with OutputLock(place):
+        assert book.orphans() == []
+        running.run(asked, book, lambda number, result: None)
+    assert log.read_text() == ""
+    assert [each.number for each in book.orphans()] == [trial.number]
+
+
+def test_after_the_time_trials_wait_for_the_next_search(make):
+    search, log = make
+    optim = Dimension("train.optim", ("adafactor", "adamw_torch"))  # the stand-in has no time for Adafactor
+    late = search(optim, RATE_PAIR, method="grid", trials=4, deadline=time.time() + 3600)
+    found = results.build(facts_of(late), opened_and_run(late).study, None, 1.0)
+    assert states(found) == {"finished": 2, "running": 2}
+    assert "2 trials of 4 are left" in str(sections(found))
+    book = opened_and_run(replace(late, deadline=time.time() - 1))
+    assert len(log.read_text().splitlines()) == 4  # the time was over before anything could start
+    assert [result_of(each)["state"] for each in book.trials()].count("running") == 2
+    assert states(run(replace(late, deadline=None))) == {"finished": 4}
+    assert len([line for line in log.read_text().splitlines() if line.startswith("search ")]) == 6
+
+
+def test_only_the_best_and_the_configured_settings_keep_their_checkpoints(make):
+    search, _ = make
+    asked = search(RATE_TRIPLE, method="grid", trials=3)
+    found = run(asked)
+    assert found["best"]["number"] != 0
+    kept = {int(path.parents[1].name) for path in asked.folder.glob("trials/*/run/checkpoints")}
+    assert kept == {0, found["best"]["number"]}
+    assert found["winner"]["baseline"] == 0
+    lighten(asked.folder_of(0))
+    assert not (asked.folder_of(0) / "run/checkpoints").exists()
+
+
+def test_the_winner_is_scored_once_on_rows_by_which_nothing_was_chosen(make):
+    search, log = make
+    found = run(search(RATE_TRIPLE, method="grid", trials=3))
+    scored = [line for line in log.read_text().splitlines() if line.startswith("search_score")]
+    assert len(scored) == 2  # the winner and the configured settings
+    sets = found["winner"]["sets"]
+    assert sets["test"]["rows"] == 40
+    assert sets["test"]["difference"]["value"] == pytest.approx(sets["test"]["value"] - sets["test"]["baseline"])
+    said = " ".join(verdict(found))
+    assert "the best of 3" in said
+    assert "On 40 test rows, which it was not chosen by" in said
+    assert "against the configured settings (trial 0) on the test rows" in said
+    assert title_and_lead(found)[1].startswith("grid: every combination of the values.")
+
+
+def test_the_difference_is_that_of_the_same_rows():
+    one, other = [0.8 + 0.01 * (n % 9) for n in range(200)], [0.7 + 0.01 * (n % 9) for n in range(200)]
+    low, high = interval(differences(one, other))
+    assert low == pytest.approx(0.1)
+    assert high == pytest.approx(0.1)
+    assert same({"low": low, "high": high}) is False
+    assert same({"low": -0.1, "high": 0.1}) is True
+    assert same({"low": None, "high": None}) is None
+    assert interval([0.5] * 10) == (None, None)
+    assert interval(differences([None, *one], [0.1, *other]))[0] == pytest.approx(0.1)
+
+
+def test_a_point_that_was_trained_is_not_trained_again(make):
+    search, log = make
+    found = run(search(Dimension("train.learning_rate", ("0.0001", "0.001")), trials=6))
+    assert states(found) == {"finished": 2, "repeated": 4}
+    assert len([line for line in log.read_text().splitlines() if line.startswith("search ")]) == 2
+    twin = next(row for row in found["trials"] if row["state"] == "repeated")
+    assert twin["value"] in {row["value"] for row in found["trials"] if row["state"] == "finished"}
+    assert twin["seconds"] == 0
+
+
+def test_a_search_in_which_everything_fails_ends(make):
+    search, log = make
+    with pytest.raises(RunError, match="the first 3 trials failed; the last one: no memory left"):
+        run(search(RATE, Dimension("train.optim", ("sgd",)), trials=9))
+    assert len(log.read_text().splitlines()) == 3
+
+
+def test_a_space_without_a_possible_point_ends(make):
+    search, log = make
+    smoothing = Dimension("train.optim_args", ("{momentum: 0.9}", "{momentum: 0.8}"))
+    with pytest.raises(RunError, match="points in a row were refused"):
+        run(search(RATE, smoothing))
+    assert log.read_text() == ""
+
+
+def test_another_search_is_refused(make):
+    search, _ = make
+    asked = search(RATE)
+    run(asked)
+    with pytest.raises(InputError, match=r"(?s)holds a search with other settings.*method: it has 'random', now 'tpe'"):
+        folder.claim(replace(asked, method="tpe"), [])
+    (asked.folder / "study.json").unlink()
+    with pytest.raises(InputError, match="is not empty and is no search"):
+        folder.claim(asked, [])
+
+
+def test_several_trials_run_at_once_with_their_part_of_the_machine(make):
+    search, _ = make
+    found = run(search(RATE, trials=6, parallel=3))
+    assert states(found) == {"finished": 6}
+    assert resources(1, 1, 1, {}) == {}
+    gpus = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    assert resources(1, 2, 2, gpus) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert resources(0, 2, 1, {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "3"}) == {}
+    assert int(resources(0, 2, 1, {"CUDA_VISIBLE_DEVICES": ""})["OMP_NUM_THREADS"]) >= 1
+    with pytest.raises(InputError, match="3 trials of 2 processes need 6 GPUs, and there are 4; set --parallel 2"):
+        refuse_too_many(3, 2, gpus)
+
+
+# Pruning
+
+
+class OneProcess:
+    is_main_process, num_processes = True, 1
+
+
+def test_halving_ends_trials_that_are_behind(make):
+    search, _ = make
+    asked = search(RATE, method="asha", trials=9)
+    book = opened(asked)
+
+    def reported(values: list[float]) -> int:
+        """Returns after how many evaluations a trial ends."""
+        trial = book.ask()
+        study = {"folder": str(asked.folder), "name": book.name, "method": "asha", "trial_id": trial._trial_id}
+        watcher = Watcher({"metric": "eval_accuracy", "study": study})
+        watcher.milestones = Milestones(90, 10, 10, 10, 1)
+        ended = len(values)
+        for number, value in enumerate(values, start=1):
+            if watcher._is_hopeless(10 * number, value):
+                ended = number
+                break
+            assert watcher._is_hopeless(10 * number, value) is False  # a resumed trial reports a step again
+        book.tell(trial, {"state": "finished" if ended == 9 else "pruned", "value": values[ended - 1]})
+        return ended
+
+    assert reported([0.5] * 9) == 9
+    assert reported([0.4] * 9) == 1
+    assert reported([0.6] * 9) == 9
+    assert reported([0.61, 0.6, 0.55, *[0.5] * 6]) == 3
+    found = results.build(folder.shown_facts(folder.read(asked.folder)), book.study, None, 0.0)
+    assert states(found) == {"finished": 2, "pruned": 2}
+    assert [value for _, value in found["trials"][3]["evaluations"]] == [0.61, 0.6, 0.55]
+
+
+def test_a_loss_that_rises_is_divergence():
+    assert risen([0.7, 0.6, 0.5]) is None
+    assert risen([0.7, 0.75]) is None
+    assert risen([0.7] * 10 + [0.2] * 80 + [3.5] * 10) == "the training loss rose from 0.7 to 3.5"
+    assert risen([0.7]) is None
+
+
+# Populations
+
+
+def test_a_population_replaces_its_worst_and_a_killed_one_does_the_rest(make, monkeypatch):
+    search, log = make
+    asked = search(RATE, method="pbt", trials=4)
+    copied = []
+
+    def copy(child: Path, parent: Path, before: dict, after: dict) -> int:
+        copied.append((child.parts[-2], parent.parts[-2]))
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        return 4
+
+    monkeypatch.setattr(population, "replace_run", copy)
+    original = population.trials.train
+
+    def train(search, job, place, slot):
+        found = original(search, job, place, slot)
+        return found if job["segment"] == 4 else {**found, "state": "segment", "steps": 4 * job["segment"]}
+
+    monkeypatch.setattr(population.trials, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        run(asked)
+    before = log.read_text().splitlines()
+    assert len(before) == 8  # two parts of four members; the second copy was not done
+    found = run(asked)
+    after = [line for line in log.read_text().splitlines() if line.startswith("search ")]
+    assert len(after) == 16  # nothing was trained twice
+    assert copied[1] == copied[2]
+    assert states(found) == {"finished": 4}
+    children = [part for row in found["trials"] for part in row["history"] if part["parent"] is not None]
+    assert len(children) == 3
+    assert found["best"]["value"] == max(row["value"] for row in found["trials"])
+    assert [part.title for part in sections(found)].count("Population") == 1
+
+
+# The command
+
+
+def test_the_command_needs_its_files(tmp_path, capsys):
+    for arguments, message in (
+        (["reviews", "--config", "smoke"], "--space FILE is required"),
+        (["--show", str(tmp_path)], "is not the folder of a search"),
+        (["reviews", "--config", "smoke", "--space", str(tmp_path / "no.yaml")], "no.yaml: cannot be read"),
+        (["reviews", "--time", "1:00"], "must be a time such as 01:30:00"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["search", *arguments])
+        assert ended.value.code == 2
+        assert message in capsys.readouterr().err.replace("\n  ", " ")
+
+
+@needs_browser
+def test_the_command_writes_its_pages_and_shows_them(make, tmp_path, capsys):
+    space = tmp_path / "space.yaml"
+    space.write_text("train.learning_rate: {low: 1e-5, high: 1e-2, log: true}\ntrain.weight_decay: [0.0, 0.1]\n")
+    out = tmp_path / "shown"
+    before = {path for path in tmp_path.rglob("*") if path.is_dir()}
+    with pytest.raises(SystemExit) as ended:
+        main(["search", "reviews", "--config", "smoke", "--space", str(space), "--trials", "6", "--output-dir",
+              str(out)])  # fmt: skip
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= max(80, len(str(out)) + 40)
+    assert "trial 0: finished accuracy 0.8" in shown
+    found = json.loads((out / "search.json").read_text())
+    assert found["best"]["value"] == max(row["value"] for row in found["trials"])
+    assert found["cost"]["steps"] == 48
+    assert {path for path in tmp_path.rglob("*") if path.is_dir() and out not in path.parents} - before <= {out}
+    with pytest.raises(SystemExit) as ended:
+        main(["search", "--show", str(out)])
+    assert ended.value.code == 0
+    assert found["best"]["overrides"][0] in capsys.readouterr().out
+    narrow = 'const page = document.querySelector("main"); page.style.width = "400px"; return page.scrollWidth;'
+    document, wide = open_page(out / "search.html", narrow)
+    assert wide == 400
+    assert "Parallel coordinates" in document
+    assert "fANOVA" in document
+    assert (out / "coordinates.svg").read_text().startswith("<svg")
+    assert "## Trials" in (out / "search.md").read_text()

@@ -1,0 +1,247 @@
+"""Population based training (Jaderberg et al. 2017, arXiv 1711.09846) over exact checkpoints.
+
+All members train to the next evaluation. Then the worst ones copy the checkpoint of one of the best (exploit), and
+change its settings a little (explore). This goes on to the end of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from toolkit.base.errors import RunError
+from toolkit.base.files import finite, read_json, write_json
+from toolkit.lab.search import trials
+from toolkit.lab.search.children import replace_run
+from toolkit.lab.search.running import Threads, Told
+from toolkit.lab.search.space import Dimension, Point, overrides_of
+from toolkit.lab.search.study import Book, Result, Search, counted
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial, Trial
+
+QUANTILE = 4
+"""One of this many members is replaced after an evaluation, by as many of the best."""
+FACTORS = (0.8, 1.2)
+"""Factors by which a number changes."""
+RESAMPLED = 0.25
+"""Probability that a value is drawn anew instead."""
+LEAST = 2
+"""Fewest members of a population."""
+MEMBER = "member.json"
+"""File of a member's progress."""
+
+
+class Member:
+    """A member of a population; what is known of it is in a file of its folder.
+
+    Args:
+        search: the search.
+        trial: its trial in the study, whose point it starts with.
+    """
+
+    def __init__(self, search: Search, trial: Trial) -> None:
+        self.search, self.trial, self.number = search, trial, trial.number
+        self.folder = search.folder_of(trial.number)
+        self.point: Point = dict(trial.params)
+        self.values: list[float | None] = []
+        """Its value at each evaluation; None if it had failed by then."""
+        self.history: list[dict[str, Any]] = [{"step": 0, "parent": None, "settings": dict(trial.params)}]
+        self.explored = 0
+        """Number of evaluations after which it was replaced, or not."""
+        self.seconds = 0.0
+        self.result: Result | None = None
+        with suppress(OSError, ValueError):
+            for name, value in read_json(self.folder / MEMBER).items():
+                setattr(self, name, value)
+
+    def keep(self) -> None:
+        """Writes its progress."""
+        names = ("point", "values", "history", "explored", "seconds", "result")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_json(self.folder / MEMBER, finite({name: getattr(self, name) for name in names}))
+
+    @property
+    def last(self) -> float | None:
+        """Its last value."""
+        return self.values[-1] if self.values else None
+
+    def advance(self, slot: int) -> Result:
+        """Trains to the next evaluation, or to the end."""
+        number = len(self.values) + 1
+        job = trials.job_of(self.search, overrides_of(self.point), self.folder / "run") | {"segment": number}
+        part = self.folder / f"part-{number:03d}"
+        part.mkdir(parents=True, exist_ok=True)
+        return trials.train(self.search, job, part, slot)
+
+
+def run(search: Search, book: Book, told: Told) -> None:
+    """Runs a population to its end, or until the time is over.
+
+    Args:
+        search: the search; `trials` is the number of members.
+        book: its study.
+        told: called when a member comes to its end.
+
+    Raises:
+        RunError: if all members have failed.
+    """
+    members = [Member(search, trial) for trial in _all(book)]
+    generation = 0
+    while True:
+        generation += 1
+        _train_all(search, [each for each in members if each.result is None and len(each.values) < generation])
+        if any(each.result is None and len(each.values) < generation for each in members):
+            return  # the time is over
+        if all(each.last is None for each in members):
+            raise RunError(f"all {len(members)} members of the population failed; the last one: {_reason(members[-1])}")
+        if any(each.result is not None and each.result["state"] == "finished" for each in members):
+            break
+        _next_generation(search, book, members, generation)
+    best = best_member(members, search.metric.greater_is_better)
+    for each in members:
+        _end(book, each, told)
+        if each is not best:
+            trials.lighten(each.folder)
+
+
+def _all(book: Book) -> list[Trial]:
+    """Returns the trials of all members, which are drawn if there are too few.
+
+    Raises:
+        RunError: if too many points in a row are refused.
+    """
+    from optuna.trial import Trial
+
+    book.orphans()  # gives up those that a killed search has left without a point
+    known: Sequence[FrozenTrial] = [each for each in counted(book.trials()) if each.params]
+    found = [Trial(book.study, each._trial_id) for each in known]
+    while (trial := book.ask()) is not None:
+        found.append(trial)
+    return found
+
+
+def _train_all(search: Search, members: Sequence[Member]) -> None:
+    """Trains members to their next evaluation."""
+    threads, waiting = Threads(search.parallel), list(members)
+    by_number = {each.number: each for each in members}
+    with threads.saved_at_end():
+        while waiting or threads.running:
+            while waiting and threads.has_room and not (search.deadline and time.time() > search.deadline):
+                member = waiting.pop(0)
+                threads.start(member.number, member.advance)
+            if not threads.running:
+                return
+            number, result = threads.next()
+            if result["state"] != "stopped":
+                _note(by_number[number], result)
+
+
+def _note(member: Member, result: Result) -> None:
+    """Notes how a member came to an evaluation."""
+    member.values.append(result.get("value") if result["state"] in ("segment", "finished") else None)
+    member.seconds = round(member.seconds + result["seconds"], 1)
+    member.history[-1] |= {"to": result.get("steps"), "value": member.last}
+    if result["state"] != "segment":
+        member.result = {**result, "seconds": member.seconds}
+    member.keep()
+
+
+def _reason(member: Member) -> str:
+    return str((member.result or {}).get("reason", "no reason is known"))
+
+
+def best_member(members: Sequence[Member], greater_is_better: bool) -> Member:
+    """Returns the member with the best last value; of equal ones the first."""
+    return ranked(members, greater_is_better)[0]
+
+
+def ranked(members: Sequence[Member], greater_is_better: bool) -> list[Member]:
+    """Returns members from the best to the worst; those that failed are last."""
+
+    def place(member: Member) -> tuple[bool, float, int]:
+        value = member.last
+        if value is None or math.isnan(value):
+            return True, 0.0, member.number
+        return False, -value if greater_is_better else value, member.number
+
+    return sorted(members, key=place)
+
+
+def replacements(members: Sequence[Member], greater_is_better: bool, seed: int) -> list[tuple[Member, Member]]:
+    """Returns which members are replaced, each with the member that it becomes a child of.
+
+    Args:
+        members: the members, at the same evaluation.
+        greater_is_better: whether a greater value is better.
+        seed: seed of the choice among the best.
+    """
+    order = ranked(members, greater_is_better)
+    alive = [each for each in order if each.last is not None]
+    count = min(max(1, len(members) // QUANTILE), len(members) // 2)
+    best = alive[:count]
+    lost = [each for each in order if each.last is None]
+    worst = [each for each in order[len(order) - count :] if each not in best and each not in lost]
+    drawn = random.Random(seed)
+    return [(child, drawn.choice(best)) for child in sorted([*worst, *lost], key=lambda each: each.number)]
+
+
+def _next_generation(search: Search, book: Book, members: Sequence[Member], generation: int) -> None:
+    """Replaces the worst members. Killed at any moment, the next call does the rest: parents have not gone on."""
+    seed = zlib.crc32(f"{search.base.seed} {generation}".encode())
+    chosen = {child.number: parent for child, parent in replacements(members, search.metric.greater_is_better, seed)}
+    for member in members:
+        if member.explored >= generation:
+            continue
+        if (parent := chosen.get(member.number)) is not None:
+            point = explored(search.space, parent.point, random.Random(seed + member.number))
+            point = point if book.allows(point) else dict(parent.point)
+            step = replace_run(member.folder / "run", parent.folder / "run", parent.point, point)
+            member.point, member.result = point, None
+            member.history.append({"step": step, "parent": parent.number, "settings": point})
+        member.explored = generation
+        member.keep()
+
+
+def explored(space: Sequence[Dimension], point: Point, drawn: random.Random) -> Point:
+    """Returns a point near another one: each number times 0.8 or 1.2, each choice the next one, or drawn anew."""
+    found: Point = {}
+    for each in space:
+        value, anew = point[each.key], drawn.random() < RESAMPLED
+        if each.choices:
+            place = each.choices.index(value) + drawn.choice((-1, 1))
+            near = each.choices[min(max(place, 0), len(each.choices) - 1)]
+            found[each.key] = drawn.choice(each.choices) if anew else near
+            continue
+        if anew:
+            low, high = (math.log(each.low), math.log(each.high)) if each.log else (each.low, each.high)
+            number = drawn.uniform(low, high)
+            number = math.exp(number) if each.log else number
+        else:
+            number = value * drawn.choice(FACTORS)
+        number = min(max(number, each.low), each.high)
+        if each.step is not None or each.whole:
+            step = each.step or 1
+            number = each.low + round((number - each.low) / step) * step
+        found[each.key] = int(number) if each.whole else float(number)
+    return found
+
+
+def _end(book: Book, member: Member, told: Told) -> None:
+    """Tells the study how a member ended, if it was not told before."""
+    frozen = next(each for each in book.trials() if each.number == member.number)
+    if frozen.state.is_finished():
+        return
+    result = dict(member.result or {"state": "failed", "reason": "no reason is known"})
+    result |= {"history": member.history, "settings": member.point}
+    known = frozen.intermediate_values
+    for number, value in enumerate(member.values, start=1):
+        if value is not None and number not in known:
+            member.trial.report(value, number)
+    book.tell(member.trial, result)
+    told(member.number, result)

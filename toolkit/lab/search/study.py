@@ -1,0 +1,263 @@
+"""The study of a search: which trials there are, which point comes next, and how each has ended.
+
+Optuna keeps it in a file, or in a database, that several searches can share. Everything that a page says about a trial
+is kept with it there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.api.task import Task
+from toolkit.base.errors import RunError, problems_of
+from toolkit.config import flatten
+from toolkit.config.sections import Config
+from toolkit.lab.finished import digest_of, model_files
+from toolkit.lab.launch import Launch
+from toolkit.lab.search.methods import METHODS
+from toolkit.lab.search.space import Dimension, Point, configured_point, grid_of, overrides_of
+from toolkit.lab.search.storage import JOURNAL, mend, storage_of
+from toolkit.metrics.score import Score
+
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.trial import FrozenTrial, Trial
+
+RESULT, OWNER = "result", "owner"
+"""What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
+MOST_REFUSED = 100
+"""After this many refused points in a row, the search ends."""
+NOT_COUNTED = ("infeasible", "abandoned")
+"""Trials that were not trained, and do not count as some of those that were asked for."""
+"""How a trial can have ended: `finished`, `pruned`, `diverged`, `failed`, `repeated` (a point that was trained before),
+`infeasible` (its settings exclude each other), or `abandoned` (the search was killed before it had a point)."""
+Result = dict[str, Any]
+"""How a trial has ended: its `state`, and further JSON values."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched, and how.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML file.
+        overrides: overrides of all trials.
+        task_type: the recipe's task.
+        base: the configured settings.
+        space: the settings that may change.
+        method: key of `toolkit.lab.search.methods.METHODS`.
+        metric: the metric that decides, with its prefix.
+        launch: how processes of a trial are started.
+        trials: number of trials.
+        parallel: trials at the same time.
+        deadline: time (`time.time`) after which no trial goes on, or None.
+        folder: output folder.
+        storage: URL of a database, or None for a file in the output folder.
+    """
+
+    recipe: Path
+    config: Path
+    overrides: Sequence[str]
+    task_type: type[Task]
+    base: Config
+    space: Sequence[Dimension]
+    method: str
+    metric: Score
+    launch: Launch
+    trials: int
+    parallel: int
+    deadline: float | None
+    folder: Path
+    storage: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Returns everything that trials of the same study have in common, as JSON values."""
+        data = self.base.data
+        files = [digest_of(file) for file in (data.train_file, data.validation_file) if file]
+        launcher = self.launch.file
+        found = {
+            "recipe": self.recipe.name,
+            "space": {each.key: asdict(each) for each in self.space},
+            "method": self.method,
+            "metric": self.metric.name,
+            "processes": self.launch.processes,
+            "launch": None if launcher is None else launcher.read_text(encoding="utf-8"),
+            "files of rows": files,
+            "files of the model": model_files(self.base.model.name_or_path),
+            **{key: value for key, value in flatten(self.base).items() if key != "output_dir"},
+        }
+        return dict(json.loads(json.dumps(found)))
+
+    def folder_of(self, number: int) -> Path:
+        """Returns the folder of a trial."""
+        return self.folder / "trials" / f"{number:04d}"
+
+
+def name_of(identity: Mapping[str, Any]) -> str:
+    """Returns the name of a study: searches with equal settings have the same one."""
+    return f"search-{hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]}"
+
+
+def result_of(trial: FrozenTrial) -> Result:
+    """Returns how a trial has ended; `running` if it has not."""
+    found: Result = trial.user_attrs.get(RESULT) or {"state": "running"}
+    return found
+
+
+def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Returns the trials that were or are trained."""
+    return [each for each in trials if each.state.name != "WAITING" and result_of(each)["state"] not in NOT_COUNTED]
+
+
+class Book:
+    """The study of a search.
+
+    Args:
+        search: the search.
+        owner: name of its output folder in the study.
+        own_settings: overrides that the search adds to every trial.
+    """
+
+    def __init__(self, search: Search, owner: str, own_settings: Sequence[str]) -> None:
+        self.search, self.owner, self._own = search, owner, own_settings
+        self.name = name_of(search.identity())
+        storage = storage_of(search.folder, search.storage)
+        import optuna
+
+        if search.storage is None:
+            mend(search.folder / JOURNAL)
+        directions = optuna.study.StudyDirection
+        direction = directions.MAXIMIZE if search.metric.greater_is_better else directions.MINIMIZE
+        self.study: Study = optuna.create_study(
+            storage=storage, study_name=self.name, direction=direction, load_if_exists=True
+        )
+
+    @cached_property
+    def start(self) -> Point | None:
+        """The configured settings as a point, or None if they are outside the space."""
+        return configured_point(self.search.space, self.search.base)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Returns all trials."""
+        return self.study.get_trials(deepcopy=False)
+
+    def open(self) -> None:
+        """Puts the points that are known from the beginning into a new study."""
+        with self._alone():
+            if self.trials():
+                return
+            first = [self.start] if self.start is not None else []
+            if self.search.method == "grid":
+                grid = grid_of(self.search.space)
+                self._shuffle(grid)
+                first += [point for point in grid if point not in first]
+            for point in first:
+                self.study.enqueue_trial(point)
+
+    def _shuffle(self, points: list[Point]) -> None:
+        """Shuffles a grid, so that a part of it is spread over all of it."""
+        import random
+
+        random.Random(self.search.base.seed).shuffle(points)
+
+    def ask(self) -> Trial | None:
+        """Returns a trial with a point that can be trained and was not trained before; None if there are enough.
+
+        Raises:
+            RunError: if too many points are refused in a row.
+        """
+        with self._alone():
+            refused = 0
+            while True:
+                trials = self.trials()
+                waiting = any(each.state.name == "WAITING" for each in trials)
+                if len(counted(trials)) >= self.search.trials or (self.search.method == "grid" and not waiting):
+                    return None
+                trial = self._draw(trials, at_random=refused > 0)
+                problems = problems_of(lambda: self._check(trial.params))  # noqa: B023 - called at once
+                if problems:
+                    refused += 1
+                    self.tell(trial, {"state": "infeasible", "reason": "; ".join(problems)})
+                elif (twin := self._twin(trials, trial)) is not None:
+                    told = {
+                        "state": "repeated",
+                        "of": twin.number,
+                        "reason": f"the same settings as trial {twin.number}",
+                    }
+                    self.tell(trial, {**result_of(twin), **told, "seconds": 0.0, "steps": 0})
+                else:
+                    trial.set_user_attr(OWNER, self.owner)
+                    return trial
+                if refused >= MOST_REFUSED:
+                    raise RunError(f"{refused} points in a row were refused; the last one: {'; '.join(problems)}")
+
+    def _draw(self, trials: Sequence[FrozenTrial], at_random: bool) -> Trial:
+        """Returns a new trial; its random numbers follow from the seed and the number of trials."""
+        # Some samplers do not learn from a point that was refused, and would draw it again.
+        method = METHODS["random" if at_random else self.search.method]
+        self.study.sampler = method.sampler(zlib.crc32(f"{self.search.base.seed} {len(trials)}".encode()))
+        return self.study.ask({each.key: each.distribution() for each in self.search.space})
+
+    def _check(self, point: Point) -> None:
+        from toolkit.checks.run import refuse_wrong_launch
+
+        search, launch = self.search, self.search.launch
+        settings = [*search.overrides, *self._own, *overrides_of(point)]
+        cfg = launch.load(search.task_type, str(search.config), settings)
+        refuse_wrong_launch(cfg, search.task_type, launch.processes)
+
+    def _twin(self, trials: Sequence[FrozenTrial], trial: Trial) -> FrozenTrial | None:
+        same = (each for each in trials if each.state.name == "COMPLETE" and each.params == trial.params)
+        return next((each for each in same if result_of(each)["state"] != "repeated"), None)
+
+    def allows(self, point: Point) -> bool:
+        """Returns whether a point can be trained."""
+        return not problems_of(lambda: self._check(point))
+
+    def tell(self, trial: Trial, result: Result) -> None:
+        """Ends a trial."""
+        from optuna.trial import TrialState
+
+        trial.set_user_attr(RESULT, result)
+        value = result.get("value")
+        if result["state"] in ("finished", "repeated", "diverged") and value is not None:
+            self.study.tell(trial, value)
+        elif result["state"] in ("failed", "abandoned"):
+            self.study.tell(trial, state=TrialState.FAIL)
+        else:  # samplers take it as a bad point, and not as an accident
+            self.study.tell(trial, state=TrialState.PRUNED)
+
+    def orphans(self) -> list[Trial]:
+        """Returns the trials of this folder that no search trains any more."""
+        from optuna.trial import Trial
+
+        from toolkit.checkpoint.lock import in_use
+
+        with self._alone():
+            found = []
+            for each in self.trials():
+                if each.state.name != "RUNNING" or each.user_attrs.get(OWNER, self.owner) != self.owner:
+                    continue
+                trial = Trial(self.study, each._trial_id)  # Optuna has no public way from a number to a trial
+                if OWNER not in each.user_attrs:  # nobody else draws a point at this moment
+                    self.tell(trial, {"state": "abandoned", "reason": "the search was killed"})
+                elif in_use(self.search.folder_of(each.number)) is None:
+                    found.append(trial)
+            return found
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Waits until no other search of this folder draws a point."""
+        from filelock import FileLock
+
+        with FileLock(self.search.folder / "ask.lock"):
+            yield

@@ -1,0 +1,117 @@
+"""The winner of a search: its model, and its score on rows by which nothing was chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.base.errors import RunError
+from toolkit.base.files import read_json, write_json
+from toolkit.lab.search import trials
+from toolkit.lab.search.running import baseline_of, best_of
+from toolkit.lab.search.space import overrides_of
+from toolkit.lab.search.study import Book, Search, result_of
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
+
+SCORE = "score.json"
+"""File of a trial's scores, once it was scored on the test rows."""
+DRAWS = 500
+"""Sets of rows for the interval of a score."""
+ENDS = (0.025, 0.975)
+MIN_DRAWS = 50
+
+
+def settings_of(trial: FrozenTrial) -> dict[str, Any]:
+    """Returns the settings that a trial ended with; those of a population change."""
+    found: dict[str, Any] = result_of(trial).get("settings") or trial.params
+    return found
+
+
+def score(search: Search, book: Book) -> dict[str, Any] | None:
+    """Scores the winner, and the configured settings if they were trained; each trial once.
+
+    Returns:
+        Their scores and the interval of their difference; None if no trial came to its end.
+
+    Raises:
+        RunError: if the winner cannot be scored.
+    """
+    found = book.trials()
+    best = best_of(found, search.metric.greater_is_better)
+    if best is None:
+        return None
+    baseline = baseline_of(book, found) if search.method != "pbt" else None
+    scores = _scores_of(search, best, keep_model=True)
+    other = None
+    if baseline is not None and baseline.number != best.number:
+        other = _scores_of(search, baseline, keep_model=False)
+    looks = sorted(int(file.parent.name) for file in search.folder.glob(f"trials/*/{SCORE}"))
+    return {
+        "trial": best.number,
+        "overrides": overrides_of(settings_of(best)),
+        "run": str(search.folder_of(best.number) / "run"),
+        "sets": {name: _described(name, scores, other) for name in scores},
+        "baseline": None if baseline is None else baseline.number,
+        "scored": looks,
+    }
+
+
+def _scores_of(search: Search, trial: FrozenTrial, keep_model: bool) -> dict[str, Any]:
+    """Returns the scores of a trial, which are computed once.
+
+    Raises:
+        RunError: if they cannot be computed.
+    """
+    folder = search.folder_of(trial.number)
+    file = folder / SCORE
+    if file.exists():
+        known: dict[str, Any] = read_json(file)
+        return known
+    job = trials.job_of(search, overrides_of(settings_of(trial)), folder / "run")
+    job |= {"keep_model": keep_model, "draws": DRAWS}
+    outcome = trials.start("search_score", job, search, folder, 0)
+    if outcome.error is not None:
+        raise RunError(f"trial {trial.number} cannot be scored: {outcome.error}")
+    write_json(file, outcome.result)
+    scores: dict[str, Any] = outcome.result
+    return scores
+
+
+def _described(name: str, scores: dict[str, Any], other: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the scores on a set of rows without their draws."""
+    own = scores[name]
+    low, high = interval(own["draws"])
+    found = {"value": own["value"], "low": low, "high": high, "rows": own["rows"]}
+    if other is None or name not in other:
+        return found
+    there = other[name]
+    low, high = interval(differences(own["draws"], there["draws"]))
+    change = {"value": own["value"] - there["value"], "low": low, "high": high}
+    return found | {"baseline": there["value"], "difference": change}
+
+
+def differences(one: Sequence[float | None], other: Sequence[float | None]) -> list[float]:
+    """Returns the differences of values for the same drawn rows; those of undefined values are NaN."""
+    pairs = zip(one, other, strict=False)
+    return [math.nan if left is None or right is None else left - right for left, right in pairs]
+
+
+def interval(draws: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Returns the 95 % interval of bootstrap values; None if there are too few."""
+    values = np.array([value for value in draws if value is not None and math.isfinite(value)], dtype=float)
+    if len(values) < MIN_DRAWS:
+        return None, None
+    low, high = np.quantile(values, ENDS)
+    return float(low), float(high)
+
+
+def same(difference: dict[str, Any] | None) -> bool | None:
+    """Returns whether a difference could be chance; None if that is unknown."""
+    if difference is None or difference["low"] is None:
+        return None
+    return bool(difference["low"] <= 0 <= difference["high"])
