@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from toolkit.config.fields import STRICT, Fraction, Positive
+from toolkit.config.fields import STRICT, Epochs, Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +61,16 @@ class TrainConfig:
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
         "multi_step", "exponential", "cyclic", "one_cycle", "range_test",
     ] = "linear"  # fmt: skip
-    """Learning-rate schedule, in steps (`toolkit lr-plot` draws it). `range_test` is that of `toolkit lr-find`."""
+    """Learning-rate schedule (`toolkit lr-plot` draws it). `range_test` is that of `toolkit lr-find`."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Additional arguments of the schedule, for instance `num_cycles: 4`."""
+    """Additional arguments of the schedule, for instance `num_cycles: 4`. Lengths are in steps, or in epochs as in
+    `step_size: 2 epochs`. `cycle_momentum: true` (`cyclic`, `one_cycle`) moves the optimizer's momentum, or Adam's
+    first beta, from `max_momentum` to `base_momentum` and back while the rate rises and falls."""
     snapshot_ensemble: bool = False
     """With `cosine_with_restarts`: save the model at the end of each cycle and, at the end of the run, evaluate the
     average of the saved models' predictions (`ensemble_` metrics)."""
-    warmup_steps: Annotated[float, Field(ge=0)] = 0
-    """Steps of linear warm-up; a value below 1 is a fraction of all steps."""
+    warmup_steps: Annotated[float, Field(ge=0)] | Epochs = 0
+    """Steps of linear warm-up; a value below 1 is a fraction of all steps, and `0.5 epochs` is a length in epochs."""
     early_stopping_patience: Positive | None = None
     """Stop after this many evaluations without an improvement of `eval.metric_for_best_model`."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0

@@ -15,7 +15,9 @@ INK, TRAIN = "#333333", "#1f77b4"
 MOST_NAMED_CLASSES, MOST_LETTERS = 40, 24
 
 
-def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
+def learning_rate(
+    steps: Sequence[int], rates: Sequence[float], title: str, path: Path, momenta: Sequence[float] = ()
+) -> None:
     """Plots the learning rate over the steps.
 
     Args:
@@ -23,6 +25,7 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
         rates: learning rate of each step.
         title: title of the plot.
         path: the image file to write; its suffix determines the format.
+        momenta: the momentum of each step, if it is cycled, with an axis of its own.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -37,6 +40,11 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    if momenta:
+        other = axes.twinx()
+        other.plot(steps, momenta, color=INK, linestyle="--")
+        other.set_ylabel("momentum (dashed)", color=INK)
+        other.spines[["top"]].set_visible(False)
     with written_whole(path, "wb") as file:
         figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or "png")
 

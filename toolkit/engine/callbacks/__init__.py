@@ -7,6 +7,7 @@ from collections.abc import Callable
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
+from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import PRESETS
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
@@ -18,6 +19,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau",
         "toolkit.engine.callbacks.plateau.Plateau",
     ),
+    "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.momentum.CycledMomentum"),
     "schedule_free": (
         lambda cfg: PRESETS[cfg.train.optim].averages,
         "toolkit.engine.callbacks.schedule_free.ScheduleFree",
