@@ -33,6 +33,7 @@ class TrainConfig:
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "sgd",
         "rmsprop", "adagrad", "schedule_free_adamw", "adafactor_relative", "adam", "adam_bnb_8bit", "sgdw",
+        "adadelta", "lars",
         "lamb_bnb_8bit", "muon",
     ] = "adamw_torch_fused"  # fmt: skip
     """Optimizer. The 8-bit optimizers and `schedule_free_adamw` need the extra `optimizers`. Names from
@@ -56,6 +57,10 @@ class TrainConfig:
     """Adam's epsilon."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum norm of the gradient, which is clipped to it; 0 turns clipping off (the norm is still logged)."""
+    max_grad_value: Annotated[float, Field(gt=0)] | None = None
+    """Largest absolute value of each element of the gradient; larger ones are set to it, after the norm was clipped
+    (set `max_grad_norm: 0` to clip by value alone). Unlike the norm, this changes the gradient's direction. Null turns
+    it off."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",

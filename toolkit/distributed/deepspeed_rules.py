@@ -89,6 +89,12 @@ RULES = (
         f"remove train.ema_decay, or {_TORCH}",
     ),
     _refused(
+        lambda c: c.train.max_grad_value is not None,
+        ("train.max_grad_value", "parallel.backend"),
+        "DeepSpeed keeps the gradient in parts of its own",
+        f"remove train.max_grad_value, or {_TORCH}",
+    ),
+    _refused(
         lambda c: bool(c.model.unfreeze),
         ("model.unfreeze", "parallel.backend"),
         "DeepSpeed splits the parameters that are trained at the start",

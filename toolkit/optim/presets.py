@@ -193,6 +193,21 @@ PRESETS: dict[str, Preset] = {
         has_momentum=True,
         elementwise=True,
     ),
+    "adadelta": Preset(
+        constructor="torch.optim.Adadelta",
+        summary="scales by moving averages of squared gradients and squared updates; often `learning_rate: 1.0`",
+        source="Zeiler 2012, arXiv 1212.5701",
+        state_bytes=8,
+        elementwise=True,
+        foreach=True,
+    ),
+    "lars": Preset(
+        constructor="toolkit.optim.lars.LARS",
+        summary="SGD with momentum and a learning rate per tensor, for large batches; its rates are far larger",
+        source="You et al. 2017, arXiv 1708.03888",
+        state_bytes=4,
+        has_momentum=True,
+    ),
     "lamb_bnb_8bit": Preset(
         constructor="toolkit.optim.lamb.Lamb8bit",
         summary="8-bit Adam with a learning rate per tensor, for large batches; copies one tensor at a time",
@@ -207,8 +222,8 @@ PRESETS: dict[str, Preset] = {
         summary="orthogonal updates of hidden matrices (5 Newton-Schulz steps each), AdamW (8 bytes) for the rest",
         source="arXiv 2502.16982",
         state_bytes=4,
-        takes=ADAM,
         has_momentum=True,
+        takes=ADAM,
         takes_matrices=True,
     ),
 }

@@ -43,6 +43,7 @@ CONFLICTS = {
     "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
     "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
     "train.unpadded=true parallel.backend=deepspeed": "this has not been compared under DeepSpeed",
+    f"{ZERO}2 train.max_grad_value=1.0": "DeepSpeed keeps the gradient in parts of its own",
     f"{CYCLED} train.optim=adagrad": "this optimizer has no momentum to cycle",
     f"{CYCLED} train.adam_beta1=0.8": "the cycle sets the first beta",
     f"{CYCLED} train.optim=sgd train.optim_args.momentum=0.9": "the cycle sets the momentum",

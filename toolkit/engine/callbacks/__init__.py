@@ -11,6 +11,10 @@ from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import PRESETS
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
+    "clip_value": (
+        lambda cfg: cfg.train.max_grad_value is not None,
+        "toolkit.engine.callbacks.clip_value.ClippedValues",
+    ),
     "early_stopping": (
         lambda cfg: cfg.train.early_stopping_patience is not None,
         "toolkit.engine.callbacks.early_stopping.EarlyStopping",
