@@ -104,9 +104,16 @@ class TrainConfig:
     """Momentum of the outer optimizer."""
     tf32: bool | None = None
     """Allow TensorFloat32 in float32 matrix products and convolutions on a GPU; null keeps PyTorch's defaults."""
-    activation_checkpointing: Annotated[str, Field(pattern=r"^(none|full|every_[1-9]\d*_layers)$")] = "none"
+    activation_checkpointing: Annotated[
+        str, Field(pattern=r"^(none|full|selective|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
+    ] = "none"
     """Recompute activations in the backward pass instead of storing them: in no layer (`none`), in every layer
-    (`full`), or in one of k layers (`every_2_layers`). The gradient does not change."""
+    (`full`), in one of k layers (`every_2_layers`), in every layer except for the products with its weights, which
+    take longest (`selective`), or in about the square root of n segments of the n layers, of which only the inputs are
+    stored (`segments`; `segments_3` has three). The gradient does not change."""
+    activation_compression: Literal["none", "bf16", "int8"] = "none"
+    """Store activations between the forward and the backward pass with fewer bits: bfloat16, or whole numbers of 8 bits
+    with a scale for each vector. The gradient is no longer exact; the run measures its error in the first step."""
     activation_offload: bool = False
     """Keep activations in CPU memory between the forward and the backward pass. The gradient does not change."""
     fast_dropout: Literal["auto"] | bool = "auto"

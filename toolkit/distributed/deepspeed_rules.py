@@ -125,6 +125,12 @@ RULES = (
         "remove train.torch_compile",
     ),
     _stage_one(
+        "train.activation_compression",
+        lambda c: c.train.activation_compression != "none",
+        "it has not been compared under DeepSpeed",
+        "remove train.activation_compression",
+    ),
+    _stage_one(
         "train.snapshot_ensemble",
         lambda c: c.train.snapshot_ensemble,
         "snapshots cannot be loaded into DeepSpeed's parameters",

@@ -85,7 +85,6 @@ class Session:
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.updates = UpdateGuard(self.context, self.checkpointer.join)
-        self.window: Sequence[Batch] = ()
         self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
@@ -136,7 +135,7 @@ class Session:
         self.checkpointer.heed(failed, written)
         self.stops.stop_if(stops)
         self.updates.begin()
-        self.window, self._window_items = batches, items
+        self.context.window, self._window_items = batches, items
         return self.strategy.begin_step(self._own_items, items)
 
     def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
@@ -187,7 +186,7 @@ class Session:
             lost_items = None if self.strategy.lost is None else self._own_items
             self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         self.strategy.after_update()
-        self.updates.check_parameters(self.window)
+        self.updates.check_parameters(self.context.window)
         for callback in self.callbacks:
             callback.after_update()
         if self.run.observer is None:
@@ -198,7 +197,7 @@ class Session:
         record = {"epoch": self.context.epoch, "loss_sum": loss, "num_items": self._window_items}
         record["seconds"] = self.meter.stop()
         self._note_time(record["seconds"])
-        self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
+        self.run.observer.step(self.state.step, self.context.window, record | self.meter.last_step)
 
     def _note_time(self, seconds: float) -> None:
         self._estimate.add(seconds)

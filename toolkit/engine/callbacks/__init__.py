@@ -15,6 +15,10 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda cfg: cfg.train.max_grad_value is not None,
         "toolkit.engine.callbacks.clip_value.ClippedValues",
     ),
+    "compression": (
+        lambda cfg: cfg.train.activation_compression != "none",
+        "toolkit.engine.callbacks.compression.CompressionError",
+    ),
     "early_stopping": (
         lambda cfg: cfg.train.early_stopping_patience is not None,
         "toolkit.engine.callbacks.early_stopping.EarlyStopping",
