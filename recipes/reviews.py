@@ -43,6 +43,7 @@ PROBLEM_SETTINGS = {
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
     "label_map": ("single_label_classification", "multi_label_classification"),
     "label_separator": ("multi_label_classification", "regression"),
+    "scale_targets": ("regression",),
 }
 """Settings that only some problem types use."""
 
@@ -77,6 +78,9 @@ class ReviewsOptions:
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
+    scale_targets: bool = False
+    """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
+    loss is in these units; predictions, scores and the exported script are in that of the labels."""
     image: ImageOptions = field(default_factory=ImageOptions)
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
@@ -222,7 +226,8 @@ class Reviews:
         numbers = self.state["labels"] if self.options.problem_type == "regression" else []
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
         several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
-        return {"single": self.head.has_classes, "numbers": numbers, "answers": several}
+        scales = self.state.get("scales") or {}
+        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         import numpy as np
