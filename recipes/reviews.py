@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -108,6 +110,14 @@ def _input(name: str, help: str) -> Column:
     return Column(help, file=name != "text", used=used)
 
 
+def _parts(batch: Batch) -> list[tuple[Any, ...]]:
+    """Returns the labels of a batch; for mixtures, those of both rows, each with its share `[B]`."""
+    if "extra" not in batch:
+        return [(batch["labels"],)]
+    shares, others = batch["extra"]["shares"], batch["extra"]["other_labels"]
+    return [(batch["labels"], shares), (others, 1 - shares)]
+
+
 class Reviews:
     """Classification and regression of text, images and audio; see `toolkit.api.task.Task`."""
 
@@ -182,6 +192,26 @@ class Reviews:
         batch: Batch = {"inputs": inputs, "labels": self._labels(features)}
         return {**batch, "tables": tables} if tables else batch
 
+    @property
+    def mixes(self) -> bool:
+        from toolkit.modalities.mixing import mixes
+
+        return self.modality == "image" and mixes(self.options.image)
+
+    def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
+        import torch
+
+        from toolkit.modalities.mixing import mixed
+
+        pixels, shares = (batch["inputs"]["pixel_values"], others["inputs"]["pixel_values"]), []
+        images = []
+        for row_id, image, other in zip(row_ids, *pixels, strict=True):
+            mixture, share = mixed(image, other, self.options.image, random.mixing(row_id))
+            images.append(mixture)
+            shares.append(share)
+        extra = {"shares": torch.tensor(shares, dtype=torch.float64), "other_labels": others["labels"]}
+        return {**batch, "inputs": {**batch["inputs"], "pixel_values": torch.stack(images)}, "extra": extra}
+
     def _labels(self, features: list[dict[str, Any]]) -> Tensor:
         import torch
 
@@ -191,10 +221,10 @@ class Reviews:
         return self.inputs.decoded(row, processor, self.options, training)
 
     def count_items(self, batch: Batch) -> Tensor:
-        return self.head.count_items(batch["labels"])
+        return reduce(add, [self.head.count_items(*part) for part in _parts(batch)])
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        return self.head.loss_sum(outputs.logits, batch["labels"])
+        return reduce(add, [self.head.loss_sum(outputs.logits, *part) for part in _parts(batch)])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         return {"scores": self.head.predict(outputs.logits)}

@@ -18,6 +18,7 @@ from toolkit.base.errors import DataError
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Score, per_class_scores
+from toolkit.tasks.heads.shares import shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,17 +93,17 @@ class Regression:
     def target(self, label: list[float] | None) -> list[float]:
         return [math.nan] * len(self.state["labels"]) if label is None else [_number(part) for part in label]
 
-    def count_items(self, labels: Tensor) -> Tensor:
-        return (~labels.isnan()).sum()
+    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        return shared(~labels.isnan(), shares).sum()
 
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
 
         if self.options.scale_targets:
             mean, deviation = self._scale(labels)
             labels = (labels - mean) / deviation
         losses = (logits - labels.nan_to_num().to(logits.dtype)) ** 2
-        return torch.where(labels.isnan(), 0.0, losses).sum()
+        return shared(torch.where(labels.isnan(), 0.0, losses), shares).sum()
 
     def predict(self, logits: Tensor) -> Tensor:
         if not self.options.scale_targets:
