@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -43,6 +45,7 @@ PROBLEM_SETTINGS = {
     "focal_gamma": ("single_label_classification", "multi_label_classification"),
     "label_map": ("single_label_classification", "multi_label_classification"),
     "label_separator": ("multi_label_classification", "regression"),
+    "scale_targets": ("regression",),
 }
 """Settings that only some problem types use."""
 
@@ -77,6 +80,9 @@ class ReviewsOptions:
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
+    scale_targets: bool = False
+    """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
+    loss is in these units; predictions, scores and the exported script are in that of the labels."""
     image: ImageOptions = field(default_factory=ImageOptions)
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)
@@ -102,6 +108,14 @@ class ReviewsOptions:
 def _input(name: str, help: str) -> Column:
     used: Callable[[Any], bool] = lambda options: options is None or options.modality == name  # noqa: E731
     return Column(help, file=name != "text", used=used)
+
+
+def _parts(batch: Batch) -> list[tuple[Any, ...]]:
+    """Returns the labels of a batch; for mixtures, those of both rows, each with its share `[B]`."""
+    if "extra" not in batch:
+        return [(batch["labels"],)]
+    shares, others = batch["extra"]["shares"], batch["extra"]["other_labels"]
+    return [(batch["labels"], shares), (others, 1 - shares)]
 
 
 class Reviews:
@@ -178,6 +192,26 @@ class Reviews:
         batch: Batch = {"inputs": inputs, "labels": self._labels(features)}
         return {**batch, "tables": tables} if tables else batch
 
+    @property
+    def mixes(self) -> bool:
+        from toolkit.modalities.mixing import mixes
+
+        return self.modality == "image" and mixes(self.options.image)
+
+    def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
+        import torch
+
+        from toolkit.modalities.mixing import mixed
+
+        pixels, shares = (batch["inputs"]["pixel_values"], others["inputs"]["pixel_values"]), []
+        images = []
+        for row_id, image, other in zip(row_ids, *pixels, strict=True):
+            mixture, share = mixed(image, other, self.options.image, random.mixing(row_id))
+            images.append(mixture)
+            shares.append(share)
+        extra = {"shares": torch.tensor(shares, dtype=torch.float64), "other_labels": others["labels"]}
+        return {**batch, "inputs": {**batch["inputs"], "pixel_values": torch.stack(images)}, "extra": extra}
+
     def _labels(self, features: list[dict[str, Any]]) -> Tensor:
         import torch
 
@@ -187,10 +221,10 @@ class Reviews:
         return self.inputs.decoded(row, processor, self.options, training)
 
     def count_items(self, batch: Batch) -> Tensor:
-        return self.head.count_items(batch["labels"])
+        return reduce(add, [self.head.count_items(*part) for part in _parts(batch)])
 
     def loss_sum(self, outputs: ModelOutput, batch: Batch) -> Tensor:
-        return self.head.loss_sum(outputs.logits, batch["labels"])
+        return reduce(add, [self.head.loss_sum(outputs.logits, *part) for part in _parts(batch)])
 
     def predict(self, model: nn.Module, outputs: ModelOutput, batch: Batch) -> dict[str, Tensor]:
         return {"scores": self.head.predict(outputs.logits)}
@@ -222,7 +256,8 @@ class Reviews:
         numbers = self.state["labels"] if self.options.problem_type == "regression" else []
         answers = ["prediction", "score"] if self.head.has_classes else ["prediction"]
         several = [f"prediction_{name}" for name in numbers] if len(numbers) > 1 else answers
-        return {"single": self.head.has_classes, "numbers": numbers, "answers": several}
+        scales = self.state.get("scales") or {}
+        return {"single": self.head.has_classes, "numbers": numbers, "answers": several, "scales": scales}
 
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         import numpy as np

@@ -42,6 +42,7 @@ def rows(tmp_path):
         ("multi_label_classification", (), 4 * 12 + 3),
         ("multi_label_classification", FOCUS, 4 * 12 + 3),
         ("regression", (), 4 * 8 + 2),
+        ("regression", ("task.scale_targets=true",), 4 * 8 + 2),
     ],
 )
 def test_every_split_of_a_window_trains_a_head_alike(kind, settings, known, rows, tmp_path):

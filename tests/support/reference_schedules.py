@@ -26,6 +26,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cosine": (WARM, {}),
     "cosine-waves": (WARM, {"num_cycles": 1.5}),
     "cosine_with_restarts": (WARM, {"num_cycles": 4}),
+    "cosine_with_restarts-longer": ({"warmup_steps": 9}, {"num_cycles": 3, "t_mult": 2}),
     "polynomial": (WARM, {}),
     "polynomial-power": (WARM, {"power": 2.5, "lr_end": 0.01}),
     "constant": ({}, {}),
@@ -49,6 +50,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "exponential": ({}, {"gamma": 0.97}),
     "cyclic": ({}, {"base_lr": 0.1, "step_size_up": 7, "step_size_down": 13}),
     "cyclic-halved": ({}, {"base_lr": 0.1, "step_size_up": 10, "mode": "triangular2"}),
+    "cyclic-shrinking": ({}, {"base_lr": 0.1, "step_size_up": 10, "mode": "exp_range", "gamma": 0.98}),
     "one_cycle": ({}, {}),
     "one_cycle-linear": ({}, {"anneal_strategy": "linear", "pct_start": 0.4, "div_factor": 5.0, "three_phase": True}),
     "range_test": ({}, {"start_lr": 0.001}),
@@ -74,6 +76,10 @@ def reference(case: str) -> Any:
         "multi_step": lr_scheduler.MultiStepLR,
         "exponential": lr_scheduler.ExponentialLR,
     }
+    if "t_mult" in arguments:  # warm-up and cycles of 13, 26 and 52 steps
+        cycles = lr_scheduler.CosineAnnealingWarmRestarts(SGD([torch.zeros(1)], lr=1.0), T_0=13, T_mult=2)
+        wanted = [step / warmup for step in range(warmup)] + walk(cycles.optimizer, cycles)
+        return lr_scheduler.LambdaLR(optimizer, lambda step: wanted[step])
     if name in torchs:
         return torchs[name](optimizer, **arguments)
     if name == "range_test":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Checkpoint, Run
 from toolkit.api.state import TrainState
+from toolkit.api.task import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -30,6 +31,7 @@ class TrainingContext:
         milestones: when the run logs, evaluates, saves and ends.
         state: the progress of the run.
         beat: signals that this process is alive; call it during long work.
+        window: this rank's micro-batches of the current step, on the CPU.
         is_stopping: whether a stop signal has arrived, so that an evaluation is abandoned.
         callbacks: callbacks by their name in checkpoints, in the order of their calls.
     """
@@ -42,6 +44,7 @@ class TrainingContext:
     milestones: Milestones
     state: TrainState
     beat: Callable[[], None]
+    window: Sequence[Batch] = ()
     is_stopping: Callable[[], bool] = lambda: False
     callbacks: dict[str, Callback] = field(default_factory=dict)
 

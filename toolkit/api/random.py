@@ -35,6 +35,14 @@ class RowRandom:
         """Whether these are for training rows."""
         return self.epoch >= 0
 
+    def partner(self, row_id: int, num_rows: int) -> int:
+        """Returns the row, of all training rows, that a row is mixed with in this epoch."""
+        return int(self.mixing(row_id).spawn(1)[0].integers(num_rows))
+
+    def mixing(self, row_id: int) -> np.random.Generator:
+        """Returns a new generator for how a row is mixed, independent of that for its own changes."""
+        return np.random.default_rng([self.seed, self.epoch + 1, row_id, 1])
+
     def generator(self, row_id: int) -> np.random.Generator:
         """Returns a new generator for a row; each call for the same row and epoch gives the same numbers."""
         return np.random.default_rng([self.seed, self.epoch + 1, row_id])

@@ -65,6 +65,24 @@ RULES = (
         launcher="ACCELERATE_USE_CPU",
     ),
     Rule(
+        lambda c: c.train.activation_compression != "none" and c.train.activation_offload,
+        ("train.activation_compression", "train.activation_offload"),
+        "an activation is stored in one way",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.train.torch_compile and c.train.activation_checkpointing.startswith("se"),
+        ("train.activation_checkpointing", "train.torch_compile"),
+        "compiled passes decide by themselves what they recompute",
+        "set train.activation_checkpointing to full, or remove train.torch_compile",
+    ),
+    Rule(
+        lambda c: c.train.torch_compile and c.train.activation_compression != "none",
+        ("train.activation_compression", "train.torch_compile"),
+        "compiled passes decide by themselves what they store",
+        "remove one of them",
+    ),
+    Rule(
         lambda c: _flash(c) or c.model.attn_implementation == "flex_attention",
         ("model.attn_implementation",),
         f"it can be trained only on a GPU, and {_NO_GPU}",

@@ -122,7 +122,7 @@ def noise_problems(cfg: Config, task: Task) -> list[str]:
 
 def activation_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why activations of this model cannot be recomputed."""
-    if cfg.train.activation_checkpointing == "none":
+    if cfg.train.activation_checkpointing == "none" and cfg.train.activation_compression == "none":
         return []
     model = _without_weights(cfg, task)
     return problems_of(lambda: spare_activations(model, cfg.train))

@@ -148,13 +148,15 @@ RULES = (
         "set train.max_steps to a number of steps, or to -1 to train for train.num_train_epochs",
     ),
     Rule(
-        lambda c: 0 < c.train.max_steps < c.train.warmup_steps,
+        lambda c: not isinstance(c.train.warmup_steps, str) and 0 < c.train.max_steps < c.train.warmup_steps,
         ("train.warmup_steps", "train.max_steps"),
         "the run would end before the warm-up",
         "set train.warmup_steps to at most train.max_steps",
     ),
     Rule(
-        lambda c: c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0,
+        lambda c: (
+            not isinstance(c.train.warmup_steps, str) and c.train.warmup_steps > 1 and c.train.warmup_steps % 1 != 0
+        ),
         ("train.warmup_steps",),
         "values from 1 are numbers of steps",
         "set train.warmup_steps to a whole number, or to a fraction of all steps below 1",

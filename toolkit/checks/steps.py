@@ -7,6 +7,8 @@ from toolkit.api.run import Checkpoint
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config
 from toolkit.models.freezing import step_of
+from toolkit.optim.lengths import has_epochs, in_steps
+from toolkit.optim.schedules import warmup_steps
 
 
 def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:
@@ -18,7 +20,8 @@ def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint |
         resume: the checkpoint to resume from, or None.
 
     Raises:
-        ConfigError: if the run would end before its checkpoint or a moment of `model.unfreeze`; lists all problems.
+        ConfigError: if the run would end before its checkpoint, its warm-up or a moment of `model.unfreeze`; lists all
+            problems.
     """
     total = milestones.total_steps
     problems = [
@@ -27,6 +30,14 @@ def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint |
         for moment in cfg.model.unfreeze
         if (step := step_of(moment, milestones.steps_per_epoch)) >= total
     ]
+    if (
+        has_epochs(cfg.train)
+        and (warmup := warmup_steps(in_steps(cfg.train, milestones.steps_per_epoch), total)) > total
+    ):
+        problems.append(
+            f"train.warmup_steps: {cfg.train.warmup_steps} are {warmup} steps, and this run ends with step {total}; "
+            "set it to less, or train longer"
+        )
     if resume is not None and resume.step > total:
         problems.append(
             f"train.max_steps, train.num_train_epochs: the checkpoint is already at step {resume.step}, and this run "

@@ -37,25 +37,33 @@ def work(arguments: argparse.Namespace) -> None:
     cfg = loaded.config
     from toolkit.checks.run import refuse_wrong_settings
     from toolkit.document.plots import learning_rate
+    from toolkit.optim.lengths import has_epochs, in_steps
+    from toolkit.optim.momentum import is_cycled, momentum_of
     from toolkit.optim.schedules import factor_of, peak_rate, warmup_steps
 
     task = task_type(cfg)
     refuse_wrong_settings(cfg, task)
     total = cfg.train.max_steps
-    if total <= 0:
-        total = plan(cfg, task, arguments.processes).total_steps
-    factor, peak = factor_of(cfg.train, total), peak_rate(cfg.train)
+    train = cfg.train
+    if total <= 0 or has_epochs(train):
+        milestones = plan(cfg, task, arguments.processes)
+        total, train = milestones.total_steps, in_steps(train, milestones.steps_per_epoch)
+    factor, peak = factor_of(train, total), peak_rate(train)
     steps = sorted({round(i * (total - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)})
     rates = [peak * factor(step) for step in steps]
+    momenta = [*map(momentum_of(train, total), steps)] if is_cycled(train) else []
     try:
-        learning_rate([step + 1 for step in steps], rates, cfg.train.lr_scheduler_type, path)
+        learning_rate([step + 1 for step in steps], rates, train.lr_scheduler_type, path, momenta)
     except (OSError, ValueError) as error:
         raise RunError(f"--output: cannot write {path}: {error}") from error
     highest = max(range(len(rates)), key=rates.__getitem__)
     print(f"peak     {rates[highest]:.4g} at step {steps[highest] + 1}")
-    print(f"warm-up  {warmup_steps(cfg.train, total)} steps")
+    print(f"warm-up  {warmup_steps(train, total)} steps")
     print(f"total    {total} steps, the last at {rates[-1]:.4g}")
-    if cfg.train.lr_scheduler_type == "reduce_lr_on_plateau":
+    if momenta:
+        lowest = min(range(len(momenta)), key=momenta.__getitem__)
+        print(f"momentum {momenta[0]:.4g} at first, {momenta[lowest]:.4g} at step {steps[lowest] + 1}")
+    if train.lr_scheduler_type == "reduce_lr_on_plateau":
         print("From there the rate depends on evaluation results and cannot be drawn in advance.")
     print(f"written to {path}")
 

@@ -12,6 +12,10 @@ STRICT = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Every = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, lt=1)] | Literal["epoch"] | None
+EPOCHS = r"^([1-9]\d{0,5}(\.\d{1,9})?|0\.\d{0,8}[1-9]) epochs?$"
+"""Pattern of a length in epochs."""
+Epochs = Annotated[str, Field(pattern=EPOCHS, examples=["2 epochs"])]
+"""A length in epochs, such as `2 epochs` or `0.5 epochs`."""
 ColumnName = Annotated[
     str,
     BeforeValidator(lambda name: str(name) if type(name) is int else name),

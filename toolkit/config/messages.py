@@ -212,6 +212,10 @@ def _items(hint: Any) -> Any:
 
 def _words(part: Any) -> list[str]:
     bare = _bare(part)
+    if examples := [
+        each for extra in getattr(part, "__metadata__", ()) for each in getattr(extra, "examples", ()) or ()
+    ]:
+        return [f"{_SCALARS[bare][0]} such as {join([*map(show, examples)])}"]
     if bare in _SCALARS:
         bounds = _bounds(part)
         if bounds == {"gt": 0, "lt": 1}:

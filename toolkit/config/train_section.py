@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from toolkit.config.fields import STRICT, Fraction, Positive
+from toolkit.config.fields import STRICT, Epochs, Fraction, Positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class TrainConfig:
     optim: Literal[
         "adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "sgd",
         "rmsprop", "adagrad", "schedule_free_adamw", "adafactor_relative", "adam", "adam_bnb_8bit", "sgdw",
+        "adadelta", "lars",
         "lamb_bnb_8bit", "muon",
     ] = "adamw_torch_fused"  # fmt: skip
     """Optimizer. The 8-bit optimizers and `schedule_free_adamw` need the extra `optimizers`. Names from
@@ -56,19 +57,25 @@ class TrainConfig:
     """Adam's epsilon."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
     """Maximum norm of the gradient, which is clipped to it; 0 turns clipping off (the norm is still logged)."""
+    max_grad_value: Annotated[float, Field(gt=0)] | None = None
+    """Largest absolute value of each element of the gradient; larger ones are set to it, after the norm was clipped
+    (set `max_grad_norm: 0` to clip by value alone). Unlike the norm, this changes the gradient's direction. Null turns
+    it off."""
     lr_scheduler_type: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "step",
         "multi_step", "exponential", "cyclic", "one_cycle", "range_test",
     ] = "linear"  # fmt: skip
-    """Learning-rate schedule, in steps (`toolkit lr-plot` draws it). `range_test` is that of `toolkit lr-find`."""
+    """Learning-rate schedule (`toolkit lr-plot` draws it). `range_test` is that of `toolkit lr-find`."""
     lr_scheduler_kwargs: dict[str, Any] = field(default_factory=dict)
-    """Additional arguments of the schedule, for instance `num_cycles: 4`."""
+    """Additional arguments of the schedule, for instance `num_cycles: 4`. Lengths are in steps, or in epochs as in
+    `step_size: 2 epochs`. `cycle_momentum: true` (`cyclic`, `one_cycle`) moves the optimizer's momentum, or Adam's
+    first beta, from `max_momentum` to `base_momentum` and back while the rate rises and falls."""
     snapshot_ensemble: bool = False
     """With `cosine_with_restarts`: save the model at the end of each cycle and, at the end of the run, evaluate the
     average of the saved models' predictions (`ensemble_` metrics)."""
-    warmup_steps: Annotated[float, Field(ge=0)] = 0
-    """Steps of linear warm-up; a value below 1 is a fraction of all steps."""
+    warmup_steps: Annotated[float, Field(ge=0)] | Epochs = 0
+    """Steps of linear warm-up; a value below 1 is a fraction of all steps, and `0.5 epochs` is a length in epochs."""
     early_stopping_patience: Positive | None = None
     """Stop after this many evaluations without an improvement of `eval.metric_for_best_model`."""
     early_stopping_threshold: Annotated[float, Field(ge=0)] = 0.0
@@ -100,9 +107,16 @@ class TrainConfig:
     """Momentum of the outer optimizer."""
     tf32: bool | None = None
     """Allow TensorFloat32 in float32 matrix products and convolutions on a GPU; null keeps PyTorch's defaults."""
-    activation_checkpointing: Annotated[str, Field(pattern=r"^(none|full|every_[1-9]\d*_layers)$")] = "none"
+    activation_checkpointing: Annotated[
+        str, Field(pattern=r"^(none|full|selective|segments(_[1-9]\d*)?|every_[1-9]\d*_layers)$")
+    ] = "none"
     """Recompute activations in the backward pass instead of storing them: in no layer (`none`), in every layer
-    (`full`), or in one of k layers (`every_2_layers`). The gradient does not change."""
+    (`full`), in one of k layers (`every_2_layers`), in every layer except for the products with its weights, which
+    take longest (`selective`), or in about the square root of n segments of the n layers, of which only the inputs are
+    stored (`segments`; `segments_3` has three). The gradient does not change."""
+    activation_compression: Literal["none", "bf16", "int8"] = "none"
+    """Store activations between the forward and the backward pass with fewer bits: bfloat16, or whole numbers of 8 bits
+    with a scale for each vector. The gradient is no longer exact; the run measures its error in the first step."""
     activation_offload: bool = False
     """Keep activations in CPU memory between the forward and the backward pass. The gradient does not change."""
     fast_dropout: Literal["auto"] | bool = "auto"

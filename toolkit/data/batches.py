@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from toolkit.api.device import looked_up
 from toolkit.api.mesh import Mesh
 from toolkit.api.random import RowRandom
-from toolkit.api.supports import SupportsFiles
+from toolkit.api.supports import SupportsFiles, SupportsMixing
 from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
 from toolkit.data.budget import Budget, lengths_of, training_budget
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
@@ -26,15 +27,37 @@ if TYPE_CHECKING:
 
 
 def collate(
-    features: list[dict[str, Any]], task: Task, processor: Processor, random: RowRandom, kept: Kept | None = None
+    features: list[dict[str, Any]],
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    kept: Kept | None = None,
+    rows: datasets.Dataset | None = None,
 ) -> Batch:
-    """Returns the task's batch of feature rows, with `row_ids`; `kept` has what their files contain."""
+    """Returns the task's batch of feature rows, with `row_ids`.
+
+    Args:
+        features: the feature rows.
+        task: collates them.
+        processor: the processor for the collator.
+        random: random numbers of the rows.
+        kept: what the rows' files contain.
+        rows: all training features, from which rows to mix others with are taken; None does not mix.
+    """
+    mixes = rows is not None and random.training and isinstance(task, SupportsMixing) and task.mixes
     if isinstance(task, SupportsFiles):
         if kept is not None:
             features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
-        batch = task.compact(features, processor, random)
+        batch = (task.collate if mixes else task.compact)(features, processor, random)
     else:
         batch = task.collate(features, processor, random)
+    if mixes:
+        assert rows is not None
+        assert isinstance(task, SupportsMixing)
+        ids = [row["row_id"] for row in features]
+        partners = rows.__getitems__([random.partner(row_id, len(rows)) for row_id in ids])
+        others = collate(partners, task, processor, random, kept)
+        batch = task.mix(batch, looked_up(others), ids, random)
     batch["row_ids"] = torch.tensor([row["row_id"] for row in features])
     return batch
 
@@ -53,6 +76,7 @@ def collate_or_mask(
     random: RowRandom,
     stand_in: dict[str, Any],
     kept: Kept | None = None,
+    rows: datasets.Dataset | None = None,
 ) -> Batch:
     """Collates rows; an empty list gives a batch of one masked row, since models such as BERT fail on empty batches.
 
@@ -65,9 +89,10 @@ def collate_or_mask(
         random: random numbers of the rows.
         stand_in: the feature row to mask.
         kept: what the rows' files contain.
+        rows: as for `collate`.
     """
     if features:
-        return collate(features, task, processor, random, kept)
+        return collate(features, task, processor, random, kept, rows)
     batch = collate([stand_in], task, processor, random, kept)
     labels = batch["labels"]
     batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
@@ -106,7 +131,8 @@ def split_batch(
     else:
         parts = [ids[start : start + size] for start in range(0, len(ids), size)]
     for part in parts:
-        yield collate(features.__getitems__(part), task, processor, random) if len(parts) > 1 else batch
+        rows = features.__getitems__(part) if len(parts) > 1 else []
+        yield collate(rows, task, processor, random, rows=features) if rows else batch
 
 
 def _loader(
@@ -120,7 +146,10 @@ def _loader(
     kept: Kept | None,
     persistent: bool = False,
 ) -> WatchedLoader:
-    collator = partial(collate_or_mask, task=task, processor=processor, random=random, stand_in=features[0], kept=kept)
+    collator = partial(
+        collate_or_mask,
+        task=task, processor=processor, random=random, stand_in=features[0], kept=kept, rows=features,
+    )  # fmt: skip
     return WatchedLoader(
         features,
         batch_sampler=batches,

@@ -1,4 +1,4 @@
-"""The norm of gradients that are split over processes in different ways."""
+"""Clipping of gradients that are split over processes in different ways."""
 
 from __future__ import annotations
 
@@ -31,6 +31,17 @@ def clip_split(parameters: Iterable[Tensor], max_norm: float) -> float:
     norm = math.sqrt(sum(float(norm) ** 2 for norm in norms)) if len(norms) != 1 else float(norms[0])
     scale_gradients(parameters, norm, max_norm)
     return norm
+
+
+@torch.no_grad()
+def clip_values(parameters: Iterable[Tensor], limit: float) -> None:
+    """Limits each element of the gradient to `-limit` to `limit`, as `torch.nn.utils.clip_grad_value_`.
+
+    That function takes no parameters that are split over processes.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).clamp_(-limit, limit)
 
 
 @torch.no_grad()

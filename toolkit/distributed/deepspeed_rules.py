@@ -89,6 +89,12 @@ RULES = (
         f"remove train.ema_decay, or {_TORCH}",
     ),
     _refused(
+        lambda c: c.train.max_grad_value is not None,
+        ("train.max_grad_value", "parallel.backend"),
+        "DeepSpeed keeps the gradient in parts of its own",
+        f"remove train.max_grad_value, or {_TORCH}",
+    ),
+    _refused(
         lambda c: bool(c.model.unfreeze),
         ("model.unfreeze", "parallel.backend"),
         "DeepSpeed splits the parameters that are trained at the start",
@@ -117,6 +123,12 @@ RULES = (
         lambda c: c.train.torch_compile,
         "the model is compiled before DeepSpeed changes it",
         "remove train.torch_compile",
+    ),
+    _stage_one(
+        "train.activation_compression",
+        lambda c: c.train.activation_compression != "none",
+        "it has not been compared under DeepSpeed",
+        "remove train.activation_compression",
     ),
     _stage_one(
         "train.snapshot_ensemble",

@@ -17,6 +17,18 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
+def stacks_of(model: nn.Module) -> list[list[nn.Module]]:
+    """Returns the lists of layers that can be checkpointed one by one and are in no other such layer."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    inside = {part for layer in layers_of(model) for part in layer.modules() if part is not layer}
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and module not in inside]
+    stacks: list[list[nn.Module]] = [
+        [layer for layer in each if isinstance(layer, GradientCheckpointingLayer)] for each in lists
+    ]
+    return [stack for each, stack in zip(lists, stacks, strict=True) if stack and len(stack) == len(each)]
+
+
 def sharing_modules(model: nn.Module) -> list[list[nn.Module]]:
     """Returns groups of modules that share a parameter (tied weights), as connected components."""
     owners: dict[int, list[nn.Module]] = {}

@@ -151,6 +151,18 @@ RULES = (
         "remove train.torch_compile",
     ),
     _refused(
+        lambda c: c.train.activation_checkpointing.startswith("segments"),
+        "train.activation_checkpointing",
+        "a segment has several layers, and each layer's parameters are gathered, split or placed by themselves",
+        "set train.activation_checkpointing to full or selective",
+    ),
+    _refused(
+        lambda c: c.train.activation_compression != "none",
+        "train.activation_compression",
+        "gathered parameters would be compressed, too",
+        "remove train.activation_compression",
+    ),
+    _refused(
         lambda c: c.train.snapshot_ensemble,
         "train.snapshot_ensemble",
         "snapshots are complete models",

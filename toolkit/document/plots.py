@@ -21,7 +21,9 @@ MOST_COUNTED_CLASSES = 15
 """Largest number of classes whose confusion matrix shows its counts."""
 
 
-def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path: Path) -> None:
+def learning_rate(
+    steps: Sequence[int], rates: Sequence[float], title: str, path: Path, momenta: Sequence[float] = ()
+) -> None:
     """Plots the learning rate over the steps.
 
     Args:
@@ -29,6 +31,7 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
         rates: learning rate of each step.
         title: title of the plot.
         path: the image file to write; its suffix determines the format.
+        momenta: the momentum of each step, if it is cycled, with an axis of its own.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -43,6 +46,11 @@ def learning_rate(steps: Sequence[int], rates: Sequence[float], title: str, path
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+    if momenta:
+        other = axes.twinx()
+        other.plot(steps, momenta, color=INK, linestyle="--")
+        other.set_ylabel("momentum (dashed)", color=INK)
+        other.spines[["top"]].set_visible(False)
     with written_whole(path, "wb") as file:
         figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or "png")
 

@@ -13,6 +13,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import store
 from toolkit.config.messages import join
 from toolkit.models.parts import saved_bytes
+from toolkit.optim.lengths import in_steps
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import cycle_ends
 
@@ -72,7 +73,8 @@ def _files(run: Run, milestones: Milestones) -> list[tuple[int, int, str]]:
     model, weights, checkpoint = _sizes(run)
     # A complete copy of a split model stays on the disk while the model is written.
     is_collected = run.mesh.is_split or (run.cfg.parallel.backend == "deepspeed" and run.mesh.size > 1)
-    ends = set(cycle_ends(run.cfg.train, milestones.total_steps)) if run.cfg.train.snapshot_ensemble else set()
+    train = in_steps(run.cfg.train, milestones.steps_per_epoch)
+    ends = set(cycle_ends(train, milestones.total_steps)) if train.snapshot_ensemble else set()
     return [
         (1, model, "model"),
         (_new_checkpoints(run, milestones), checkpoint, "checkpoint"),

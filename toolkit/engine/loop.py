@@ -13,6 +13,7 @@ from toolkit.engine.finishing import finish
 from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
 from toolkit.engine.start import evaluate_start
+from toolkit.optim.lengths import in_steps
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
 
@@ -24,7 +25,8 @@ def fit(run: Run) -> FitResult:
         milestones = setup.milestones
         optimizer = build_optimizer(run.model, train, strategy.outline)
         strategy.prepare_optimizer(optimizer)
-        schedule = build_schedule(optimizer, train, milestones.total_steps)
+        lengths = in_steps(train, milestones.steps_per_epoch)
+        schedule = build_schedule(optimizer, lengths, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
         session = Session(
             run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background, setup.phases

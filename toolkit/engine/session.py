@@ -88,7 +88,6 @@ class Session:
         self.evaluator = Evaluator(self.context, self.pause)
         self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
         self.updates = UpdateGuard(self.context, self.checkpointer.join)
-        self.window: Sequence[Batch] = ()
         self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))
 
@@ -141,7 +140,7 @@ class Session:
         self.checkpointer.heed(failed, written)
         self.stops.stop_if(stops)
         self.updates.begin()
-        self.window, self._window_items = batches, items
+        self.context.window, self._window_items = batches, items
         return self.strategy.begin_step(self._own_items, items)
 
     def window_gradient(self, batches: Sequence[Batch], scale: float) -> torch.Tensor:
@@ -194,7 +193,7 @@ class Session:
             self.meter.add(loss_sum, self._window_items, grad_norm, learning_rate, lost_items)
         with phase("update"):
             self.strategy.after_update()
-            self.updates.check_parameters(self.window)
+            self.updates.check_parameters(self.context.window)
             for callback in self.callbacks:
                 callback.after_update()
         if self.run.observer is None:
@@ -203,7 +202,7 @@ class Session:
         # Reading the loss waits for the GPU to finish the update, so that it is part of the step's time.
         record = {"epoch": self.context.epoch, "loss_sum": float(loss_sum), "num_items": self._window_items}
         record["seconds"] = self._stop_clock()
-        self.run.observer.step(self.state.step, self.window, record | self.meter.last_step)
+        self.run.observer.step(self.state.step, self.context.window, record | self.meter.last_step)
 
     def _stop_clock(self) -> float:
         seconds = self.meter.stop()

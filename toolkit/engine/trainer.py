@@ -29,6 +29,7 @@ from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
 from toolkit.engine.start import evaluate_start
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
+from toolkit.optim.lengths import in_steps
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
 
@@ -101,7 +102,9 @@ class WindowTrainer(Trainer):
         """Builds the configured optimizer and its schedule, which needs the optimizer before it is prepared."""
         optimizer = build_optimizer(self.run.model, self.run.cfg.train, self.run.strategy.outline)
         self.run.strategy.prepare_optimizer(optimizer)
-        self.schedule = build_schedule(optimizer, self.run.cfg.train, self.setup.milestones.total_steps)
+        milestones = self.setup.milestones
+        lengths = in_steps(self.run.cfg.train, milestones.steps_per_epoch)
+        self.schedule = build_schedule(optimizer, lengths, milestones.total_steps)
         self.optimizer = optimizer
         return optimizer
 

@@ -60,6 +60,7 @@ OF_MEMORY = (
     "optim_args",
     "mixed_precision",
     "activation_checkpointing",
+    "activation_compression",
     "activation_offload",
     "gradient_accumulation_steps",
     "per_device_train_batch_size",

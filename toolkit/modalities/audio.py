@@ -14,8 +14,9 @@ from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities.audio_length import WITH_LENGTH, lacks_last_page, missing_share
-from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames
+from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames, takes_waveforms
 from toolkit.modalities.audio_models import check_model as check_model
+from toolkit.modalities.masking import masked_rows
 from toolkit.modalities.options import AudioOptions
 from toolkit.modalities.sound import open_sound
 
@@ -211,7 +212,7 @@ def configure(config: PreTrainedConfig, extractor: Processor, new: bool) -> None
 
 def preprocess(files: Sequence[Mapping[str, Any]], extractor: Processor, options: Any) -> dict[str, list[Any]]:
     """Passes references on; `length` is in samples at the model's rate, equal for models of spectrograms."""
-    longest, waveforms = options.audio.max_seconds, _takes_waveforms(extractor)
+    longest, waveforms = options.audio.max_seconds, takes_waveforms(extractor)
     seconds = [min(file["frames"] / file["rate"], longest) if waveforms else longest for file in files]
     return {"file": list(files), "length": [round(length * extractor.sampling_rate) for length in seconds]}
 
@@ -241,7 +242,7 @@ def _features(
     name, rate = extractor.model_input_names[0], extractor.sampling_rate
     length = round(options.max_seconds * rate) if name == "pixel_values" else None
     clip = read(row["file"], rate, options, generator, length)
-    if _takes_waveforms(extractor):
+    if takes_waveforms(extractor):
         return clip
     # One by one: batched transforms round differently, and a row must not depend on the others of its batch.
     made = extractor(clip, sampling_rate=rate, return_tensors="np")
@@ -251,10 +252,6 @@ def _features(
     # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
     spectrogram = made["input_values"][0]
     return np.maximum(spectrogram - spectrogram.max(), np.float32(-1.0)).T[None]
-
-
-def _takes_waveforms(extractor: Processor) -> bool:
-    return extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins")
 
 
 def collate(
@@ -276,8 +273,8 @@ def collate(
             return row["decoded"]
         return _features(row, extractor, options.audio, random.generator(row["row_id"]) if random.training else None)
 
-    arrays = [found(row) for row in features]
-    if _takes_waveforms(extractor):
+    arrays = masked_rows([found(row) for row in features], features, extractor, options.audio, random)
+    if takes_waveforms(extractor):
         return dict(extractor(arrays, sampling_rate=extractor.sampling_rate, padding=True, return_tensors="pt"))
     return {extractor.model_input_names[0]: torch.from_numpy(np.stack(arrays))}
 

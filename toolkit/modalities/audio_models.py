@@ -18,6 +18,11 @@ VISION_MODELS = ("resnet", "convnext", "convnextv2", "regnet", "bit", "mobilenet
 OTHER_FEATURES = ("wav2vec2-bert", "moonshine")
 
 
+def takes_waveforms(extractor: Any) -> bool:
+    """Whether a feature extractor makes waveforms, not spectrograms."""
+    return extractor.model_input_names[0] == "input_values" and not hasattr(extractor, "num_mel_bins")
+
+
 def num_frames(options: AudioOptions, rate: int) -> int:
     """Returns the number of frames of the log-mel spectrogram of the longest clip."""
     return (round(options.max_seconds * rate) - FRAME) // HOP + 1
@@ -36,6 +41,8 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
         return [f"task.audio.min_seconds: received {audio.min_seconds}, must be at most {audio.max_seconds}"]
     if kind not in VISION_MODELS and audio.num_mel_bins != AudioOptions().num_mel_bins:
         return [f"task.audio.num_mel_bins: has no effect with a model of type {kind}; remove it"]
+    if problems := _mask_problems(kind, audio):
+        return problems
     seconds = f"task.audio.max_seconds: received {audio.max_seconds:g}"
     if kind == "whisper" and math.ceil(audio.max_seconds) * 50 > config.max_source_positions:
         return [f"{seconds}, but this model supports at most {config.max_source_positions // 50} s"]
@@ -47,6 +54,21 @@ def check_model(config: PreTrainedConfig, options: Any) -> list[str]:
             f"{seconds}, but this model supports at most {longest:g} s (its max_length: {config.max_length} frames)"
         ]
     return _too_short_to_process(config, audio, rate) or _too_short_to_mask(config, audio, rate)
+
+
+def _mask_problems(kind: str, options: AudioOptions) -> list[str]:
+    """Returns which settings of SpecAugment have no effect, as full messages."""
+    spectrograms = kind in (*VISION_MODELS, "whisper", "audio-spectrogram-transformer")
+    if options.frequency_masks and not spectrograms:
+        return [
+            f"task.audio.frequency_masks: received {options.frequency_masks}, but a {kind} takes waveforms; set it to 0"
+        ]
+    return [
+        f"task.audio.{name}_mask_width: has no effect without task.audio.{name}_masks; set that, or remove it"
+        for name in ("time", "frequency")
+        if getattr(options, f"{name}_mask_width") != getattr(AudioOptions(), f"{name}_mask_width")
+        and not getattr(options, f"{name}_masks")
+    ]
 
 
 def _least_samples(options: AudioOptions, rate: int) -> float:

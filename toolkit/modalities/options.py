@@ -35,6 +35,14 @@ class ImageOptions:
     """Brightness, contrast and saturation are each changed by a factor of up to 1 ± this."""
     random_erasing: Probability = 0.0
     """Probability of erasing a rectangle of 2 to 33 % of the image (Zhong et al. 2017, arXiv 1708.04896)."""
+    mixup_alpha: Annotated[float, Field(ge=0)] = 0.0
+    """Mix each training image and its loss with those of another one (MixUp, Zhang et al. 2018, arXiv 1710.09412), with
+    a share drawn from the distribution Beta(alpha, alpha), often with 0.2; 0 does not mix. The other image is drawn
+    from all training rows, by seed, epoch and row."""
+    cutmix_alpha: Annotated[float, Field(ge=0)] = 0.0
+    """Replace a rectangle of each training image by that of another one, and mix their losses by area (CutMix, Yun et
+    al. 2019, arXiv 1905.04899), often with 1.0; 0 does not. With `mixup_alpha` too, each row is mixed in one of the two
+    ways, by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,5 +64,14 @@ class AudioOptions:
     speed: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     """Speed augmentation: in training, each clip is played up to this fraction faster or slower, which also changes its
     pitch (Ko et al. 2015); seeded per epoch and row."""
+    time_masks: Annotated[int, Field(ge=0)] = 0
+    """Number of stretches of time that are masked in training (SpecAugment, Park et al. 2019, arXiv 1904.08779): with
+    the mean of the spectrogram, or with silence for models of waveforms; seeded per epoch and row."""
+    time_mask_width: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Largest width of each, as a fraction of the clip; the width is drawn from 0 to this."""
+    frequency_masks: Annotated[int, Field(ge=0)] = 0
+    """Number of bands of frequencies that are masked in training (models of spectrograms)."""
+    frequency_mask_width: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Largest width of each, as a fraction of the mel bins."""
     num_mel_bins: Positive = 64
     """Height of the log-mel spectrogram for vision models (ConvNeXt, ResNet); other models define it themselves."""

@@ -1,10 +1,11 @@
-"""Saves activation memory by recomputing activations or offloading them to the CPU. Gradients stay the same."""
+"""Saves activation memory: recomputes, offloads or compresses activations. Only compression changes gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,18 +13,24 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
-from toolkit.distributed.modules import layers_of
+from toolkit.distributed.modules import layers_of, stacks_of
+from toolkit.models.compressed import Compressed
+from toolkit.models.segments import Contexts, segment_layers
+from toolkit.models.unpadded.families import LAYERDROP
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 KEY = "train.activation_checkpointing"
-Contexts: TypeAlias = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
-"""Returns the contexts of a part of the forward pass and of its recomputation in the backward pass."""
+SELECTIVE = "selective"
+PRODUCTS = ("mm", "addmm", "convolution")
+"""Operations of aten whose results `selective` keeps: products with weights, most of the time of a forward pass.
+Attention is recomputed: its matrices are large, its dropout draws random numbers, which a recomputation must draw
+again, and `toolkit.models.fast_dropout` changes its products (`bmm`) in place, which torch would not notice."""
 
 
 def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Contexts | None = None) -> None:
-    """Sets up activation checkpointing and offloading as configured in `train`.
+    """Sets up activation checkpointing, compression and offloading as configured in `train`.
 
     Args:
         model: the model.
@@ -35,6 +42,13 @@ def spare_activations(model: PreTrainedModel, train: TrainConfig, contexts: Cont
     """
     if train.activation_checkpointing != "none":
         _checkpoint(model, train.activation_checkpointing, contexts)
+    if train.activation_compression != "none":
+        if train.activation_compression == "int8" and any(isinstance(part, nn.Conv1d) for part in model.modules()):
+            raise ConfigError([
+                f"train.activation_compression: received 'int8', but {type(model).__name__} has convolutions over "
+                "time, whose results have a scale that depends on padding; set it to bf16"
+            ])  # fmt: skip
+        store_activations(model, partial(Compressed, train.activation_compression))
     if train.activation_offload:
         offload_activations(model)
 
@@ -43,6 +57,17 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
     name = type(model).__name__
     if not model.supports_gradient_checkpointing:
         raise ConfigError([f"{KEY}: received {setting!r}, but {name} cannot recompute activations; set it to none"])
+    layers = layers_of(model)
+    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
+        raise ConfigError([
+            f"{KEY}: received {setting!r}, but the layers of {name} have batch normalisation, whose running statistics "
+            "would count every micro-batch twice; set it to none"
+        ])  # fmt: skip
+    if setting.startswith("segments"):
+        _checkpoint_segments(model, setting, contexts)
+        return
+    if setting == SELECTIVE:
+        contexts = partial(_selective, contexts)
     arguments: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": contexts} if contexts else {})
     try:
         if hasattr(model, "activation_checkpointing_enable"):
@@ -51,8 +76,7 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     except ValueError as error:
         raise ConfigError([f"{KEY}: received {setting!r}, but {error}"]) from error
-    layers = layers_of(model)
-    if setting != "full":
+    if setting.startswith("every"):
         if not layers:
             raise ConfigError([
                 f"{KEY}: received {setting!r}, but the layers of {name} are checkpointed all or none; use full"
@@ -60,22 +84,63 @@ def _checkpoint(model: PreTrainedModel, setting: str, contexts: Contexts | None)
         every = int(setting.split("_")[1])
         for number, layer in enumerate(layers):
             layer.gradient_checkpointing = number % every == 0  # type: ignore[assignment]
-    if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for layer in layers for part in layer.modules()):
+
+
+def _checkpoint_segments(model: PreTrainedModel, setting: str, contexts: Contexts | None) -> None:
+    stacks, name = stacks_of(model), type(model).__name__
+    if not stacks:
+        raise ConfigError([f"{KEY}: received {setting!r}, but {name} has no list of layers to divide; use full"])
+    if skipped := [key for key in LAYERDROP if getattr(model.config, key, 0)]:
         raise ConfigError([
-            f"{KEY}: received {setting!r}, but the layers of {name} have batch normalisation, whose running statistics "
-            "would count every micro-batch twice; set it to none"
+            f"{KEY}: received {setting!r}, but {name} skips layers at random (model.config_overrides.{skipped[0]}); "
+            "set that to 0, or use full"
         ])  # fmt: skip
+    _, _, number = setting.partition("_")
+    for stack in stacks:
+        segment_layers(stack, int(number) if number else None, contexts)
+
+
+def _selective(contexts: Contexts | None) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Returns the contexts that keep products with weights, inside those of what is recomputed."""
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    kept = {getattr(torch.ops.aten, name).default for name in PRODUCTS}
+
+    def policy(context: Any, operation: Any, *arguments: Any, **more: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    pairs = [contexts()] if contexts else []
+    pairs.append(create_selective_checkpoint_contexts(policy))
+    return _all_of(forward for forward, _ in pairs), _all_of(recomputed for _, recomputed in pairs)
+
+
+@contextmanager
+def _all_of(contexts: Iterable[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as entered:
+        for context in contexts:
+            entered.enter_context(context)
+        yield
 
 
 def offload_activations(model: nn.Module) -> None:
     """Keeps the tensors saved for the backward pass in CPU memory; parameters stay on the device."""
+    store_activations(model, _Offload)
+
+
+def store_activations(model: nn.Module, hooks: Callable[[set[int]], saved_tensors_hooks]) -> None:
+    """Changes how the tensors saved for the backward pass are stored, in every training pass of a model.
+
+    Args:
+        model: the model.
+        hooks: returns the hooks, given the storages of the parameters, which stay as they are.
+    """
     entered: list[ExitStack] = []
 
     def before(module: nn.Module, arguments: Any) -> None:
         entered.append(ExitStack())
         if module.training and torch.is_grad_enabled():
-            resident = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
-            entered[-1].enter_context(_Offload(resident))
+            resident = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+            entered[-1].enter_context(hooks(resident))
 
     def after(module: nn.Module, arguments: Any, outputs: Any) -> None:
         entered.pop().close()
@@ -91,7 +156,7 @@ class _Offload(saved_tensors_hooks):
         pinned = torch.accelerator.is_available()
 
         def pack(tensor: Tensor) -> tuple[torch.device, Tensor]:
-            if tensor.untyped_storage().data_ptr() in resident:
+            if tensor.untyped_storage()._cdata in resident:
                 return tensor.device, tensor
             copy = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=pinned)
             return tensor.device, copy.copy_(tensor)

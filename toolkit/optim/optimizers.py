@@ -17,6 +17,7 @@ from toolkit.base.importing import import_object
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.groups import parameter_groups
+from toolkit.optim.momentum import start_momentum
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.schedules import peak_rate
 
@@ -79,6 +80,7 @@ def build_optimizer(model: nn.Module, train: TrainConfig, outline: nn.Module | N
         settings["betas"] = (train.adam_beta1, train.adam_beta2)
     if "adam_epsilon" in preset.takes:
         settings["eps"] = train.adam_epsilon
+    settings |= start_momentum(train)
     # Checkpoints distinguish tuples from lists, and torch's defaults are tuples.
     own = {name: tuple(value) if isinstance(value, list) else value for name, value in train.optim_args.items()}
     groups = parameter_groups(model, train, peak_rate(train), outline)

@@ -30,6 +30,7 @@ class Preset:
         library: optional library that it needs, part of the extra `optimizers`.
         relative_step: whether it computes its own learning rate.
         averages: whether it trains one set of weights and returns their average; it then has `train()` and `eval()`.
+        has_momentum: whether its constructor takes `momentum`.
         takes_matrices: whether its parameter groups need the key `matrices`.
         elementwise: whether each element is updated from its own gradient and state alone, so that any part of a
             parameter can be updated separately.
@@ -49,6 +50,7 @@ class Preset:
     library: str | None = None
     relative_step: bool = False
     averages: bool = False
+    has_momentum: bool = False
     takes_matrices: bool = False
     elementwise: bool = False
     foreach: bool = False
@@ -122,6 +124,7 @@ PRESETS: dict[str, Preset] = {
         summary="SGD; momentum (4 bytes) and Nesterov through `optim_args`",
         source="`torch.optim`",
         state_bytes=0,
+        has_momentum=True,
         elementwise=True,
         foreach=True,
     ),
@@ -130,6 +133,7 @@ PRESETS: dict[str, Preset] = {
         summary="divides by the root of a moving average of squared gradients",
         source="`torch.optim`",
         state_bytes=4,
+        has_momentum=True,
         elementwise=True,
         foreach=True,
     ),
@@ -186,7 +190,23 @@ PRESETS: dict[str, Preset] = {
         summary="SGD with decoupled weight decay; momentum (4 bytes) and Nesterov through `optim_args`",
         source="arXiv 1711.05101",
         state_bytes=0,
+        has_momentum=True,
         elementwise=True,
+    ),
+    "adadelta": Preset(
+        constructor="torch.optim.Adadelta",
+        summary="scales by moving averages of squared gradients and squared updates; often `learning_rate: 1.0`",
+        source="Zeiler 2012, arXiv 1212.5701",
+        state_bytes=8,
+        elementwise=True,
+        foreach=True,
+    ),
+    "lars": Preset(
+        constructor="toolkit.optim.lars.LARS",
+        summary="SGD with momentum and a learning rate per tensor, for large batches; its rates are far larger",
+        source="You et al. 2017, arXiv 1708.03888",
+        state_bytes=4,
+        has_momentum=True,
     ),
     "lamb_bnb_8bit": Preset(
         constructor="toolkit.optim.lamb.Lamb8bit",
@@ -202,6 +222,7 @@ PRESETS: dict[str, Preset] = {
         summary="orthogonal updates of hidden matrices (5 Newton-Schulz steps each), AdamW (8 bytes) for the rest",
         source="arXiv 2502.16982",
         state_bytes=4,
+        has_momentum=True,
         takes=ADAM,
         takes_matrices=True,
     ),

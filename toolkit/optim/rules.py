@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from toolkit.config.rule import Rule
 from toolkit.config.sections import TrainConfig
+from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import ADAM, PRESETS, Preset
 
 _ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - like the others in the table below
@@ -32,6 +33,11 @@ def _own_key(name: str, own: str, where: Callable[[Preset], bool]) -> Rule:
 
 def _changed(train: TrainConfig, name: str) -> bool:
     return bool(getattr(train, name) != getattr(TrainConfig(), name))
+
+
+def _has_momentum(train: TrainConfig) -> bool:
+    preset = PRESETS[train.optim]
+    return preset.has_momentum or "adam_beta1" in preset.takes
 
 
 def _adam_only(name: str) -> Rule:
@@ -91,16 +97,34 @@ RULES = (
     ),
     *(_no_decay(name, preset.with_decay) for name, preset in PRESETS.items() if preset.with_decay),
     Rule(
-        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps > 0,
+        lambda c: c.train.lr_scheduler_type == "constant" and c.train.warmup_steps != 0,
         ("train.lr_scheduler_type", "train.warmup_steps"),
         "constant has no warm-up",
         "set train.lr_scheduler_type to constant_with_warmup, or train.warmup_steps to 0",
     ),
     Rule(
-        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle", "range_test") and c.train.warmup_steps > 0,
+        lambda c: c.train.lr_scheduler_type in ("cyclic", "one_cycle", "range_test") and c.train.warmup_steps != 0,
         ("train.lr_scheduler_type", "train.warmup_steps"),
         "this schedule has its own warm-up",
         "set train.warmup_steps to 0, and the warm-up in train.lr_scheduler_kwargs (step_size_up, pct_start)",
+    ),
+    Rule(
+        lambda c: is_cycled(c.train) and not _has_momentum(c.train),
+        ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim"),
+        "this optimizer has no momentum to cycle",
+        "set train.optim to adamw_torch or sgd, or remove train.lr_scheduler_kwargs.cycle_momentum",
+    ),
+    Rule(
+        lambda c: is_cycled(c.train) and _changed(c.train, "adam_beta1"),
+        ("train.lr_scheduler_kwargs.cycle_momentum", "train.adam_beta1"),
+        "the cycle sets the first beta",
+        "remove train.adam_beta1, and set train.lr_scheduler_kwargs.base_momentum and max_momentum",
+    ),
+    Rule(
+        lambda c: is_cycled(c.train) and "momentum" in c.train.optim_args,
+        ("train.lr_scheduler_kwargs.cycle_momentum", "train.optim_args.momentum"),
+        "the cycle sets the momentum",
+        "remove train.optim_args.momentum, and set train.lr_scheduler_kwargs.base_momentum and max_momentum",
     ),
     Rule(
         lambda c: c.train.lr_scheduler_type == "reduce_lr_on_plateau" and c.eval.eval_steps is None,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.shapes import SHAPES, impossible
+from toolkit.optim.shapes import SHAPES, bound, impossible
 from toolkit.optim.span import Span
+from toolkit.optim.transformers_shapes import restarts
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -35,7 +35,13 @@ class Factor:
 
 
 def warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """Returns the number of warm-up steps; a setting below 1 is a fraction of all steps, rounded up."""
+    """Returns the number of warm-up steps; a setting below 1 is a fraction of all steps, rounded up.
+
+    Args:
+        train: the settings, without lengths in epochs (`toolkit.optim.lengths.in_steps`).
+        total_steps: steps of the run.
+    """
+    assert not isinstance(train.warmup_steps, str)
     return int(train.warmup_steps) if train.warmup_steps >= 1 else math.ceil(train.warmup_steps * total_steps)
 
 
@@ -61,7 +67,7 @@ def schedule_problems(train: TrainConfig) -> list[str]:
         try:
             TypeAdapter(known[name], config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(value)
         except ValidationError as error:
-            problems.append(f"{key}: received {show(value)}; {error.errors()[0]['msg']}")
+            problems.append(f"{key}: received {show(value)}; {error.errors()[0]['msg'].removeprefix('Value error, ')}")
     problems += [
         f"train.lr_scheduler_kwargs.{name}: {train.lr_scheduler_type} requires it"
         for name in shape.required
@@ -73,15 +79,19 @@ def schedule_problems(train: TrainConfig) -> list[str]:
 
 
 def factor_of(train: TrainConfig, total_steps: int) -> Factor:
-    """Returns the factor of the peak rate for a run of `total_steps` steps."""
+    """Returns the factor of the peak rate.
+
+    Args:
+        train: the settings, without lengths in epochs (`toolkit.optim.lengths.in_steps`).
+        total_steps: steps of the run.
+    """
     if PRESETS[train.optim].relative_step:
         rising = bool(train.optim_args.get("warmup_init", False))
         return Factor(lambda step: relative_step(step, rising))
     shape, warmup = SHAPES[train.lr_scheduler_type], warmup_steps(train, total_steps)
     span, given = Span(warmup, total_steps, train.learning_rate), train.lr_scheduler_kwargs
-    if train.lr_scheduler_type == "reduce_lr_on_plateau":
-        given = {}  # its arguments are for its callback
-    factor = partial(shape.factor, span=span, **given)
+    # Those of `reduce_lr_on_plateau` are for its callback.
+    factor = bound(shape.factor, span, given)
     if shape.warms_up:
         return Factor(factor)
     return Factor(lambda step: step / warmup if step < warmup else factor(step))
@@ -98,13 +108,13 @@ def relative_step(step: int, rising: bool) -> float:
 
 
 def cycle_ends(train: TrainConfig, total_steps: int) -> list[int]:
-    """Returns the last step of each cycle of `cosine_with_restarts`."""
-    warmup, cycles = warmup_steps(train, total_steps), train.lr_scheduler_kwargs.get("num_cycles", 1)
-    return [warmup + math.ceil(k * (total_steps - warmup) / cycles) for k in range(1, cycles + 1)]
+    """Returns the last step of each cycle of `cosine_with_restarts`; arguments as for `factor_of`."""
+    span, given = Span(warmup_steps(train, total_steps), total_steps, train.learning_rate), train.lr_scheduler_kwargs
+    return [math.ceil(end) for end in restarts(span, given.get("num_cycles", 1), given.get("t_mult", 1.0))]
 
 
 def build_schedule(optimizer: Optimizer, train: TrainConfig, total_steps: int) -> LambdaLR:
-    """Builds the schedule named by `train.lr_scheduler_type`.
+    """Builds the schedule named by `train.lr_scheduler_type`; arguments as for `factor_of`.
 
     It is not prepared by accelerate, which would step it once per process; step it once per update.
     """

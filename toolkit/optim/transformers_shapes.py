@@ -8,8 +8,9 @@ because importing that module also imports peft and bitsandbytes: 1.7 s of CPU t
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
-from toolkit.optim.span import Count, CountOrZero, Curve, Cycles, Floor, Share, Span
+from toolkit.optim.span import Count, Curve, Cycles, Floor, Growth, Length, LengthOrZero, Share, Span
 
 
 def _progress(step: int, span: Span) -> float:
@@ -42,10 +43,34 @@ def cosine(step: int, span: Span, *, num_cycles: Cycles = 0.5) -> float:
     return _cosine_wave(_progress(step, span), num_cycles, 0.0)
 
 
-def cosine_with_restarts(step: int, span: Span, *, num_cycles: Count = 1) -> float:
-    """Falls along half a cosine and restarts at the peak, `num_cycles` times in all (SGDR, arXiv 1608.03983)."""
+def cosine_with_restarts(step: int, span: Span, *, num_cycles: Count = 1, t_mult: Growth = 1.0) -> float:
+    """Falls along half a cosine and restarts at the peak, `num_cycles` times in all (SGDR, arXiv 1608.03983).
+
+    Each cycle is `t_mult` times as long as the one before; transformers has cycles of one length only.
+    """
     progress = _progress(step, span)
-    return 0.0 if progress >= 1 else max(0.0, 0.5 * (1.0 + math.cos(math.pi * ((num_cycles * progress) % 1.0))))
+    if progress >= 1:
+        return 0.0
+    if t_mult == 1:
+        done = (num_cycles * progress) % 1.0
+    elif step >= span.total:  # a warm-up as long as the run
+        return 0.0
+    else:
+        ends = restarts(span, num_cycles, t_mult)
+        begin, end = next(pair for pair in pairwise([float(span.warmup), *ends]) if step < pair[1])
+        done = (step - begin) / (end - begin)
+    return max(0.0, 0.5 * (1.0 + math.cos(math.pi * done)))
+
+
+def restarts(span: Span, num_cycles: int, t_mult: float) -> list[float]:
+    """Returns the end of each cycle of `cosine_with_restarts`, in steps, which may be between two steps."""
+    length = span.total - span.warmup
+    if t_mult == 1:
+        return [span.warmup + k * length / num_cycles for k in range(1, num_cycles + 1)]
+    # The lengths are a geometric series; whole factors give whole numbers without rounding.
+    growth = int(t_mult) if t_mult == int(t_mult) else t_mult
+    ends = [span.warmup + length * (growth**k - 1) / (growth**num_cycles - 1) for k in range(1, num_cycles)]
+    return [*ends, float(span.total)]
 
 
 def cosine_with_min_lr(
@@ -79,7 +104,7 @@ def polynomial(step: int, span: Span, *, lr_end: Floor = 1e-7, power: Cycles = 1
     return (1.0 - low) * max(0.0, 1.0 - _progress(step, span)) ** power + low
 
 
-def inverse_sqrt(step: int, span: Span, *, timescale: Count | None = None) -> float:
+def inverse_sqrt(step: int, span: Span, *, timescale: Length | None = None) -> float:
     """Falls with the inverse square root of the step (Vaswani et al. 2017, arXiv 1706.03762)."""
     scale = timescale or span.warmup or 10_000
     return 1.0 / math.sqrt((step + scale - span.warmup) / scale)
@@ -96,8 +121,8 @@ def warmup_stable_decay(
     step: int,
     span: Span,
     *,
-    num_decay_steps: Count,
-    num_stable_steps: CountOrZero | None = None,
+    num_decay_steps: Length,
+    num_stable_steps: LengthOrZero | None = None,
     warmup_type: Curve = "linear",
     decay_type: Curve = "cosine",
     min_lr_ratio: Share = 0.0,

@@ -47,7 +47,7 @@ output_dir: used
 FAULTS = {
     "unknown key": ["train.learning_rte: unknown key (did you mean train.learning_rate?)"],
     "wrong type": ["train.max_steps: received 'two' (text)"],
-    "out of range": ["train.warmup_steps: received -1, must be at least 0"],
+    "out of range": ["train.warmup_steps: received -1, expected a number of at least 0 or text such as '2 epochs'"],
     "launcher": ["train.mixed_precision: received 'bf16', but the launcher says 'fp16'"],
     "cannot go together": [
         "train.dataloader_prefetch_factor (3), train.dataloader_num_workers (0)",

@@ -37,11 +37,22 @@ def load(*overrides: str, **environ: str) -> Config:
 
 
 ZERO = "parallel.backend=deepspeed parallel.zero_stage="
+CYCLED = "train.lr_scheduler_type=one_cycle train.lr_scheduler_kwargs.cycle_momentum=true"
 CONFLICTS = {
     "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
     "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
     "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",
     "train.unpadded=true parallel.backend=deepspeed": "this has not been compared under DeepSpeed",
+    "train.activation_compression=int8 train.activation_offload=true": "an activation is stored in one way",
+    "train.activation_compression=int8 train.torch_compile=true": "decide by themselves what they store",
+    "train.activation_checkpointing=segments train.torch_compile=true": "decide by themselves what they recompute",
+    "train.activation_checkpointing=segments_2 parallel.fsdp=2": "a segment has several layers",
+    "train.activation_compression=bf16 parallel.fsdp=2": "gathered parameters would be compressed, too",
+    f"{ZERO}1 train.activation_compression=bf16": "it has not been compared under DeepSpeed",
+    f"{ZERO}2 train.max_grad_value=1.0": "DeepSpeed keeps the gradient in parts of its own",
+    f"{CYCLED} train.optim=adagrad": "this optimizer has no momentum to cycle",
+    f"{CYCLED} train.adam_beta1=0.8": "the cycle sets the first beta",
+    f"{CYCLED} train.optim=sgd train.optim_args.momentum=0.9": "the cycle sets the momentum",
     "model.name_or_path=null": "no model is given",
     "model.from_config.model_type=bert model.name_or_path=a": "remove one of them",
     "model.from_config.model_type=''": "it needs a model_type",

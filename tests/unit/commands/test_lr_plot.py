@@ -39,6 +39,22 @@ def test_the_picture_has_the_steps_and_the_rates_of_the_run(tmp_path, monkeypatc
     assert f"total    {(len(steps) + 1) // 2} steps" in capsys.readouterr().out
 
 
+def test_a_momentum_and_lengths_in_epochs_are_those_of_the_run(tmp_path, capsys):
+    cycle = "{base_lr: 0.0001, step_size_up: 0.5 epochs, cycle_momentum: true}"
+    few = (*FEW, "train.max_steps=-1", "train.num_train_epochs=2", "train.warmup_steps=0",
+           "train.gradient_accumulation_steps=1", "data.validation_split=0", "eval.eval_steps=null")  # fmt: skip
+    plot(
+        "--output",
+        str(tmp_path / "lr.png"),
+        *few,
+        "train.lr_scheduler_type=cyclic",
+        f"train.lr_scheduler_kwargs={cycle}",
+    )
+    shown = capsys.readouterr().out
+    assert "peak     0.001 at step 11" in shown  # of 19 in an epoch: ten up, ten down
+    assert "momentum 0.9 at first, 0.8 at step 11" in shown
+
+
 def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(lr_plot, "plan", None)
     plot("--output", str(tmp_path / "lr.svg"), "train.max_steps=1000000", "eval.eval_steps=100",

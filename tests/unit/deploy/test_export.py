@@ -42,18 +42,19 @@ KINDS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "labels"),
+    ("kind", "labels", "settings"),
     [
-        ("multi_label_classification", ["a,b", "b", "c,a", ""]),
-        ("regression", ["1", "2.5", "-1", "4"]),
-        ("regression", ["1,0", "2.5,3", "-1,7", "4,5"]),
+        ("multi_label_classification", ["a,b", "b", "c,a", ""], ()),
+        ("regression", ["1", "2.5", "-1", "4"], ()),
+        ("regression", ["1,0", "2.5,3", "-1,7", "4,5"], ()),
+        ("regression", ["1000,0", "2500,3", "-1000,7", "4000,5"], ("task.scale_targets=true",)),
     ],
 )
-def test_scripts_predict_several_labels_and_numbers(kind, labels, tmp_path):
+def test_scripts_predict_several_labels_and_numbers(kind, labels, settings, tmp_path):
     rows = [{"text": f"{i} fine words", "label": labels[i % len(labels)] or ","} for i in range(24)]
     file = write_rows(tmp_path / "rows.csv", rows)
     files = (f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0.2")
-    train("reviews", tmp_path / "run", *FEW, *files, f"task.problem_type={kind}")
+    train("reviews", tmp_path / "run", *FEW, *files, f"task.problem_type={kind}", *settings)
     folder = exported(tmp_path / "run", tmp_path)
     assert code_lines(folder) <= 20
     new = write_rows(tmp_path / "new.csv", [{"text": text, "label": "9"} for text in (*TEXTS, "")])

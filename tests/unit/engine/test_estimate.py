@@ -91,7 +91,7 @@ def test_snapshots_and_the_copy_of_a_split_model_need_space_too(tmp_path, monkey
         model=torch.nn.Linear(10, 10, bias=False),
         resume=None,
     )
-    milestones = SimpleNamespace(total_steps=8, save_every=None)
+    milestones = SimpleNamespace(total_steps=8, steps_per_epoch=4, save_every=None)
     refuse_full_disk(run, milestones)
     found = "about 2.34 KiB (a model of 400 B, 4 snapshots of 400 B and a complete copy of 400 B); 9.77 KiB are free"
     assert found in capsys.readouterr().out

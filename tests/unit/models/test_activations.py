@@ -74,6 +74,7 @@ def passes(model: nn.Module) -> list[int]:
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [("none", [1, 1, 1, 1, 1]), ("full", [2, 2, 2, 2, 2]), ("every_2_layers", [2, 1, 2, 1, 2]),
+     ("selective", [2, 2, 2, 2, 2]), ("segments", [2, 2, 2, 2, 2]), ("segments_1", [2, 2, 2, 2, 2]),
      ("every_3_layers", [2, 1, 1, 2, 1]), ("every_9_layers", [2, 1, 1, 1, 1])],
 )  # fmt: skip
 def test_which_layers_run_twice(setting, expected):
@@ -109,7 +110,7 @@ def test_models_that_cannot_are_refused(tmp_path):
         spare_activations(model, TrainConfig(activation_checkpointing="full"))
 
 
-@pytest.mark.parametrize("setting", ["every_0_layers", "every_2", "some", "Full"])
+@pytest.mark.parametrize("setting", ["every_0_layers", "every_2", "some", "Full", "segments_0"])
 def test_other_words_are_refused(setting, tmp_path):
     with pytest.raises(ConfigError, match=r"train\.activation_checkpointing: received"):
         train("reviews", tmp_path / "run", f"train.activation_checkpointing={setting}")

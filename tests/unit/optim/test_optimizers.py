@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from runs import SMALL, assert_same_weights, lines, train
+from tolerances import FLOAT64
 from torch import nn
 
 from toolkit.base.errors import ConfigError
@@ -42,7 +43,7 @@ def square(width: int = 384) -> nn.Module:
 def step(network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     generator = torch.Generator().manual_seed(1)
     for parameter in network.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
     optimizer.step()
 
 
@@ -213,6 +214,46 @@ def test_sgdw_decays_beside_the_momentum():
         step(reference, plain)
     assert torch.equal(network.weight, reference.weight)
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
+def test_adadelta_is_zeilers_formula():
+    network, weight = square(8).double(), square(8).double().weight.detach()
+    train_config = TrainConfig(optim="adadelta", learning_rate=0.7, optim_args={"rho": 0.8, "eps": 1e-3})
+    optimizer = build_optimizer(network, train_config)
+    squares, updates = torch.zeros_like(weight), torch.zeros_like(weight)
+    for _ in range(4):
+        step(network, optimizer)
+        gradient = network.weight.grad
+        squares = 0.8 * squares + 0.2 * gradient**2
+        change = (updates + 1e-3).sqrt() / (squares + 1e-3).sqrt() * gradient
+        updates = 0.8 * updates + 0.2 * change**2
+        weight = weight - 0.7 * change
+    assert (network.weight - weight).abs().max() < FLOAT64
+
+
+def test_lars_is_the_papers_formula():
+    network = nn.Linear(8, 4).double()
+    weight, bias = (p.detach().clone() for p in network.parameters())
+    momenta = [torch.zeros_like(weight), torch.zeros_like(bias)]
+    train_config = TrainConfig(optim="lars", learning_rate=2.0, weight_decay=0.1, optim_args={"momentum": 0.8})
+    optimizer = build_optimizer(network, train_config)
+    for _ in range(4):
+        step(network, optimizer)
+        gradient, other = network.weight.grad, network.bias.grad
+        rate = 1e-3 * weight.norm() / (gradient.norm() + 0.1 * weight.norm() + 1e-8)
+        momenta = [0.8 * momenta[0] + 2.0 * rate * (gradient + 0.1 * weight), 0.8 * momenta[1] + 2.0 * other]
+        weight, bias = weight - momenta[0], bias - momenta[1]  # vectors have no ratio, and no decay
+    assert (network.weight - weight).abs().max() < FLOAT64
+    assert (network.bias - bias).abs().max() < FLOAT64
+    with pytest.raises(ConfigError, match=r"lars rejects .*momentum: received 1\.5, must be at least 0 and below 1"):
+        build_optimizer(square(), TrainConfig(optim="lars", optim_args={"momentum": 1.5}))
+
+
+def test_lars_leaves_weights_and_gradients_of_zero_to_sgd():
+    network = square(4)
+    nn.init.zeros_(network.weight)
+    step(network, build_optimizer(network, TrainConfig(optim="lars", learning_rate=0.5)))
+    assert torch.equal(network.weight, -0.5 * network.weight.grad)
 
 
 def test_lamb_scales_adams_direction_by_the_ratio_of_norms():

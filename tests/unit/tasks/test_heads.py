@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from runs import ROOT
 from sklearn import metrics as sklearn_metrics
+from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from toolkit.api.task import IGNORE_INDEX, BadRow, ExcludedRow
@@ -29,6 +30,7 @@ OPTIONS = {
     "focal_gamma": 0.0,
     "label_separator": ",",
     "label_map": {},
+    "scale_targets": False,
 }
 
 
@@ -110,6 +112,24 @@ def test_minus_100_is_a_number_like_any_other():
     assert made.target(made.check(-100)) == [-100.0]
     loss = made.loss_sum(torch.tensor([[-99.0]]), torch.tensor([[-100.0]]))
     assert float(loss) == 1.0
+
+
+def test_targets_are_scaled_like_scikit_learns_and_predictions_come_back():
+    rows = [[1000.0, 5.0, 1e-9], [3000.0, math.nan, 1e-9], [2500.0, -5.0, 1e-9], [math.nan, 2.0, 1e-9]]
+    made = learned("regression", rows, scale_targets=True)
+    scaler = StandardScaler().fit(rows)
+    found = torch.tensor([made.state["scales"][name] for name in made.state["labels"]], dtype=torch.float64).T
+    assert found[0].numpy() == pytest.approx(scaler.mean_)
+    assert found[1, :2].numpy() == pytest.approx(scaler.scale_[:2])
+    assert found[1, 2] == 1.0  # a constant is not divided by rounding
+    targets, logits = torch.tensor(rows, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64)
+    scaled = torch.tensor(np.stack([scaler.transform(rows)[:, k] for k in (0, 1)], axis=1))
+    expected = (logits[:, :2] - scaled).square().nan_to_num().sum() + logits[:, 2].square().sum()
+    assert float(made.loss_sum(logits, targets)) == pytest.approx(float(expected), rel=1e-9)
+    back = made.predict((targets - found[0]) / found[1])
+    assert torch.allclose(back.double(), targets, rtol=1e-6, equal_nan=True)
+    with pytest.raises(DataError, match=r"task\.scale_targets: no training row has a number for 1"):
+        learned("regression", [[1.0, None], [2.0, None]], scale_targets=True)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,20 @@ from collections.abc import Callable
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.base.importing import import_object
 from toolkit.config.sections import Config
+from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import PRESETS
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "costs": (lambda cfg: True, "toolkit.engine.callbacks.costs.Costs"),
     "target": (lambda cfg: bool(cfg.train.target_metric), "toolkit.engine.callbacks.target.Target"),
+    "clip_value": (
+        lambda cfg: cfg.train.max_grad_value is not None,
+        "toolkit.engine.callbacks.clip_value.ClippedValues",
+    ),
+    "compression": (
+        lambda cfg: cfg.train.activation_compression != "none",
+        "toolkit.engine.callbacks.compression.CompressionError",
+    ),
     "early_stopping": (
         lambda cfg: cfg.train.early_stopping_patience is not None,
         "toolkit.engine.callbacks.early_stopping.EarlyStopping",
@@ -20,6 +29,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
         lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau",
         "toolkit.engine.callbacks.plateau.Plateau",
     ),
+    "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.momentum.CycledMomentum"),
     "schedule_free": (
         lambda cfg: PRESETS[cfg.train.optim].averages,
         "toolkit.engine.callbacks.schedule_free.ScheduleFree",

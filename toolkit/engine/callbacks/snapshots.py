@@ -17,6 +17,7 @@ from toolkit.catalog.checksums import file_sha256
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.guard import refuse_non_finite
 from toolkit.engine.evaluation import predict
+from toolkit.optim.lengths import in_steps
 from toolkit.optim.schedules import cycle_ends
 
 
@@ -26,7 +27,8 @@ class Snapshots(Callback):
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
         self.files = RunFolder(context.run.output_dir)
-        self.ends = frozenset(cycle_ends(context.run.cfg.train, context.milestones.total_steps))
+        train = in_steps(context.run.cfg.train, context.milestones.steps_per_epoch)
+        self.ends = frozenset(cycle_ends(train, context.milestones.total_steps))
         self.digests: dict[int, str | None] = {}
         """The sha256 of each snapshot by its step; None if it was written by an older version."""
 

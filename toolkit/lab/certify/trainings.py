@@ -126,7 +126,7 @@ class Experiment:
         }
         if self.evaluated and (data.max_eval_samples is None or data.max_eval_samples > self.rows):
             settings["data.max_eval_samples"] = self.rows
-        if train.warmup_steps >= 1:  # the small run could end before the warm-up
+        if isinstance(train.warmup_steps, str) or train.warmup_steps >= 1:  # the small run could end before the warm-up
             settings["train.warmup_steps"] = 0.1
         return [*self.overrides, *written(settings)]
 

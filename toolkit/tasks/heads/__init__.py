@@ -76,11 +76,17 @@ class Head(Protocol):
     def target(self, label: Any) -> Any:
         """Returns the target of a label for the loss; None becomes a target that counts as no item."""
 
-    def count_items(self, labels: Tensor) -> Tensor:
-        """Returns the divisor of the summed loss for targets `[B]` or `[B, N]`, a scalar."""
+    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        """Returns the divisor of the summed loss for targets `[B]` or `[B, N]`, a scalar; arguments as `loss_sum`."""
 
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss of logits `[B, N]` summed over the items of targets `[B]` or `[B, N]`, a scalar."""
+    def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        """Returns the loss of logits `[B, N]` summed over the items of targets `[B]` or `[B, N]`, a scalar.
+
+        Args:
+            logits: the model's.
+            labels: the targets.
+            shares: `[B]` by how much each row counts; None for 1.
+        """
 
     def predict(self, logits: Tensor) -> Tensor:
         """Returns the predictions for logits `[B, N]`, with the same shape."""

@@ -15,6 +15,7 @@ from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
+from toolkit.tasks.heads.shares import shared
 from toolkit.tasks.label_names import known_label, label_text, map_notes, plain_map
 
 if TYPE_CHECKING:
@@ -98,17 +99,17 @@ class MultiLabel:
         given = {part["name"]: math.nan if part["value"] is None else part["value"] for part in label}
         return [given.get(name, 0.0) for name in self.state["labels"]]
 
-    def count_items(self, labels: Tensor) -> Tensor:
-        return (~labels.isnan()).sum()
+    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        return shared(~labels.isnan(), shares).sum()
 
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
 
         from toolkit.tasks.heads.losses import sigmoid_losses
 
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = sigmoid_losses(logits, labels.nan_to_num().to(logits.dtype), smoothing, gamma)
-        return torch.where(labels.isnan(), 0.0, losses).sum()
+        return shared(torch.where(labels.isnan(), 0.0, losses), shares).sum()
 
     def predict(self, logits: Tensor) -> Tensor:
         return logits.float().sigmoid()

@@ -1,4 +1,8 @@
-"""Regression of one or several numbers per row. An item is a row x target; unknown ones are NaN, -100 is a value."""
+"""Regression of one or several numbers per row. An item is a row x target; unknown ones are NaN, -100 is a value.
+
+With `task.scale_targets`, the model learns each target in units of the standard deviation of the training rows, from
+their mean, so that the loss and the rate do not depend on the target's unit. Predictions and scores are in that unit.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from toolkit.base.errors import DataError
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
 from toolkit.metrics.score import Score, per_class_scores
+from toolkit.tasks.heads.shares import shared
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +44,8 @@ class Regression:
     def __init__(self, options: Any) -> None:
         self.options = options
         self.state: dict[str, Any] = {"labels": options.labels}
+        if options.scale_targets:
+            self.state["scales"] = None
 
     @property
     def scores(self) -> Sequence[Score]:
@@ -67,6 +74,8 @@ class Regression:
                             "targets in task.labels to list the wrong rows.")  # fmt: skip
         names = [ONLY_TARGET] if sizes == [1] else [str(number) for number in range(sizes[0])]
         self.state["labels"] = self.state["labels"] or names
+        if self.options.scale_targets:
+            self.state["scales"] = _scales(np.asarray(labels, dtype=np.float64), self.state["labels"])
 
     def counts(self, labels: Sequence[list[float]]) -> dict[str, int]:
         return {}
@@ -78,21 +87,34 @@ class Regression:
         from toolkit.tasks.heads.labels import set_labels
 
         set_labels(config, self.state["labels"], "regression")
+        if self.options.scale_targets:
+            config.target_scales = self.state["scales"]  # for those who use the model without the toolkit
 
     def target(self, label: list[float] | None) -> list[float]:
         return [math.nan] * len(self.state["labels"]) if label is None else [_number(part) for part in label]
 
-    def count_items(self, labels: Tensor) -> Tensor:
-        return (~labels.isnan()).sum()
+    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
+        return shared(~labels.isnan(), shares).sum()
 
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
 
+        if self.options.scale_targets:
+            mean, deviation = self._scale(labels)
+            labels = (labels - mean) / deviation
         losses = (logits - labels.nan_to_num().to(logits.dtype)) ** 2
-        return torch.where(labels.isnan(), 0.0, losses).sum()
+        return shared(torch.where(labels.isnan(), 0.0, losses), shares).sum()
 
     def predict(self, logits: Tensor) -> Tensor:
-        return logits.float()
+        if not self.options.scale_targets:
+            return logits.float()
+        mean, deviation = self._scale(logits.double())
+        return (logits.double() * deviation + mean).float()
+
+    def _scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns mean and standard deviation of each target, `[N]` each."""
+        mean, deviation = zip(*(self.state["scales"][name] for name in self.state["labels"]), strict=True)
+        return like.new_tensor(mean), like.new_tensor(deviation)
 
     def metrics(self, scores: np.ndarray, targets: np.ndarray) -> dict[str, float]:
         return regression_scores(scores, targets, self.state["labels"])
@@ -128,6 +150,26 @@ class Regression:
             return []
         table = score_table(labels, self.metrics(scores, targets), PER_TARGET, counts)
         return [Section(f"Numbers ({name})", [table])]
+
+
+def _scales(numbers: np.ndarray, names: Sequence[str]) -> dict[str, list[float]]:
+    """Returns mean and standard deviation of the known values of each target, by name; 1 for a constant target.
+
+    Args:
+        numbers: `[rows, targets]` with NaN for unknown ones.
+        names: names of the targets.
+
+    Raises:
+        DataError: if a target is not known in any row.
+    """
+    if unknown := [name for name, column in zip(names, numbers.T, strict=True) if np.isnan(column).all()]:
+        raise DataError(f"task.scale_targets: no training row has a number for {', '.join(unknown)}")
+    means, deviations = np.nanmean(numbers, axis=0), np.nanstd(numbers, axis=0)
+    # Of equal values, only rounding is left.
+    deviations = np.where(deviations > 1e-12 * np.maximum(1e-300, np.abs(means)), deviations, 1.0)
+    return {
+        name: [float(mean), float(deviation)] for name, mean, deviation in zip(names, means, deviations, strict=True)
+    }
 
 
 def _number(value: Any) -> float:

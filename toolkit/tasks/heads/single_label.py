@@ -14,6 +14,7 @@ from toolkit.base.errors import DataError
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
+from toolkit.tasks.heads.shares import shared
 from toolkit.tasks.label_names import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
@@ -79,17 +80,17 @@ class SingleLabel:
     def target(self, label: str | None) -> int:
         return IGNORE_INDEX if label is None else self.state["labels"].index(label)
 
-    def count_items(self, labels: Tensor) -> Tensor:
+    def count_items(self, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         import torch
 
-        return self._weights(labels, torch.float64).sum()
+        return shared(self._weights(labels, torch.float64), shares).sum()
 
-    def loss_sum(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_sum(self, logits: Tensor, labels: Tensor, shares: Tensor | None = None) -> Tensor:
         from toolkit.tasks.heads.losses import softmax_losses
 
         smoothing, gamma = self.options.label_smoothing_factor, self.options.focal_gamma
         losses = softmax_losses(logits, labels.clamp(min=0), smoothing, gamma)
-        return (losses * self._weights(labels, losses.dtype)).sum()
+        return shared(losses * self._weights(labels, losses.dtype), shares).sum()
 
     def _weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor:
         """Returns the weight `[B]` of each row: that of its class, 0 if ignored."""
