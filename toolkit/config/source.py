@@ -16,6 +16,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import read_file as read_regular
 from toolkit.config.messages import Key, join, nearest_key, show, show_typed
+from toolkit.config.scanner import ShallowScanner
 
 Origin = Literal["default", "file", "override", "launcher"]
 
@@ -117,6 +118,7 @@ class Settings:
         """
         try:
             yaml = YAML(typ="safe", pure=True)
+            yaml.Scanner = ShallowScanner
             yaml.composer.warn_double_anchors = False  # YAML allows them
             root = yaml.compose(text)
             value = None if root is None else _Reader(self, source).read(root, key)

@@ -72,7 +72,7 @@ BAD_FILES = {
     "control character": ("seed: 1\noutput_dir: \x01\n", "a.yaml:2: not valid YAML: unacceptable character #x0001"),
     "unknown anchor": ("seed: *seed\n", "a.yaml:1:7: not valid YAML: found undefined alias 'seed'"),
     "two documents": (GOOD + "---\nseed: 1\n", "a.yaml:4:1: not valid YAML: expected a single document"),
-    "too deep": ("[" * 9999, "a.yaml: not valid YAML: nested too deeply"),
+    "too deep": ("[" * 9999, "a.yaml:1:101: not valid YAML: nested too deeply"),
 }
 
 
