@@ -28,9 +28,7 @@ def fit(run: Run) -> FitResult:
         lengths = in_steps(train, milestones.steps_per_epoch)
         schedule = build_schedule(optimizer, lengths, milestones.total_steps)
         model, optimizer = accelerator.prepare(run.model, optimizer)
-        session = Session(
-            run, model, optimizer, schedule, milestones, setup.tracker, setup.stop, setup.background, setup.phases
-        )
+        session = Session(run, model, optimizer, schedule, setup)
         session.restore()
         session.catch_up(session.evaluate)
         evaluate_start(session)

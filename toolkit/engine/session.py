@@ -12,19 +12,17 @@ import torch
 from torch import nn
 
 from toolkit.api.callback import TrainingContext
-from toolkit.api.milestones import Due, Milestones
+from toolkit.api.milestones import Due
 from toolkit.api.run import EvaluationObserver, Run
 from toolkit.api.state import TrainState
 from toolkit.api.strategy import Replica
 from toolkit.api.supports import count_items
 from toolkit.api.task import Batch
 from toolkit.base.console import format_duration
-from toolkit.base.phases import PhaseClock, in_phase, phase
+from toolkit.base.phases import in_phase, phase
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
 from toolkit.distributed.random import seed_all
-from toolkit.distributed.signals import StopSignal
-from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointer import Checkpointer
 from toolkit.engine.estimate import TimeEstimate
@@ -32,9 +30,9 @@ from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.interrupting import Abandoned
 from toolkit.engine.meter import ProgressMeter
 from toolkit.engine.parts import splitter
+from toolkit.engine.setup import Setup
 from toolkit.engine.stopping import Stopper
 from toolkit.engine.updates import UpdateGuard
-from toolkit.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -49,11 +47,7 @@ class Session:
         model: the prepared model.
         optimizer: the prepared optimizer.
         schedule: the learning-rate schedule, not prepared.
-        milestones: steps at which to log, evaluate, save and end.
-        tracker: receives the metrics.
-        stop: the flag that a stop signal sets.
-        background: writes checkpoints while training goes on.
-        phases: receives the seconds of each phase.
+        setup: when it logs, evaluates, saves and ends, its tracker, stop signals and clocks.
         engine_state: returns the engine's own JSON-able state for checkpoints, by name.
         on_save: called after each checkpoint has been written.
     """
@@ -64,29 +58,24 @@ class Session:
         model: nn.Module,
         optimizer: Optimizer,
         schedule: LambdaLR,
-        milestones: Milestones,
-        tracker: Tracker,
-        stop: StopSignal,
-        background: BackgroundSave,
-        phases: PhaseClock,
+        setup: Setup,
         engine_state: Callable[[], dict[str, Any]] = dict,
         on_save: Callable[[], None] = lambda: None,
     ) -> None:
-        self.run, self.strategy, self.tracker, self.stop = run, run.strategy, tracker, stop
+        self.run, self.strategy, self.tracker, self.stop = run, run.strategy, setup.tracker, setup.stop
         self.state = TrainState()
         bare_model: nn.Module = run.accelerator.unwrap_model(model)
+        milestones, beat = setup.milestones, setup.stop.beat
         split = splitter(run, self.state, milestones)
-        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, stop.beat))
-        self.context = TrainingContext(
-            run, model, bare_model, optimizer, schedule, milestones, self.state, beat=stop.beat
-        )
+        self.strategy.attach(Replica(run.task, model, bare_model, optimizer, self.state, split, beat))
+        self.context = TrainingContext(run, model, bare_model, optimizer, schedule, milestones, self.state, beat=beat)
         self.context.callbacks |= build_callbacks(self.context)
         self.callbacks = list(self.context.callbacks.values())
-        self.stops = Stopper(self.context, stop, partial(self.save, now=True))
+        self.stops = Stopper(self.context, setup.stop, partial(self.save, now=True))
         self.context.is_stopping = self.stops.asked
-        self.meter = ProgressMeter(run, self.state, phases)
+        self.meter = ProgressMeter(run, self.state, setup.phases)
         self.evaluator = Evaluator(self.context, self.pause)
-        self.checkpointer = Checkpointer(self.context, stop, background, engine_state, on_save)
+        self.checkpointer = Checkpointer(self.context, setup.stop, setup.background, engine_state, on_save)
         self.updates = UpdateGuard(self.context, self.checkpointer.join)
         self._own_items = self._window_items = 0.0
         self._estimate = TimeEstimate(milestones.total_steps - (run.resume.step if run.resume else 0))

@@ -205,9 +205,8 @@ class _Steps(TrainerCallback):
         setup = t.setup
         # Everything is prepared and nothing has been fetched yet, so the checkpoint is restored here.
         t.session = Session(
-            t.run, t.model_wrapped, optimizer, t.schedule, setup.milestones, setup.tracker, setup.stop,
-            setup.background, setup.phases, engine_state=t.callback_states, on_save=t.on_save,
-        )  # fmt: skip
+            t.run, t.model_wrapped, optimizer, t.schedule, setup, engine_state=t.callback_states, on_save=t.on_save
+        )
         t.session.restore()
         t.session.catch_up(t.evaluate)
         evaluate_start(t.session)

@@ -98,7 +98,7 @@ BAD_SETTINGS = [
         "train:\n  optim: adamx",
         "5: train.optim: received 'adamx', allowed: 'adamw_torch', 'adamw_torch_fused', 'adafactor', 'adamw_bnb_8bit', "
         "'paged_adamw_8bit', 'lion_8bit', 'sgd', 'rmsprop', 'adagrad', 'schedule_free_adamw', 'adafactor_relative', "
-        "'adam', 'adam_bnb_8bit', 'sgdw', 'lamb_bnb_8bit', 'muon' (did you mean 'adam'?)",
+        "'adam', 'adam_bnb_8bit', 'sgdw', 'adadelta', 'lars', 'lamb_bnb_8bit', 'muon' (did you mean 'adam'?)",
     ),
     (
         "tracking: {report_to: [wandbb]}",
