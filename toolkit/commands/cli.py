@@ -32,6 +32,10 @@ COMMANDS = {
     "plan": ("toolkit.commands.plan", "estimate a run's memory and suggest settings that fit"),
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "collectives": ("toolkit.commands.collectives", "measure what exchanges between processes cost here"),
+    "baseline": (
+        "toolkit.commands.baseline",
+        "score answers that need no training: constant ones, simple models, and the model as it is",
+    ),
     "compare": (
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",

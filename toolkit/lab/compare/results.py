@@ -47,6 +47,7 @@ def build(
         "seeds": list(comparison.seeds),
         "metric": {"name": metric.name, "greater_is_better": metric.greater_is_better},
         **{name: example.get(name) for name in ("device", "hardware", "versions")},
+        "before_training": _before(measured, metric.name),
         "best": None if best is None else _kept(comparison, best, repeats),
         "variants": [
             {
@@ -61,6 +62,16 @@ def build(
             for variant in comparison.checked.variants
         ],
     }
+
+
+def _before(measured: Mapping[str, Runs], metric: str) -> float | None:
+    """Returns the mean score before training of the first variant that has one (`eval.eval_on_start`)."""
+    name = f"start_{metric.removeprefix('eval_')}"
+    for runs in measured.values():
+        scores = [run["figures"][name] for run in runs.values() if run["figures"].get(name) is not None]
+        if scores:
+            return fmean(scores)
+    return None
 
 
 def _kept(comparison: Comparison, best: Repeat, repeats: Sequence[Repeat]) -> dict[str, Any]:
