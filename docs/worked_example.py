@@ -23,11 +23,11 @@ from toolkit.document import markdown
 from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.notes import notes
-from toolkit.lab.compare.repeats import MEASURED
 from toolkit.lab.compare.scores import difference
 from toolkit.lab.compare.summary import summarise
 from toolkit.lab.compare.table import SAME, interval, marked, shown
 from toolkit.lab.compare.variants import combine, read_switch
+from toolkit.lab.finished import MEASURED
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"

@@ -264,6 +264,13 @@ class Reviews:
 
         return self.head.quality(predictions["scores"], np.asarray(data.features["label"][:]))
 
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        from toolkit.tasks.baselines import of_head
+
+        return of_head(self.head, "text" if self.modality == "text" else None, train, sets)
+
     def describe(self, record: Record) -> Description:
         return Description(record[self.modality], *self.head.describe(record))
 

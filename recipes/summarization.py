@@ -5,8 +5,9 @@ accelerate launch recipes/summarization.py --config recipes/configs/summarizatio
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from toolkit.api.task import Row
@@ -19,6 +20,8 @@ from toolkit.tasks.text_to_text import TextToText, TextToTextOptions
 from toolkit.tasks.values import checked_text
 
 if TYPE_CHECKING:
+    import datasets
+
     from toolkit.metrics.quality import Quality
 
 
@@ -50,6 +53,13 @@ class Summarization(TextToText):
         names = self.columns if labelled else [self.source]
         checked = {name: checked_text(row[name], name, f"column {name!r}") for name in names}
         return {self.target: None} | checked
+
+    def simple_answers(self, train: datasets.Dataset) -> Mapping[str, Callable[[str], str]]:
+        from toolkit.tasks.baselines import first_sentences, usual_sentences
+
+        count = usual_sentences(train[self.target][:])
+        lead = f"the first {count} sentences" if count > 1 else "the first sentence"
+        return {lead: partial(first_sentences, count=count)}
 
     def text_scores(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         return rouge_scores(predictions, references, self.options.rouge_tokenize)

@@ -175,6 +175,21 @@ class TokenClassification:
         predicted, expected = zip(*((record["prediction"], record["tags"]) for record in records), strict=True)
         return entity_quality(predicted, expected)
 
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        from toolkit.tasks.baselines import frequent_tags
+
+        tagged = frequent_tags(train)
+        types = self.state["entity_types"]
+        yield (
+            "the most frequent tag of each word",
+            {
+                name: entity_scores(list(map(tagged, rows["tokens"][:])), rows["tags"][:], types)
+                for name, rows in sets.items()
+            },
+        )
+
     def answer(self, record: Record) -> dict[str, Any]:
         return {"prediction": record["prediction"], "entities": record["entities"]}
 

@@ -214,6 +214,21 @@ class SupportsQuality(Protocol):
 
 
 @runtime_checkable
+class SupportsBaselines(Protocol):
+    """A task with answers that need no neural network."""
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        """Yields the name of each baseline, and its scores without prefix on each set.
+
+        Args:
+            train: the checked training rows, from which it may learn.
+            sets: the checked rows of each evaluation set.
+        """
+
+
+@runtime_checkable
 class SupportsFiles(Protocol):
     """A task whose inputs may be in files, which take longer to read than to collate.
 

@@ -36,6 +36,10 @@ COMMANDS = {
     "certify": ("toolkit.commands.certify", "verify the toolkit's guarantees on your model and data"),
     "scale": ("toolkit.commands.scale", "measure how a training scales with the number of its processes"),
     "collectives": ("toolkit.commands.collectives", "measure what exchanges between processes cost here"),
+    "baseline": (
+        "toolkit.commands.baseline",
+        "score answers that need no training: constant ones, simple models, and the model as it is",
+    ),
     "compare": (
         "toolkit.commands.compare",
         "measure the effect of settings on memory, time and quality",

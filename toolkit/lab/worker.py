@@ -17,6 +17,7 @@ from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process,
 
 WORK = {
     "bandwidth": "toolkit.lab.plan.bandwidth.measure",
+    "baseline": "toolkit.lab.baseline.worker.measure",
     "batch_find_longest": "toolkit.lab.batch_find.worker.longest_steps",
     "batch_find_timed": "toolkit.lab.batch_find.worker.timed_steps",
     "calibrate": "toolkit.lab.plan.worker.measure",

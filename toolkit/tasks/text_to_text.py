@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -193,6 +193,21 @@ class TextToText(ABC):
     def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
         """See `SupportsQuality`."""
         return self.text_quality(*_texts(records))
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        """See `SupportsBaselines`."""
+        for name, answer in self.simple_answers(train).items():
+            scores = {}
+            for part, rows in sets.items():
+                answers = [answer(source) for source in rows[self.source][:]]
+                scores[part] = self.text_scores(answers, rows[self.target][:])
+            yield name, scores
+
+    def simple_answers(self, train: datasets.Dataset) -> Mapping[str, Callable[[str], str]]:
+        """Returns functions that make an answer from a source without a model, by what they do."""
+        return {"copy of the source": str}
 
     def script(self) -> str:
         """See `SupportsScript`."""

@@ -39,6 +39,11 @@ def load(*overrides: str, **environ: str) -> Config:
 ZERO = "parallel.backend=deepspeed parallel.zero_stage="
 CYCLED = "train.lr_scheduler_type=one_cycle train.lr_scheduler_kwargs.cycle_momentum=true"
 CONFLICTS = {
+    "data.folds=3 data.validation_file=rows.csv": "set data.validation_file to null, or remove data.folds",
+    "data.folds=3 data.validation_split=0.1": "the validation rows are a fold of the training rows; remove one of them",
+    "data.fold=2": "there are no folds; set data.folds",
+    "data.folds=3 data.fold=4": "there is no such fold; set data.fold to at most data.folds",
+    "eval.eval_on_start=true data.validation_split=0": "there are no validation rows to evaluate",
     "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
     "train.unpadded=true train.mixed_precision=fp8": "need sizes that are multiples of 16",
     "train.unpadded=true parallel.pipeline=2": "the stages of a pipeline exchange batches of one shape",

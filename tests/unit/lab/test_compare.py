@@ -696,3 +696,14 @@ def test_the_command_compares(tmp_path, capsys, monkeypatch):
     assert table(found)[1][1][0] == "learning_rate=1e30"
     files = {"comparison.json", "comparison.md", "comparison.html", "trade_off.svg", "memory.svg", "loss.svg", "runs"}
     assert files | {".lock"} == {path.name for path in output.iterdir()}
+
+
+def test_the_score_before_training_is_told(comparison, tmp_path):
+    measured = measurement()
+    measured["figures"]["start_accuracy"] = 0.25
+    asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
+    (tmp_path / "measured.json").write_text(json.dumps(measured))
+    repeats = repeats_of(asked)
+    run_repeats(asked, repeats, lambda: None)
+    found = build(asked, repeats, {"load_at_start": None})
+    assert "Before training, accuracy is 0.25 (eval.eval_on_start)." in list(notes(found))

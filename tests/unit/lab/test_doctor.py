@@ -145,6 +145,16 @@ def test_nearly_equal_questions_share_question_and_context(tmp_path):
     assert rows_of(found, "near_duplicates", "like_row") == [("train", 49, 10)]
 
 
+def test_words_of_long_texts_are_in_windows_and_not_cut(tmp_path):
+    rows = ["\n".join(f"{word}{number} {'B-PER' if number == 3 else 'O'}" for number in range(90)) for word in "abc"]
+    (tmp_path / "rows.conll").write_text("\n\n".join(rows))
+    found = doctor("token_classification", tmp_path / "out", f"data.train_file={tmp_path / 'rows.conll'}",
+                   "data.validation_file=null", "data.validation_split=0", "eval.eval_steps=null", "task.max_length=16",
+                   "task.stride=4")  # fmt: skip
+    assert of_kind(found, "cut") == []
+    assert found["histograms"][0]["option"] == ""
+
+
 def test_similar_texts_are_found_without_comparing_all_pairs():
     random = np.random.default_rng(3)
     texts = [sentence(random, 30) for _ in range(2000)]

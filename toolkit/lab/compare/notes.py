@@ -37,6 +37,9 @@ def busy_at_start(load: float | None, cpus: int) -> str | None:
 
 def notes(found: Mapping[str, Any]) -> Iterator[str]:
     """Yields sentences to print below the results."""
+    if (before := found.get("before_training")) is not None:
+        name = found["metric"]["name"].removeprefix("eval_")
+        yield f"Before training, {name} is {format_value(before)} (eval.eval_on_start)."
     if rows_differ(found):
         yield (
             "The variants have different numbers of rows per step: compare their items per second, not their steps. "

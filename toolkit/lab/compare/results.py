@@ -50,6 +50,7 @@ def build(
         **{name: example.get(name) for name in ("device", "hardware", "versions")},
         "energy_source": example.get("energy_source"),
         "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
+        "before_training": _before(measured, metric.name),
         "best": None if best is None else _kept(comparison, best, repeats),
         "variants": [
             {
@@ -64,6 +65,16 @@ def build(
             for variant in comparison.checked.variants
         ],
     }
+
+
+def _before(measured: Mapping[str, Runs], metric: str) -> float | None:
+    """Returns the mean score before training of the first variant that has one (`eval.eval_on_start`)."""
+    name = f"start_{metric.removeprefix('eval_')}"
+    for runs in measured.values():
+        scores = [run["figures"][name] for run in runs.values() if run["figures"].get(name) is not None]
+        if scores:
+            return fmean(scores)
+    return None
 
 
 def _kept(comparison: Comparison, best: Repeat, repeats: Sequence[Repeat]) -> dict[str, Any]:

@@ -95,13 +95,16 @@ def text_columns(task: Task) -> list[str]:
 
 def text_histograms(cfg: Config, task: Task, part: Part) -> Iterator[Histogram]:
     """Yields the histograms of the tokens of each column of texts."""
+    import datasets
+
     folder = local_folder(cfg.model.name_or_path) if cfg.model.name_or_path else None
     columns = text_columns(task)
     for name in columns:
         texts = [text for value in part.rows[name][:] if (text := plain(value))]
         if not texts:
             continue
-        option = limit_of(task, name, columns)
+        # Lists of words are split into windows, and messages left out, but only texts are cut.
+        option = limit_of(task, name, columns) if task.schema()[name] == datasets.Value("string") else None
         limit = getattr(task.options, option) if option else None
         found = tokens(texts, folder)
         how = found.how + ("" if len(found.counts) == len(texts) else f", of {len(found.counts):,} evenly spaced rows")

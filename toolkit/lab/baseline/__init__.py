@@ -1,0 +1,1 @@
+"""Scores of answers that need no training: `toolkit baseline`."""

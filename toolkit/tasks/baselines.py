@@ -1,0 +1,144 @@
+"""Answers without a neural network: the most frequent class, TF-IDF with a linear model, the first sentences."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from toolkit.base.console import shorten
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from toolkit.tasks.heads import Head
+
+Scores = dict[str, dict[str, float]]
+"""Scores without prefix, by evaluation set."""
+LINEAR = "TF-IDF with a linear model"
+F1_OF_LABELS = "f1_micro"
+"""The best metric of heads with several labels per row."""
+LETTERS = 40
+MOST_ITERATIONS = 1000
+_SENTENCE = re.compile("(?<=[.!?\u3002\uff01\uff1f])\\s+|(?<=[\u3002\uff01\uff1f])")
+"""Between sentences; the marks of Chinese and Japanese have no blank after them."""
+
+
+def first_sentences(text: str, count: int) -> str:
+    """Returns the first sentences of a text."""
+    return " ".join(sentences(text)[:count])
+
+
+def sentences(text: str) -> list[str]:
+    """Returns the sentences of a text: what ends with a full stop, an exclamation mark or a question mark."""
+    return [part for part in _SENTENCE.split(text) if part.strip()]
+
+
+def usual_sentences(texts: Sequence[str]) -> int:
+    """Returns the median number of sentences of texts, at least 1."""
+    return max(1, round(median(len(sentences(text)) for text in texts)))
+
+
+def of_head(
+    head: Head, column: str | None, train: Dataset, sets: Mapping[str, Dataset]
+) -> Iterator[tuple[str, Scores]]:
+    """Yields the baselines of a classification or regression.
+
+    Args:
+        head: the head, which has learned its labels.
+        column: the column of the texts; None if inputs are no texts.
+        train: the checked training rows.
+        sets: the checked rows of each evaluation set.
+    """
+    targets = np.array([head.target(label) for label in train["label"][:]])
+    name, constant = _constant(head, targets)
+
+    def scored(predicted: Callable[[Dataset], np.ndarray]) -> Scores:
+        return {
+            part: head.metrics(predicted(rows), np.array([head.target(label) for label in rows["label"][:]]))
+            for part, rows in sets.items()
+        }
+
+    yield name, scored(lambda rows: np.tile(constant, (len(rows), 1)))
+    if column is not None:
+        predict = _linear(head, targets, train[column][:])
+        yield LINEAR, scored(lambda rows: predict(rows[column][:]))
+
+
+def _constant(head: Head, targets: np.ndarray) -> tuple[str, np.ndarray]:
+    """Returns the best constant answer of the training rows: what it is, and its scores `[N]`."""
+    labels = head.state["labels"]
+    if targets.ndim == 1:
+        largest = int(np.bincount(targets).argmax())
+        return f"always {shorten(labels[largest], LETTERS)!r}", np.eye(len(labels))[largest]
+    if head.best_metric == F1_OF_LABELS:
+        known = Counter(tuple(row) for row in np.nan_to_num(targets).tolist())
+        best = np.array(known.most_common(1)[0][0])
+        named = ", ".join(name for name, value in zip(labels, best, strict=True) if value) or "nothing"
+        return f"always {shorten(named, LETTERS)!r}", best
+    return "the mean of the training rows", np.nanmean(targets, axis=0)
+
+
+def _linear(head: Head, targets: np.ndarray, texts: Sequence[str]) -> Callable[[Sequence[str]], np.ndarray]:
+    """Returns a function that predicts the scores `[rows, N]` of texts, after fitting to the training rows.
+
+    Classes are predicted by logistic regression, each of several labels by one of its own, and numbers by ridge
+    regression, from words and pairs of words weighted by TF-IDF, with scikit-learn's defaults.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    words = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b")
+    found = words.fit_transform(texts)
+    fitted = _fitted(targets, found, head.best_metric == F1_OF_LABELS)
+
+    def predict(texts: Sequence[str]) -> np.ndarray:
+        features, scores = words.transform(texts), np.zeros((len(texts), len(head.state["labels"])))
+        for place, model in enumerate(fitted):
+            if not hasattr(model, "predict_proba"):
+                scores[:, place] = model if isinstance(model, float) else model.predict(features)
+            elif targets.ndim == 1:
+                scores[:, model.classes_] = model.predict_proba(features)
+            else:
+                scores[:, place] = model.predict_proba(features)[:, 1]
+        return scores
+
+    return predict
+
+
+def _fitted(targets: np.ndarray, found: Any, several: bool) -> list[Any]:
+    """Returns the model of all classes, or one for each label or number; a number where all training rows agree.
+
+    Args:
+        targets: `[rows]` classes, or `[rows, N]` labels or numbers; NaN where unknown.
+        found: `[rows, words]` features.
+        several: whether `[rows, N]` targets are labels.
+    """
+    from sklearn.linear_model import LogisticRegression, Ridge
+
+    if targets.ndim == 1:
+        return [LogisticRegression(max_iter=MOST_ITERATIONS).fit(found, targets)]
+    models: list[Any] = []
+    for column in targets.T:
+        there = np.flatnonzero(~np.isnan(column))
+        known = column[there]
+        if len(np.unique(known)) < 2:
+            models.append(float(known[0]) if len(known) else 0.0)
+        elif several:
+            models.append(LogisticRegression(max_iter=MOST_ITERATIONS).fit(found[there], known))
+        else:
+            models.append(Ridge().fit(found[there], known))
+    return models
+
+
+def frequent_tags(train: Dataset) -> Callable[[Sequence[str]], list[str]]:
+    """Returns a function that tags each token as it was tagged most often in the training rows, or else `O`."""
+    counts: dict[str, Counter[str]] = {}
+    for tokens, tags in zip(train["tokens"][:], train["tags"][:], strict=True):
+        for token, tag in zip(tokens, tags, strict=True):
+            counts.setdefault(token, Counter())[tag] += 1
+    best = {token: seen.most_common(1)[0][0] for token, seen in counts.items()}
+    return lambda tokens: [best.get(token, "O") for token in tokens]
