@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import cProfile
 import pstats
+import sysconfig
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from toolkit.data.batches import Windows, training_loader
 from toolkit.engine.parts import packs_tokens, training_processor
@@ -16,8 +18,13 @@ from toolkit.engine.parts import packs_tokens, training_processor
 if TYPE_CHECKING:
     from toolkit.api.run import Run
 
+TOOLKIT = Path(__file__).resolve().parents[2]
+LIBRARIES = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 LEAST_SHARE = 0.2
 """Share of the time in one function, from which it is named."""
+
+Place: TypeAlias = tuple[str, int, str]
+"""File, line and name of a function."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +33,8 @@ class Loading:
 
     Args:
         seconds: of a window, in one process.
-        function: the function with the most time of its own, calls to built-in ones included; None if no function
-            has much of it.
+        function: the function of the recipe or the toolkit with the most time, its calls of libraries included; None
+            if no function has much of it.
         place: its file and line.
         function_seconds: its seconds of a window.
     """
@@ -72,19 +79,33 @@ def slowest(profiler: cProfile.Profile, seconds: float, windows: int) -> Loading
         seconds: seconds of a window without it, which no function can exceed.
         windows: the windows that it has recorded.
     """
-    stats: dict[Any, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    own: dict[Any, float] = {}
-    for place, (_, _, total, _, callers) in stats.items():
-        if not _is_built_in(place):
-            own[place] = own.get(place, 0.0) + total
-        for caller, (_, _, inside, _) in callers.items() if _is_built_in(place) else ():
-            own[caller] = own.get(caller, 0.0) + inside
-    place = max(own, key=lambda each: own[each], default=None)
-    if place is None or _is_built_in(place) or own[place] < LEAST_SHARE * sum(own.values()):
+    stats: dict[Place, Any] = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
+    spent: dict[Place, float] = {}
+    for place, (_, _, own, _, _) in stats.items():
+        if (owner := _owner(place, stats)) is not None:
+            spent[owner] = spent.get(owner, 0.0) + own
+    most = max(spent.values(), default=0.0)
+    if not spent or most < LEAST_SHARE * sum(own for _, _, own, _, _ in stats.values()):
         return Loading(seconds)
-    file, line, name = place
-    return Loading(seconds, name, f"{Path(file).name}:{line}", min(own[place] / windows, seconds))
+    file, line, name = max(spent, key=lambda each: spent[each])
+    return Loading(seconds, name, f"{Path(file).name}:{line}", min(most / windows, seconds))
 
 
-def _is_built_in(place: tuple[str, int, str]) -> bool:
-    return place[0] == "~"
+def _owner(place: Place, stats: Mapping[Place, Any]) -> Place | None:
+    """Returns the function that is not a library's on whose behalf a function mostly runs; None if there is none."""
+    seen = set()
+    while _is_library(place):
+        seen.add(place)
+        callers = {caller: times for caller, times in stats[place][4].items() if caller in stats and caller not in seen}
+        if not callers:
+            return None
+        place = max(callers, key=lambda caller: callers[caller][3])
+    return place
+
+
+def _is_library(place: Place) -> bool:
+    """Whether a function is built in, or from a library other than the toolkit."""
+    file = Path(place[0])
+    return not file.is_absolute() or (
+        any(file.is_relative_to(folder) for folder in LIBRARIES) and not file.is_relative_to(TOOLKIT)
+    )
