@@ -20,7 +20,7 @@ from toolkit.engine import evaluation
 from toolkit.engine.session import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
-from toolkit.tracking.trackers import Trackers
+from toolkit.tracking.tensorboard import TensorBoard
 
 FAULT_STEP = 3
 
@@ -186,8 +186,8 @@ def slow_work() -> None:
 
 def slow_tracker() -> None:
     """Makes a tracker's server answer after more than the time limit of collectives."""
-    for name in ("__init__", "log", "finish"):
-        setattr(Trackers, name, _delayed(getattr(Trackers, name)))
+    for name in ("__init__", "numbers", "finish"):
+        setattr(TensorBoard, name, _delayed(getattr(TensorBoard, name)))
 
 
 def _delayed(function: Callable[..., Any]) -> Callable[..., Any]:
