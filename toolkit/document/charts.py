@@ -68,7 +68,7 @@ def line_chart(
     y = axis(every[1], top + PLOT_HEIGHT, top, log=log, zero=zero)
     left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
     x = axis(every[0], left, RIGHT, log=log_x, whole=whole and not log_x)
-    at = ("at" if log_x else point) if sum(len(xs) for xs, _ in lines.values()) <= MOST_MARKED else None
+    marked = sum(len(xs) for xs, _ in lines.values()) <= MOST_MARKED
     faint = 'stroke-width="1" stroke-opacity="0.4" stroke-linejoin="round"'
     drawn = [
         part
@@ -78,7 +78,7 @@ def line_chart(
     ]
     for number, (name, line) in enumerate(lines.items()):
         style = f'stroke-width="2" stroke-linejoin="round" stroke-dasharray="{_dash(number)}"'
-        drawn += _line(name, *line, x, y, number, style, at=at)
+        drawn += _line(name, *line, x, y, number, style, at=("at" if log_x else point) if marked else None)
     return Drawing([*frame(x, y, x_label), *legend, *drawn], title, round(top + PLOT_HEIGHT + BOTTOM))
 
 

@@ -79,6 +79,12 @@ def test_processes_that_measure_the_same_counter_count_it_once(monkeypatch):
     assert total == costs.Used(10.0, 51.0 + 7.0 + 8.0)
 
 
+@pytest.mark.parametrize("wrong", ["much", -1.0, float("inf"), float("nan"), [1]])
+def test_figures_of_a_checkpoint_that_cannot_be_right_are_refused(wrong):
+    with pytest.raises((TypeError, ValueError)):
+        costs.Costs(None).restore({}, {"seconds": 1.0, "joules": wrong})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_run_ends_at_its_target_and_goes_on_with_another(engine, tmp_path, capsys):
     """At a learning rate of 0 the accuracy stays as it is, so every evaluation reaches a target of 0."""

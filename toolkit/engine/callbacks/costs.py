@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -72,7 +73,21 @@ class Costs(Callback):
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Restores time and energy."""
-        self.before = Used(float(values["seconds"]), values["joules"])
+        joules = values["joules"]
+        self.before = Used(known(values["seconds"]), None if joules is None else known(joules))
+
+
+def known(value: Any) -> float:
+    """Returns a number of a checkpoint, which somebody else may have made.
+
+    Raises:
+        ValueError: if it is negative or not finite.
+        TypeError: if it is no number.
+    """
+    number = float(value)
+    if not 0 <= number < math.inf:
+        raise ValueError(f"received {value}, must be a finite number of at least 0")
+    return number
 
 
 def total_of(context: TrainingContext) -> Used:

@@ -11,7 +11,9 @@ from typing import Any
 from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import target_metric
 from toolkit.base.console import format_duration, format_value, say
-from toolkit.engine.callbacks.costs import total_of
+from toolkit.engine.callbacks.costs import known, total_of
+
+NEEDED, ENERGY = ("target_step", "target_seconds"), "target_energy_wh"
 
 
 class Target(Callback):
@@ -31,11 +33,11 @@ class Target(Callback):
         if self.reached or not (value >= self.goal if self.score.greater_is_better else value <= self.goal):
             return
         used, step = total_of(context), context.state.step
-        self.reached = {"target_step": step, "target_seconds": used.seconds}
+        self.reached = dict(zip(NEEDED, (float(step), used.seconds), strict=True))
         words = f"{self.score.name} {format_value(value)} reaches the target of {format_value(self.goal)} after "
         words += f"step {step} and {format_duration(used.seconds)}"
         if used.watt_hours is not None:
-            self.reached["target_energy_wh"] = used.watt_hours
+            self.reached[ENERGY] = used.watt_hours
             words += f", with {format_value(used.watt_hours)} Wh"
         say(words)
         if not context.over:
@@ -53,6 +55,8 @@ class Target(Callback):
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Restores that; a run that reached its target goes on if it is resumed with another one."""
         if values["goal"] == [self.score.name, self.goal]:
-            self.reached, self.ended = dict(values["reached"]), bool(values["ended"])
+            reached, self.ended = dict(values["reached"]), bool(values["ended"])
+            names = [*NEEDED, *({ENERGY} & reached.keys())] if reached else []
+            self.reached = {name: known(reached[name]) for name in names}
         elif values["ended"]:
             self.context.state.ended = False
