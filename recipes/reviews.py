@@ -73,6 +73,9 @@ class ReviewsOptions:
     names, and are named when the run starts."""
     label_separator: Annotated[str, Field(min_length=1)] = ","
     """Separator of labels or numbers in text (CSV); the separator alone marks a row without labels."""
+    scale_targets: bool = False
+    """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
+    loss is in these units; predictions, scores and the exported script are in that of the labels."""
     class_weights: Literal["none", "balanced"] = "none"
     """`balanced` weights each class by rows / (classes x rows of the class), as in scikit-learn, and divides the loss
     by the sum of the weights."""
@@ -80,9 +83,6 @@ class ReviewsOptions:
     """Part of each label's probability that is distributed evenly over all classes."""
     focal_gamma: Annotated[float, Field(ge=0)] = 0.0
     """Exponent of the focal loss, which reduces the weight of confident predictions; 0 is cross entropy."""
-    scale_targets: bool = False
-    """Learn numbers in units of their standard deviation, from their mean, both of the training rows (regression). The
-    loss is in these units; predictions, scores and the exported script are in that of the labels."""
     image: ImageOptions = field(default_factory=ImageOptions)
     """Options for reading and augmenting images."""
     audio: AudioOptions = field(default_factory=AudioOptions)

@@ -109,7 +109,9 @@ def changed_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> li
     """
     now = OLDER | json.loads(json.dumps(dict(current)))  # tuples become lists, as in the saved JSON
     before = OLDER | _completed(saved)
-    elastic = "local_sgd" not in (before.get("train.strategy"), now.get("train.strategy"))
+    # Otherwise, results depend on the number of processes.
+    elastic = before.get("train.strategy") != "local_sgd" and before.get("train.ddp_comm_hook", "no") == "no"
+    elastic = elastic and now.get("train.strategy") != "local_sgd"
     free = (*FREE, *SPLIT) if elastic else FREE
     if elastic and any(key in before and before[key] != now.get(key) for key in (BACKEND, *MESH)):
         free = (*free, UNPADDED)  # not every way to split a model can leave out padding

@@ -156,6 +156,11 @@ class TrainConfig:
     """Number of batches that each worker prepares in advance; null means 2."""
     ddp_find_unused_parameters: bool = False
     """Allow parameters without a gradient when several processes train."""
+    ddp_comm_hook: Literal["no", "fp16", "power_sgd"] = "no"
+    """What replicas send instead of their gradients: the gradients in 16 bits, or factors of a low rank with the rest
+    kept for the next step (PowerSGD). Results then depend on the number of processes."""
+    power_sgd_rank: Positive = 4
+    """Rank of the factors (`ddp_comm_hook: power_sgd`); a matrix is sent whole if they have not half its elements."""
     ddp_timeout: Positive = 1800
     """Seconds after which processes that wait for another one in a collective end the run and name it, even if it
     computes; at least 1.25 times `heartbeat_timeout` and one second more, since that finds those that do not compute.

@@ -131,6 +131,12 @@ RULES = (
         "remove train.activation_compression",
     ),
     _stage_one(
+        "train.ddp_comm_hook",
+        lambda c: c.train.ddp_comm_hook != "no",
+        "DeepSpeed exchanges gradients itself",
+        "remove train.ddp_comm_hook",
+    ),
+    _stage_one(
         "train.snapshot_ensemble",
         lambda c: c.train.snapshot_ensemble,
         "snapshots cannot be loaded into DeepSpeed's parameters",

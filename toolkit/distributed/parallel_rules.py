@@ -163,6 +163,12 @@ RULES = (
         "remove train.activation_compression",
     ),
     _refused(
+        lambda c: c.train.ddp_comm_hook != "no",
+        "train.ddp_comm_hook",
+        "only replicas exchange complete gradients",
+        "remove train.ddp_comm_hook",
+    ),
+    _refused(
         lambda c: c.train.snapshot_ensemble,
         "train.snapshot_ensemble",
         "snapshots are complete models",

@@ -56,6 +56,38 @@ _SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_mome
 RULES = (
     *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
     *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
+    only_if(
+        "train.power_sgd_rank",
+        TrainConfig().power_sgd_rank,
+        "train.ddp_comm_hook",
+        lambda hook: hook == "power_sgd",
+        "only PowerSGD has a rank",
+        "set train.ddp_comm_hook to power_sgd",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook != "no" and (_is_local(c) or c.train.auto_batch_size),
+        ("train.ddp_comm_hook", "train.strategy", "train.auto_batch_size"),
+        "gradients are not exchanged in the backward pass",
+        "set train.ddp_comm_hook to no, or train.strategy to sync and train.auto_batch_size to false",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.mixed_precision == "fp16",
+        ("train.ddp_comm_hook", "train.mixed_precision"),
+        "what is kept for the next step would have the loss scale of this one, and gradients may overflow",
+        "set train.ddp_comm_hook to fp16, or train.mixed_precision to bf16 or no",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and c.train.non_finite != "stop",
+        ("train.ddp_comm_hook", "train.non_finite"),
+        "a gradient that is not finite would be kept for the next step",
+        "set train.non_finite to stop, or train.ddp_comm_hook to fp16",
+    ),
+    Rule(
+        lambda c: c.train.ddp_comm_hook == "power_sgd" and bool(c.model.unfreeze),
+        ("train.ddp_comm_hook", "model.unfreeze"),
+        "what is kept of a frozen parameter's gradient would be applied later",
+        "set train.ddp_comm_hook to fp16, or remove model.unfreeze",
+    ),
     Rule(
         lambda c: (
             _is_local(c)

@@ -53,6 +53,8 @@ def build_strategy(cfg: Config, accelerator: Accelerator, mesh: Mesh) -> Strateg
     kind = strategy_type(cfg)
     if kind.name != cfg.train.strategy and not cfg.train.auto_batch_size:
         warn(f"train.strategy {cfg.train.strategy} needs several processes; this one trains as with sync.")
+    if cfg.train.ddp_comm_hook != "no" and mesh.size == 1:
+        warn(f"train.ddp_comm_hook {cfg.train.ddp_comm_hook} needs several processes; this one sends no gradients.")
     if cfg.parallel.backend == "deepspeed" and mesh.size == 1:
         warn("parallel.backend deepspeed needs several processes; this one trains as with torch.")
     return kind(accelerator, mesh, cfg)  # type: ignore[call-arg]

@@ -32,7 +32,10 @@ RESET = (
     # The promises are about synchronous training.
     "strategy",
     *(f"local_sgd_{name}" for name in ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_momentum")),
+    "ddp_comm_hook",
+    "power_sgd_rank",
     # These need a GPU, or change results within rounding.
+    "activation_compression",
     "tf32",
     "activation_offload",
     "torch_compile",
