@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -135,3 +139,30 @@ def test_a_child_is_its_parent_to_the_bit_and_then_explores(tmp_path):
     assert '\\"weight_decay\\": 0.5' in header or '\\\\"weight_decay\\\\": 0.5' in header
     last = train(child, *overrides, segment=3)
     assert (last["state"], last["steps"]) == ("finished", 6)
+
+
+# A search in processes
+
+
+@pytest.mark.slow
+def test_a_search_that_is_killed_and_started_again_does_only_the_rest(tmp_path):
+    space, out = tmp_path / "space.yaml", tmp_path / "out"
+    space.write_text("train.learning_rate: [0.001, 0.01]\n")
+    command = [sys.executable, "-m", "toolkit", "search", str(RECIPE), "--config", str(CONFIG), "--space", str(space),
+               "--method", "grid", "--output-dir", str(out), *FEW]  # fmt: skip
+    began = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    second = RunFolder(out / "trials/0001/run")
+    end = time.monotonic() + 600
+    while not list(second.checkpoints.glob("step-*")) and began.poll() is None and time.monotonic() < end:
+        time.sleep(0.05)
+    os.killpg(began.pid, signal.SIGKILL)
+    began.wait()
+    assert (out / "trials/0000/result.json").exists()
+    kept = (out / "trials/0000/result.json").read_bytes()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert (out / "trials/0000/result.json").read_bytes() == kept
+    found = json.loads((out / "search.json").read_text())
+    assert [row["state"] for row in found["trials"]] == ["finished", "finished"]
+    assert set(found["winner"]["sets"]) == {"validation", "test"}
+    assert "resuming from" in (out / "trials/0001/search.log").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {"space.yaml", "out"}

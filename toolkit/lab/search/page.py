@@ -19,7 +19,7 @@ FLATTERS = (
 )
 ONE_SEED = (
     "The interval is that of the evaluated rows (bootstrap, 95 %). It does not include how much runs differ by their "
-    "seed: `toolkit compare --seeds` measures that."
+    "seed, which toolkit compare with --seeds measures."
 )
 STATES = {
     "finished": "trained to the end",

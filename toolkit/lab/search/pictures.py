@@ -78,7 +78,7 @@ def coordinates(
         parts.append(f'<path d="M{points}" fill="none" stroke="{shade}" stroke-width="2">{title}</path>')
         parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3" fill="{shade}">{title}</circle>'
                   for a, b in zip(places, up, strict=True)]  # fmt: skip
-    height = bottom + ROW * (2 + len(space))
+    height = bottom + 40 + ROW * len(space)
     return Drawing(parts, "Settings and value of each trial", height)
 
 

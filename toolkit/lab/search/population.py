@@ -210,7 +210,7 @@ def _next_generation(search: Search, book: Book, members: Sequence[Member], gene
 
 def explored(space: Sequence[Dimension], point: Point, drawn: random.Random) -> Point:
     """Returns a point near another one: each number times 0.8 or 1.2, each choice the next one, or drawn anew."""
-    found = {}
+    found: Point = {}
     for each in space:
         value, anew = point[each.key], drawn.random() < RESAMPLED
         if each.choices:

@@ -191,12 +191,9 @@ def _range(key: str, value: Mapping[str, Any], hint: Any) -> Dimension:
     if unknown := [name for name in value if name not in RANGE]:
         raise ValueError(f"unknown key {unknown[0]!r} of a range{did_you_mean(unknown[0], RANGE)}; it has low, high, "
                          "log and step")  # fmt: skip
-    low, high, log, step = (value.get(name) for name in RANGE)
-    for name, number in (("low", low), ("high", high), ("step", step)):
-        if number is None and name == "step":
-            continue
-        if not isinstance(number, int | float) or isinstance(number, bool):
-            raise ValueError(f"{name}: received {show(number)}, expected a number")
+    low, high, step = _number(value, "low"), _number(value, "high"), value.get("step")
+    step = None if step is None else _number(value, "step")
+    log = value.get("log")
     if not isinstance(log, bool | None):
         raise ValueError(f"log: received {show(log)}, expected true or false")
     if low >= high:
@@ -214,6 +211,13 @@ def _range(key: str, value: Mapping[str, Any], hint: Any) -> Dimension:
     if not whole:
         low, high, step = float(low), float(high), None if step is None else float(step)
     return Dimension(key, (), low, high, bool(log), step, whole)
+
+
+def _number(value: Mapping[str, Any], name: str) -> float:
+    number = value.get(name)
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise ValueError(f"{name}: received {show(number)}, expected a number")
+    return number
 
 
 def _kind(hint: Any) -> Any:

@@ -95,7 +95,7 @@ class Search:
             "files of the model": model_files(self.base.model.name_or_path),
             **{key: value for key, value in flatten(self.base).items() if key != "output_dir"},
         }
-        return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+        return dict(json.loads(json.dumps(found)))
 
     def folder_of(self, number: int) -> Path:
         """Returns the folder of a trial."""
@@ -135,7 +135,8 @@ class Book:
 
         if search.storage is None:
             mend(search.folder / JOURNAL)
-        direction = "maximize" if search.metric.greater_is_better else "minimize"
+        directions = optuna.study.StudyDirection
+        direction = directions.MAXIMIZE if search.metric.greater_is_better else directions.MINIMIZE
         self.study: Study = optuna.create_study(
             storage=storage, study_name=self.name, direction=direction, load_if_exists=True
         )
