@@ -54,7 +54,22 @@ SPLIT = (BATCH, ACCUMULATION, BUDGET, *MESH)
 """What decides how an update's rows and the model are split over processes. It may change if the rows stay the same,
 except with local SGD, where each process trains a model of its own on its part."""
 UNPADDED, BACKEND = "train.unpadded", "parallel.backend"
-OLDER = {UNPADDED: False, "data.folds": None, "data.fold": 1}
+OLDER = {
+    UNPADDED: False,
+    "data.folds": None,
+    "data.fold": 1,
+    "train.max_grad_value": None,
+    "train.activation_compression": "none",
+    "train.ddp_comm_hook": "no",
+    "train.power_sgd_rank": 4,
+    "task.scale_targets": False,
+    "task.image.mixup_alpha": 0.0,
+    "task.image.cutmix_alpha": 0.0,
+    "task.audio.time_masks": 0,
+    "task.audio.time_mask_width": 0.1,
+    "task.audio.frequency_masks": 0,
+    "task.audio.frequency_mask_width": 0.2,
+}
 """What runs of versions without a setting did."""
 
 
