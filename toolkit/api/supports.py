@@ -43,18 +43,6 @@ class SupportsLearning(Protocol):
 
 
 @runtime_checkable
-class SupportsMixing(Protocol):
-    """A task that can train on mixtures of two rows."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether it does, with its options."""
-
-    def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
-        """Returns the mixtures of rows, both collated, with what the loss and the number of items need."""
-
-
-@runtime_checkable
 class SupportsNotes(Protocol):
     """A task that adds notes about its rows."""
 

@@ -13,8 +13,9 @@ import torch
 
 from toolkit.api.device import looked_up
 from toolkit.api.mesh import Mesh
+from toolkit.api.mixing import SupportsMixing
 from toolkit.api.random import RowRandom
-from toolkit.api.supports import SupportsFiles, SupportsMixing
+from toolkit.api.supports import SupportsFiles
 from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
 from toolkit.data.budget import Budget, lengths_of, training_budget
 from toolkit.data.order import Order, WindowSampler, evaluation_batches
