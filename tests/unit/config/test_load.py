@@ -90,8 +90,8 @@ BAD_SETTINGS = [
     ("trian: {max_steps: 1}", "4: trian: unknown key (did you mean train?)"),
     (
         "eval: {qqq: 1}",
-        "4: eval.qqq: unknown key (eval can have per_device_eval_batch_size, max_tokens_per_batch, eval_steps and "
-        "metric_for_best_model)",
+        "4: eval.qqq: unknown key (eval can have per_device_eval_batch_size, max_tokens_per_batch, eval_steps, "
+        "eval_on_start and metric_for_best_model)",
     ),
     ("train: 5", "4: train: received 5, expected a mapping"),
     (
