@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -164,11 +165,24 @@ def test_a_complete_model_of_a_run_without_checkpoints_is_not_overwritten(
 
 
 def test_a_resume_removes_what_was_not_complete_at_any_place(run: Path) -> None:
-    for name in ("snapshots/.step-3.safetensors.1.toolkit-tmp", "model/.README.md.1.toolkit-tmp"):
+    for name in (
+        *(".run.json.1.toolkit-tmp", "model/.README.md.1.toolkit-tmp", "snapshots/.step-3.safetensors.1.toolkit-tmp"),
+        *("checkpoints/.tmp-step-2/model.safetensors", "checkpoints/.old-step-4/model.safetensors"),
+    ):
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).touch()
     train("reviews", run, *MORE, "train.max_steps=4")
     assert [path for path in run.rglob(".*") if path.name != ".lock"] == []
+
+
+def test_a_resume_with_other_versions_is_said(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    train("reviews", run, *MORE, "train.max_steps=4")
+    assert "other versions" not in capsys.readouterr().out
+    monkeypatch.setattr("toolkit.modalities.inputs.versions", lambda: {"torch": "2.0.0"})
+    train("reviews", run, *MORE, "train.max_steps=4")
+    assert re.search(r"warning: resumed with other versions: torch \S+ -> 2\.0\.0;", capsys.readouterr().out)
 
 
 def test_the_end_of_a_run_stays_known_in_the_middle_of_the_next(

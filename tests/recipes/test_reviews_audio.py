@@ -64,7 +64,7 @@ def test_a_recording_that_lost_its_very_end_is_heard_to_there(form):
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
 def test_half_a_recording_is_refused(form):
-    content = encoded(tone(4.0), form=form)
+    content = encoded(tone(20.0), form=form)  # several pages of an Ogg file: half of one cannot be decoded anyway
     with pytest.raises(BadRow, match=r"x.wav: (truncated after|cannot be decoded)"):
         audio.check(reference(content[: len(content) // 2]), options())
 

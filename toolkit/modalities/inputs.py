@@ -10,8 +10,9 @@ from toolkit import modalities
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Prepared, Processor, Task
 from toolkit.base.console import say, warn
+from toolkit.base.environment import versions
 from toolkit.base.errors import ConfigError
-from toolkit.checkpoint.changes import changed_layout, changed_versions, layout, refuse_changes
+from toolkit.checkpoint.changes import VERSIONS, changed_layout, changed_versions, layout, refuse_changes
 from toolkit.checkpoint.claim import Claimed
 from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
@@ -116,6 +117,7 @@ def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
         **layout(mesh),
         "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
         **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
+        **{f"{VERSIONS}{package}": number for package, number in versions().items()},  # may change, with a warning
     }
 
 

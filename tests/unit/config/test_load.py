@@ -443,6 +443,14 @@ def test_launcher_and_file_must_agree_about_fsdp() -> None:
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
 
 
+def test_a_nul_in_a_path_is_a_wrong_setting() -> None:
+    """The system would raise ValueError wherever the path is used."""
+    found = problems('output_dir: "a\\0b"\nmodel: {name_or_path: "a\\0b"}\ndata: {train_file: "a\\0b.csv"}\n')
+    for key in ("output_dir", "model.name_or_path", "data.train_file"):
+        assert any(f"{key}: received 'a\\x00b" in problem and "without NUL" in problem for problem in found), found
+    assert problems(GOOD, "output_dir=a\0b") == ["override output_dir=a\0b: not UTF-8 text"]
+
+
 def test_aliases_that_stand_for_billions_of_values_are_refused() -> None:
     lists = ["x-a: &a [1,1,1,1,1,1,1,1,1]"]
     lists += [f"x-{new}: &{new} [{','.join(['*' + old] * 9)}]" for old, new in pairwise("abcdefghijkl")]
