@@ -23,6 +23,7 @@ from toolkit.commands.cli import COMMANDS
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
+from toolkit.lab.search.space import read_space
 from toolkit.recipe import config_file, load_task_type, validate
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("recipes/**/*.md")])
@@ -219,8 +220,24 @@ def test_a_whole_configuration_of_the_pages_is_valid(name: str, reader) -> None:
     assert problems(recipe, name, []) == []
 
 
+SPACE = "# space.yaml\n"
+"""How a space of `toolkit search` begins."""
+
+
 def fragments() -> list[str]:
-    return [b for page in pages() for b in blocks(page, "yaml") if not re.search(r"^output_dir:", b, re.M)]
+    return [b for b in all_blocks("yaml") if not re.search(r"^output_dir:", b, re.M) and not b.startswith(SPACE)]
+
+
+def all_blocks(language: str) -> list[str]:
+    return [block for page in pages() for block in blocks(page, language)]
+
+
+def test_the_space_of_the_page_about_searching_is_valid(tmp_path: Path) -> None:
+    (space,) = [block for block in all_blocks("yaml") if block.startswith(SPACE)]
+    file = tmp_path / "space.yaml"
+    file.write_text(space, encoding="utf-8")
+    config = ROOT / "recipes" / "configs" / "reviews" / "smoke.yaml"
+    assert len(read_space(file, load_task_type("reviews"), str(config), ())) == space.count("\n") - 1
 
 
 @pytest.mark.parametrize("fragment", fragments())

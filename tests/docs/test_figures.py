@@ -44,7 +44,7 @@ def test_the_memory_of_activation_checkpointing() -> None:
         for kind in ("none", "full")
     )
     expected = [round(full["measured_bytes"] / none["measured_bytes"], 2)]
-    assert factors(row("docs/switches.md", "train.activation_checkpointing")) == expected
+    assert factors(row("docs/switches.md", "train.activation_checkpointing` | recomputes")) == expected
 
 
 def test_the_effect_of_mixed_precision() -> None:

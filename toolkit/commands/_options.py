@@ -66,6 +66,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--model": {"metavar": "MODEL", "help": "hub id or local folder of the model"},
     "--output": {"metavar": "FILE", "help": "file to write"},
     "--format": {"metavar": "FORMAT", "help": "format to write"},
+    "--mode": {"metavar": "MODE", "help": "kind of comparison"},
     "--output-dir": {"metavar": "DIR", "help": "folder to write to"},
     "--processes": {"type": at_least(1), "metavar": "N", "help": "number of processes of a run"},
     "--launch": {

@@ -34,9 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a setting and its values, the baseline first; A+other.key=C changes another setting as well",
     )  # fmt: skip
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
-    parser.add_argument(
-        "--mode", choices=MODES, default="product", help="how several switches are combined (default: product)"
-    )
+    text = "product, every combination of the switches; or one-at-a-time, or cumulative"
+    _options.add(parser, "--mode", default_text=text, default="product", type=_options.one_of(*MODES))
     parser.add_argument(
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )

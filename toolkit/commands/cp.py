@@ -11,7 +11,7 @@ from toolkit.commands import _options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the folder."""
     _options.add(parser, "recipe")
-    parser.add_argument("folder", metavar="DIR", help="folder to make, with the recipe and its configurations")
+    parser.add_argument("copy", metavar="DIR", help="folder to make, with the recipe and its configurations")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -29,7 +29,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import expanded, kind_of, written_folder
     from toolkit.recipe import recipe_file
 
-    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.folder)
+    recipe, folder = recipe_file(arguments.recipe), expanded(arguments.copy)
     if kind_of(folder):
         raise InputError(f"{folder}: exists already; give the name of a new folder")
     configs = Path("configs") / recipe.stem

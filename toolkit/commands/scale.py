@@ -37,13 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the processes, and how often they run."""
     _recipe_config.add_arguments(parser)
     _options.add(parser, "--launch")
-    parser.add_argument(
-        "--processes", type=processes, default=PROCESSES, metavar="N,N", help="numbers of processes (default: 1,2)"
-    )
-    parser.add_argument(
-        "--mode", choices=("strong", "weak"), default="strong",
-        help="strong: the same rows in a step; weak: the same rows for each process (default: strong)",
-    )  # fmt: skip
+    _options.add(parser, "--processes", default_text="1,2; give two numbers or more", default=PROCESSES, type=processes)
+    text = "strong, the same rows in a step; or weak, the same rows for each process"
+    _options.add(parser, "--mode", default_text=text, default="strong", type=_options.one_of("strong", "weak"))
     parser.add_argument(
         "--rounds", type=at_least(1), default=ROUNDS, metavar="N", help=f"runs of each, in turn (default: {ROUNDS})"
     )
