@@ -6,13 +6,15 @@ import argparse
 import ast
 from pathlib import Path
 
+from toolkit.commands import _options
+
 LAUNCH = "accelerate_configs"
 """The shipped folder of configurations of accelerate launch."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the recipe."""
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="recipe to list, by name or path (default: all)")
+    """Adds the recipe, which may be left out."""
+    _options.add(parser, "recipe", nargs="?", default_text="all that come with the toolkit")
 
 
 def work(arguments: argparse.Namespace) -> None:

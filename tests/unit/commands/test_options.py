@@ -29,7 +29,8 @@ def name_of(action: argparse.Action) -> str:
 def meaning(action: argparse.Action) -> tuple[object, ...]:
     """Returns the properties that all arguments of one name share; default and required may differ."""
     choices = None if action.choices is None else tuple(action.choices)
-    return (str(action.help).partition(" (default: ")[0], action.metavar, action.nargs, choices, type(action))
+    number = None if action.nargs == "?" else action.nargs  # one that may be left out is still the same one
+    return (str(action.help).partition(" (default: ")[0], action.metavar, number, choices, type(action))
 
 
 def test_an_argument_means_the_same_in_every_command():
