@@ -51,7 +51,8 @@ def make_trainable(
         ConfigError: if a setting does not fit the model.
     """
     if resolved["train.unpadded"]:
-        install(model, always=cfg.train.max_tokens_per_batch is not None)
+        # Compressed activations differ between both ways to compute a row.
+        install(model, always=cfg.train.max_tokens_per_batch is not None or cfg.train.activation_compression != "none")
     if cfg.model.peft.method != "none":
         if cfg.model.from_config is not None:
             # Adapters can only be loaded with their base model, so it is saved and later moved into the result.

@@ -11,8 +11,8 @@ from toolkit.data import batches
 def test_predictions_of_other_rows_are_refused(tmp_path, monkeypatch):
     collate = batches.collate
 
-    def turned(features, task, processor, random, kept=None):
-        batch = collate(features, task, processor, random, kept)
+    def turned(features, task, processor, random, *further):
+        batch = collate(features, task, processor, random, *further)
         if not random.training:
             batch["row_ids"] = batch["row_ids"].flip(0)
         return batch

@@ -28,8 +28,8 @@ def install(model: PreTrainedModel, always: bool = True) -> None:
 
     Args:
         model: the model.
-        always: whether batches with so little padding that this takes longer run without it too, as a limit of tokens
-            needs. Those of encoder-decoders always do, since both sides run in the same way.
+        always: whether batches with so little padding that this takes longer run without it too. Those of
+            encoder-decoders always do, since both sides run in the same way.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
