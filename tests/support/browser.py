@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -62,6 +63,7 @@ def _dump(page: Path, width: int) -> str:
 def _run(page: Path, width: int, *flags: str, height: int = 2400) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", NO_ADDRESS, f"--window-size={width},{height}")
-    return subprocess.run(
-        [BROWSER, *fixed, *flags, page.absolute().as_uri()], capture_output=True, text=True, check=True, timeout=90
-    )
+    # With a profile of its own: browsers that share one end with an error if they start at the same time.
+    with TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile:
+        command = [BROWSER, *fixed, f"--user-data-dir={profile}", *flags, page.absolute().as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
