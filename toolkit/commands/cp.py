@@ -7,15 +7,18 @@ from pathlib import Path
 
 from toolkit.commands import _options
 
+SAMPLES = Path("recipes/data")
+"""The sample data, as the shipped configurations name it."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the folder."""
     _options.add(parser, "recipe")
-    parser.add_argument("copy", metavar="DIR", help="folder to make, with the recipe and its configurations")
+    parser.add_argument("copy", metavar="DIR", help="folder to make, with the recipe, its configurations and their sample data")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Copies a recipe and its configurations, and prints how to train with the copy.
+    """Copies a recipe, its configurations and their sample data, and prints how to train with the copy.
 
     Raises:
         InputError: if there is no such recipe, or the folder exists already.
@@ -39,6 +42,7 @@ def work(arguments: argparse.Namespace) -> None:
             shutil.copy(recipe, new / recipe.name)
             if kind_of(recipe.parent / configs):
                 shutil.copytree(recipe.parent / configs, new / configs)
+            _copy_samples(new, folder)
     except OSError as error:
         raise RunError(f"cannot write {folder.absolute()}: {why(error, folder)}") from error
     names = sorted(file.stem for file in (folder / configs).glob("*.yaml"))
@@ -48,3 +52,20 @@ def work(arguments: argparse.Namespace) -> None:
         example = "smoke" if "smoke" in names else names[0]
         command = ["accelerate", "launch", str(copied), "--config", str(folder / configs / f"{example}.yaml")]
         print(f"train with it:\n  toolkit train {shlex.quote(str(copied))} --config {example}\n  {shlex.join(command)}")
+
+
+def _copy_samples(new: Path, folder: Path) -> None:
+    # The copied configurations get sample data of their own: a configuration that is not shipped does not find the
+    # shipped data, since a missing file there may be a typo.
+    import re
+    import shutil
+
+    from toolkit.base.shipped import find_shipped
+
+    for config in new.rglob("*.yaml"):
+        text = config.read_text("utf-8")
+        for name in set(re.findall(rf"\b{SAMPLES}/(\w+)", text)):
+            if samples := find_shipped(SAMPLES / name):
+                shutil.copytree(samples, new / SAMPLES.name / name, dirs_exist_ok=True)
+                text = text.replace(f"{SAMPLES}/{name}", f"{(folder / SAMPLES.name / name).as_posix()}")
+        config.write_text(text, "utf-8")
