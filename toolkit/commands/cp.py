@@ -14,7 +14,8 @@ SAMPLES = Path("recipes/data")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the folder."""
     _options.add(parser, "recipe")
-    parser.add_argument("copy", metavar="DIR", help="folder to make, with the recipe, its configurations and their sample data")
+    about = "folder to make, with the recipe, its configurations and their sample data"
+    parser.add_argument("copy", metavar="DIR", help=about)
 
 
 def work(arguments: argparse.Namespace) -> None:
