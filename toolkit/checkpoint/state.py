@@ -57,7 +57,9 @@ class SavedState:
         parts = {name: content.get(name) for name in _PARTS} if isinstance(content, Mapping) else {}
         wrong = [name for name, value in parts.items() if not isinstance(value, Mapping | None)]
         missing = [name for name in ("train", "identity") if parts.get(name) is None]
-        unusable = [*wrong, *missing] or [*_wrong_progress(content["train"]), *_wrong_marks(content.get("metrics"))]
+        unusable = [*wrong, *missing] or [
+            *_wrong_progress(content["train"]), *_wrong_marks(content.get("metrics")), *_wrong_states(content)
+        ]  # fmt: skip
         if unusable:
             raise CheckpointError(
                 f"state.json of a checkpoint has no usable {', '.join(unusable)}; it was not written by the toolkit: "
@@ -86,3 +88,13 @@ def _wrong_marks(metrics: Mapping[str, Any] | None) -> list[str]:
     if metrics is None or (type(metrics.get("bytes")) is int and isinstance(metrics.get("sha256"), str)):
         return []
     return ["metrics"]
+
+
+def _wrong_states(content: Mapping[str, Any]) -> list[str]:
+    """Returns the dotted keys of callbacks and strategies whose states are not objects."""
+    return [
+        f"{part}.{name}"
+        for part in ("extensions", "trainer_callbacks")
+        for name, state in (content.get(part) or {}).items()
+        if not isinstance(state, Mapping)
+    ]

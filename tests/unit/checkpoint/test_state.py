@@ -47,6 +47,8 @@ def test_what_the_toolkit_did_not_write_is_refused(content) -> None:
         ({"train": {"step": 1, "num_items": "many"}, "identity": {}}, "train.num_items"),
         ({"train": {"step": -1}, "identity": {}}, "train.step"),
         ({"train": {"step": 1}, "identity": {}, "metrics": {"bytes": "1"}}, "metrics"),
+        ({"train": {"step": 1}, "identity": {}, "extensions": {"ema": True}}, "extensions.ema"),
+        ({"train": {"step": 1}, "identity": {}, "trainer_callbacks": {"Mine": [1]}}, "trainer_callbacks.Mine"),
     ],
 )
 def test_values_that_the_toolkit_does_not_write_are_refused(content, named):
