@@ -182,8 +182,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         for name in options.only:
             cases[name] = measured(name, options, Path(folder))
-            figures = {"cases": {key: cases[key] for key in CASES if key in cases}, "other_commit": commit}
-            write(NAME, "real data", "the shipped configurations, against an earlier commit", figures, options)
+            every = [pair for case in cases.values() for pair in case["runs"]]
+            figures = {**ratios(every, "seconds"), "cases": {key: cases[key] for key in CASES if key in cases}}
+            title = "the shipped configurations, against an earlier commit"
+            write(NAME, "real data", title, {**figures, "other_commit": commit}, options)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,17 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.4g} ({each})" if len(values) > 1 else each
 
 
+def each_configuration(cases: Mapping[str, Result]) -> str:
+    """Returns the table of the seconds of each tool on each configuration."""
+    tools = {name: case["each"] for name, case in cases.items()}
+    configurations = sorted({name for each in tools.values() for name in each})
+    rows = [
+        [line(name), *(f"{each[name]:.0f}" if name in each else "" for each in tools.values())]
+        for name in configurations
+    ]
+    return table(["seconds", *map(line, tools)], rows, marked_up=True)
+
+
 def section(file: str, page: Result) -> str:
     """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
     cases = page.get("cases") or {page.get("case", page["title"]): page}
@@ -90,6 +101,8 @@ def section(file: str, page: Result) -> str:
     ]
     if commit := page.get("other_commit"):
         parts += [scores(cases), f"The earlier commit is {commit[:12]}. Each seed trained with both at the same time."]
+    if all("each" in case for case in cases.values()):
+        parts.append(each_configuration(cases))
     if check := page.get("loss_check"):
         values = ", ".join(f"{name} {value:.1e}" for name, value in check.items() if isinstance(value, float))
         parts.append(f"Losses: {line(check['losses'])}: {values}.")

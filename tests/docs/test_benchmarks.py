@@ -10,6 +10,7 @@ from importlib import import_module
 import pytest
 from launching import ROOT
 
+OTHERS = {"guards", "phases", "samples", "real data", "reviews", "tools"}
 TIMES = ("seconds_min", "seconds", "seconds_max", "runs")
 
 
@@ -27,7 +28,7 @@ def test_the_readme_has_the_figures_of_the_results(render) -> None:
 def test_results_have_their_keys_and_are_no_quick_runs(render) -> None:
     for file, page in render.results().items():
         assert page["quick"] is False, file
-        assert page["benchmark"] in {*render.EXPECTED, "guards", "phases", "samples", "real data", "reviews"}, file
+        assert page["benchmark"] in {*render.EXPECTED, *OTHERS}, file
         for case in (page, *page.get("cases", {}).values()):
             names = ("ratio_min", "ratio_median", "ratio_max", "pairs") if "ratio_median" in case else TIMES
             low, middle, high, number = (case[name] for name in names)
@@ -73,3 +74,9 @@ def test_scores_of_real_data_are_shown_for_each_seed(render) -> None:
     found = render.scores({"a": case, "b": whole})
     assert "| a | eval_accuracy | 0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs) |" in found
     assert "| b | eval_bleu | 36.71 (seed 1) | not measured | **1.25x**" in found
+
+
+def test_the_seconds_of_each_tool_are_shown_for_each_configuration(render) -> None:
+    found = render.each_configuration({"plan": {"each": {"a": 1.4, "b": 2}}, "profile": {"each": {"b": 61.2}}})
+    assert "| a | 1 |  |" in found
+    assert "| b | 2 | 61 |" in found
