@@ -27,7 +27,7 @@ def find_shipped(path: str | Path) -> Path | None:
     """
     name = Path(path)
     found = shipped_root() / name
-    if name.is_absolute() or name.parts[:1] not in [(folder,) for folder in FOLDERS] or not found.exists():
+    if name.is_absolute() or name.parts[:1] not in [(folder,) for folder in FOLDERS] or not kind_of(found):
         return None
     return shortest(found)
 
