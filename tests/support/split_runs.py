@@ -66,6 +66,15 @@ FURTHER: dict[str, tuple[str, ...]] = {
     "tags": ("token_classification", *SGD),
     "chat": ("language_modeling/smoke_chat", *SGD),
     "few": ("reviews", *SGD, "data.max_train_samples=5"),
+    "clip_value": ("reviews", *SGD, "train.max_grad_norm=0", "train.max_grad_value=0.001"),
+    "lars": ("reviews", "train.optim=lars", "train.learning_rate=0.5"),
+    "adadelta": ("reviews", "train.optim=adadelta", "train.learning_rate=1.0"),
+    "cycled": ("reviews", *ADAMW, "train.lr_scheduler_type=one_cycle", "train.lr_scheduler_kwargs.cycle_momentum=true"),
+    "segments": ("language_modeling", *SGD, "train.activation_checkpointing=segments"),
+    "selective": ("language_modeling", *SGD, "train.activation_checkpointing=selective"),
+    "compressed": ("language_modeling", *SGD, "train.activation_compression=int8"),
+    "mixed": ("reviews/smoke_image", *SGD, "task.image.mixup_alpha=0.4", "task.image.cutmix_alpha=1.0"),
+    "masked_clips": ("reviews/smoke_audio", *SGD, "task.audio.time_masks=2", "task.audio.frequency_masks=2"),
 }
 RUNS = TASKS | FURTHER
 """Recipe and settings of each run; `max_grad_norm` is below the norm of every step."""
@@ -95,8 +104,9 @@ CELLS = {
 }
 """The tasks that each strategy trains; the others are refused."""
 ALSO = {
-    "fsdp": [*FURTHER],
-    "zero1": [run for run in FURTHER if run != "schedule_free"],
+    "fsdp": [run for run in FURTHER if run not in ("segments", "compressed")],
+    "zero1": [run for run in FURTHER if run not in ("schedule_free", "segments", "compressed")],
+    "ddp": ["segments", "compressed", "mixed"],
     "tensor": ["gpt2", "uneven", "adafactor", "recompute", "ema", "fused", "few"],
     **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }

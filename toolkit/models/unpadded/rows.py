@@ -76,4 +76,6 @@ class Rows:
         shape = len(self.lengths), self.longest, *flat.shape[2:]
         if self.where is None:
             return flat.view(shape)
-        return flat.new_zeros(shape[0] * shape[1], *shape[2:]).index_copy(0, self.where, flat[0]).view(shape)
+        # Not the view of a flat copy: FSDP warns of modules that return views.
+        row, place = self.where // shape[1], self.where % shape[1]
+        return flat.new_zeros(shape).index_put((row, place), flat[0])
