@@ -9,7 +9,7 @@ LAUNCH := $(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml
 SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
 # A file goes to one worker, which builds its fixtures once, and files in the order of their names: contracts, the longest,
 # are early. Slow tests are few and long, and go one by one.
-WORKERS := --numprocesses auto --maxprocesses 4
+WORKERS := --numprocesses auto --maxprocesses 4 --durations 25
 FAULT_TESTS := --numprocesses auto --maxprocesses 4 --dist worksteal -m faults tests/faults
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 

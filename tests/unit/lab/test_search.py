@@ -355,6 +355,7 @@ def test_a_population_replaces_its_worst_and_a_killed_one_does_the_rest(make, mo
     children = [part for row in found["trials"] for part in row["history"] if part["parent"] is not None]
     assert len(children) == 3
     assert found["best"]["value"] == max(row["value"] for row in found["trials"])
+    assert all(row["params"] == row["history"][-1]["settings"] for row in found["trials"])
     assert [part.title for part in sections(found)].count("Population") == 1
 
 

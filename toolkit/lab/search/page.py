@@ -69,6 +69,8 @@ def verdict(found: Found) -> list[str]:
     of = sum(row["value"] is not None for row in found["trials"])
     said = [f"Trial {best['number']} has the best {metric} on the validation rows: {format_value(best['value'])}, "
             f"the best of {of}."]  # fmt: skip
+    if "history" in best:
+        said.append("Its settings are those at the end of a schedule, which the table of the population shows.")
     if winner is None:
         return said
     sets = winner["sets"]
@@ -122,8 +124,6 @@ def _best(found: Found) -> Iterator[Block]:
     for sentence in verdict(found):
         yield Text(sentence)
     if best is not None:
-        if "history" in best:
-            yield Text("These are the settings at the end of a schedule, which is in the table of the population.")
         yield Code("\n".join(best["overrides"]))
     if winner is not None:
         yield Text(f"{FLATTERS} {ONE_SEED}")
@@ -195,7 +195,7 @@ def _lineage(rows: Sequence[Mapping[str, Any]]) -> Table:
         for part in row["history"]
     ]
     keys = list(rows[0]["history"][0]["settings"])
-    caption = "from its step on, each member trained with these settings; a member with a parent began as its copy"
+    caption = "the settings of each member between two steps; one that copied another member went on from there"
     return Table(["member", "from step", "to step", "copied", "value", *keys], table, stacked=True, caption=caption)
 
 

@@ -39,7 +39,7 @@ def build(known: Mapping[str, Any], study: Study, winner: Mapping[str, Any] | No
         **facts(known["method"]),
         "trials": rows,
         "counts": dict(Counter(each["state"] for each in rows)),
-        "best": None if best is None else row(best) | {"overrides": overrides_of(settings_of(best))},
+        "best": None if best is None else row(best),
         "winner": None if winner is None else dict(winner),
         "importance": importance(study, counted(found)),
         "cost": {
@@ -56,8 +56,8 @@ def row(trial: FrozenTrial) -> dict[str, Any]:
     return {
         "number": trial.number,
         "state": result["state"],
-        "params": dict(trial.params),
-        "overrides": overrides_of(trial.params),
+        "params": dict(settings_of(trial)),
+        "overrides": overrides_of(settings_of(trial)),
         "value": trial.values[0] if trial.state.name == "COMPLETE" else result.get("value"),
         "reason": result.get("reason"),
         "evaluations": result.get("evaluations") or _reported(trial),
