@@ -82,7 +82,11 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
     opened = bound(arguments.host, arguments.port)
-    return open_trained(arguments), expanded(arguments.run).absolute().name, opened
+    try:
+        return open_trained(arguments), expanded(arguments.run).absolute().name, opened
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _refuse_overrides_of_files(overrides: Sequence[str]) -> None:

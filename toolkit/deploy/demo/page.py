@@ -38,7 +38,7 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
     import gradio as gr
 
     names = {columns.names.get(name, name): name for name in columns.task.columns}
-    fields = {name: _field(gr, columns, names[name], column) for name, column in columns.given.items()}
+    fields = {name: _field(gr, name, names[name], columns.given[name]) for name in columns.example}
     answers = answer_columns(columns.task)
 
     async def answered(*values: Any) -> list[Any]:
@@ -65,11 +65,10 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
     return page
 
 
-def _field(gr: Any, columns: Columns, name: str, column: Column) -> Any:
-    needed = "" if column.required else " (optional)"
-    label = f"{columns.names.get(name, name)}: {column.help}{needed}"
+def _field(gr: Any, shown_name: str, name: str, column: Column) -> Any:
+    label = f"{shown_name}: {column.help}"
     if not column.file:
-        return gr.Textbox(label=label, lines=1 if column.key else 4, render=False)
+        return gr.Textbox(label=label, lines=4, render=False)
     if name == "image":
         return gr.Image(label=label, type="filepath", image_mode=None, sources=["upload", "clipboard"], render=False)
     if name == "audio":

@@ -25,7 +25,7 @@ from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.reading import Columns, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.refusals import Refusal
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
-from toolkit.deploy.serving.worker import Worker
+from toolkit.deploy.serving.worker import FAILED, Worker
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive
@@ -162,7 +162,11 @@ def application(service: Service) -> FastAPI:
     async def unknown(request: Request, error: Any) -> Response:
         return _json(error.status_code, Refusal(error.status_code, str(error.detail)).content, error.headers)
 
+    async def failed(request: Request, error: Exception) -> Response:
+        return _json(500, Refusal(500, FAILED).content)
+
     app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Exception, failed)  # it is logged as well
     app.add_exception_handler(HTTPException, unknown)
     return app
 

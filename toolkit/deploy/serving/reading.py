@@ -19,6 +19,7 @@ from toolkit.data.columns import is_needed, used_columns
 from toolkit.data.given import read_given
 from toolkit.data.reading import Reading
 from toolkit.data.rows import Table
+from toolkit.deploy.inputs import needed_columns
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.refusals import Problem, Refusal, of_rows
 
@@ -27,6 +28,7 @@ BASE64 = "expected the content of the file in base64, or an object with `data` a
 NAMED_COLUMN = re.compile(r"column '([^']+)'")
 LONGEST_NAME = 255
 SHOWN_CHARS = 60
+LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Columns:
     def needed(self) -> list[str]:
         """Names of those that every row must have."""
         return [name for name, column in self.given.items() if is_needed(column, labelled=False)]
+
+    @property
+    def example(self) -> list[str]:
+        """Names of those that a row has in an example: the needed ones, or one of several that replace each other."""
+        return [self.names.get(name, name) for name in needed_columns(self.task)]
 
     @property
     def files(self) -> list[str]:
@@ -137,6 +144,8 @@ def checked_table(rows: Sequence[dict[str, Any]], columns: Columns, reading: Rea
         if not problems:
             raise Refusal(422, str(error)) from error
         raise of_rows(problems, len(rows)) from error
+    except RecursionError as error:
+        raise Refusal(422, "the rows are nested too deeply") from error
     problems += [_problem(numbers[bad.number - 1], bad.reason, columns) for bad in table.bad]
     if problems:
         raise of_rows(sorted(problems, key=lambda each: each.row), len(rows))
@@ -199,7 +208,7 @@ def _decoded(value: Any) -> tuple[str, bytes]:
 def _problem(number: int, reason: str, columns: Columns) -> Problem:
     named = NAMED_COLUMN.search(reason)
     only = columns.needed[0] if len(columns.needed) == 1 else None
-    return Problem(number, named[1] if named else only, reason)
+    return Problem(number, named[1] if named else only, shorten(reason, LONGEST_REASON))
 
 
 def _check_count(count: int, limits: Limits) -> None:

@@ -62,10 +62,7 @@ class Served:
         """A row."""
         own = {self.columns.names.get(name, name): value for name, value in EXAMPLES.items()}
         files = self.columns.files
-        return {
-            name: "<base64>" if name in files else own.get(name, "...")
-            for name in self.columns.needed or list(self.columns.given)[:1]
-        }
+        return {name: "<base64>" if name in files else own.get(name, "...") for name in self.columns.example}
 
 
 def predict_schema(served: Served) -> dict[str, Any]:
@@ -140,26 +137,22 @@ def page(served: Served) -> str:
         Section(
             "Limits",
             [
-                Table(
+                _table(
                     ["limit", "value"],
-                    [
-                        ["rows per request", limits.max_rows],
-                        ["size of a request", f"{limits.max_body_mb:g} MB"],
-                        ["requests that wait", limits.max_queue],
-                        ["seconds for an answer", f"{limits.timeout:g}"],
-                    ],
+                    ["rows per request", limits.max_rows],
+                    ["size of a request", f"{limits.max_body_mb:g} MB"],
+                    ["requests that wait", limits.max_queue],
+                    ["time for an answer", f"{limits.timeout:g} s"],
                 )
             ],
         ),
         Section(
             "Other addresses",
             [
-                Table(
+                _table(
                     ["address", "content"],
-                    [
-                        ["GET /health", "whether rows are answered, by what, and how many requests wait"],
-                        ["GET /openapi.json", "this page as OpenAPI 3.1, for programs"],
-                    ],
+                    ["GET /health", "whether rows are answered, by what, and how many requests wait"],
+                    ["GET /openapi.json", "this page as OpenAPI 3.1, for programs"],
                 )
             ],
         ),
@@ -167,15 +160,15 @@ def page(served: Served) -> str:
     return render(served.name, "Predictions of a finished run, over HTTP", sections)
 
 
+def _table(header: list[str], *rows: list[Any]) -> Table:
+    return Table(header, rows, stacked=True)
+
+
 def _request(served: Served) -> list[Block]:
     columns = served.columns
-    table = Table(
-        ["column", "meaning", "needed"],
-        [
-            [name, column.help, "yes" if name in columns.needed else "no"]
-            for name, column in columns.given.items()
-        ],
-    )  # fmt: skip
+    needed = {name: "yes" if name in columns.needed else "no" for name in columns.given}
+    described = [[name, column.help, needed[name]] for name, column in columns.given.items()]
+    table = _table(["column", "meaning", "needed"], *described)
     body = json.dumps({"rows": [served.example]}, ensure_ascii=False)
     blocks: list[Block] = [
         Text("POST /predict takes rows as JSON, with these columns; other columns are ignored."),
@@ -198,7 +191,7 @@ def _answer(served: Served) -> list[Block]:
     names = answer_columns(served.task)
     return [
         Text("The answer is an object whose predictions have the order of the rows. Each has these values:"),
-        Table(["value", "meaning"], [[name, MEANINGS.get(name, "a value of this task")] for name in names]),
+        _table(["value", "meaning"], *([name, MEANINGS.get(name, "a value of this task")] for name in names)),
         Text("Other answers have an error, and problems of single rows:"),
-        Table(["status", "meaning"], [[str(status), text] for status, text in STATUSES.items()]),
+        _table(["status", "meaning"], *([str(status), text] for status, text in STATUSES.items())),
     ]
