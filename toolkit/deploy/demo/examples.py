@@ -11,9 +11,9 @@ from typing import Any
 from toolkit.base.console import say
 from toolkit.base.errors import ToolkitError
 from toolkit.data.bars import progress_bars
-from toolkit.data.columns import used_columns
 from toolkit.data.files import open_file
 from toolkit.data.loading import check_rows
+from toolkit.deploy.inputs import needed_columns
 from toolkit.deploy.trained import TrainedRun
 
 MOST = 6
@@ -48,9 +48,7 @@ def validation_examples(run: TrainedRun, folder: Path) -> list[dict[str, Any]]:
 
 
 def _fields(run: TrainedRun, row: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, Any]]:
-    for name, column in used_columns(run.task).items():
-        if column.label:
-            continue
+    for name, column in needed_columns(run.task).items():
         yield name, _copied(row[name], folder) if column.file else as_text(row[name])
 
 

@@ -18,7 +18,7 @@ from toolkit.deploy.serving.refusals import Refusal
 if TYPE_CHECKING:
     import gradio
 
-FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}
+FONT, FONT_MONO = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 """Fonts of the reader's system; those of gradio's themes come from Google."""
 SHOWN_CLASSES = 8
 TABLES = ("n_best", "entities")
@@ -41,13 +41,14 @@ def build_page(title: str, columns: Columns, examples: Sequence[Mapping[str, Any
     fields = {name: _field(gr, name, names[name], columns.given[name]) for name in columns.example}
     answers = answer_columns(columns.task)
 
-    async def answered(*values: Any) -> list[Any]:
+    async def answered(*values: Any) -> Any:
         try:
             (found,) = await predict([row_of(columns, dict(zip(fields, values, strict=True)))])
         except Refusal as refusal:
             reasons = [problem.reason for problem in refusal.problems] or [refusal.error]
             raise gr.Error(escape("; ".join(reasons)), print_exception=False) from None
-        return shown(found, answers)
+        parts = shown(found, answers)
+        return parts if len(parts) > 1 else parts[0]  # gradio takes a list for the value of a single output
 
     with gr.Blocks(title=title, analytics_enabled=False) as page:
         gr.Markdown(f"# {escape(title)}")

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.deploy.demo.examples import validation_examples
+from toolkit.deploy.demo.own_files import OwnFiles
 from toolkit.deploy.serving.guard import Guard
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.server import is_loopback, serve
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from starlette.types import ASGIApp
 
     from toolkit.deploy.trained import TrainedRun
 
@@ -33,7 +34,7 @@ POLICY = (
 """Content security policy under which a browser asks no other machine, whatever gradio's scripts try."""
 
 
-def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> FastAPI:
+def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> ASGIApp:
     """Returns the web application of the page.
 
     Args:
@@ -45,13 +46,13 @@ def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> Fast
     os.environ |= {**ENVIRONMENT, "GRADIO_TEMP_DIR": str(folder / "received")}
     from gradio import mount_gradio_app, themes
 
-    from toolkit.deploy.demo.page import FONTS, build_page
+    from toolkit.deploy.demo.page import FONT, FONT_MONO, build_page
     from toolkit.deploy.serving.app import Service, application
 
     service = Service(run, name, limits)
     page = build_page(name, service.columns, validation_examples(run, folder / "examples"), service.answers)
     page.queue(default_concurrency_limit=limits.max_queue, max_size=limits.max_queue)
-    return mount_gradio_app(
+    app = mount_gradio_app(
         application(service),
         page,
         path="/",
@@ -62,8 +63,9 @@ def build_demo(run: TrainedRun, name: str, limits: Limits, folder: Path) -> Fast
         show_error=False,
         max_file_size=limits.max_body,
         allowed_paths=[str(folder / "examples")],
-        theme=themes.Default(**FONTS),
+        theme=themes.Default(font=FONT, font_mono=FONT_MONO),
     )
+    return OwnFiles(app, folder, limits.max_body)
 
 
 def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:

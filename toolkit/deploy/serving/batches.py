@@ -17,6 +17,7 @@ import torch
 
 from toolkit.api.random import RowRandom
 from toolkit.api.task import EvalData, Predictions
+from toolkit.base.errors import DataError
 from toolkit.data.batches import collate
 from toolkit.data.budget import lengths_of
 from toolkit.data.order import evaluation_batches
@@ -55,6 +56,8 @@ class Job:
         """
         rows = self.table.rows
         self.data = EvalData(rows, tokenise(rows, run.task, run.processor, labelled=False), run.processor)
+        if not len(self.data.features):
+            raise DataError("the rows have nothing to predict")
         self.lengths = lengths_of(self.data.features)
         sizes = run.cfg.eval
         self.waiting.extend(

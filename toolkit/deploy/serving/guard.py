@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from toolkit.deploy.serving.refusals import Refusal
 
@@ -35,7 +35,7 @@ class Guard:
         headers = dict(scope["headers"])
         host, origin = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"origin"))
         if refusal := refused(host, origin, self._local):
-            await _answer(send, refusal)
+            await answer_refusal(send, refusal)
             return
 
         async def guarded(message: Message) -> None:
@@ -73,7 +73,8 @@ def is_local(host: str) -> bool:
         return False
 
 
-async def _answer(send: Any, refusal: Refusal) -> None:
+async def answer_refusal(send: Send, refusal: Refusal) -> None:
+    """Sends a refusal, for middleware."""
     body = json.dumps(refusal.content).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -84,6 +84,7 @@ def serve(app: ASGIApp, opened: socket.socket, limits: Limits, notes: Callable[[
         backlog=BACKLOG,
         timeout_graceful_shutdown=int(2 * limits.timeout + GRACE),
     )
+    opened.listen(BACKLOG)  # whoever reads the address below can connect
     host, port = opened.getsockname()[:2]
     for note in notes(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
         say(note)
