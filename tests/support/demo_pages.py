@@ -61,7 +61,7 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
     run = toolkit.load(folder)
     columns = Columns(run.task, run.cfg.data.columns)
     examples = validation_examples(run, work / "again")
-    found: dict[str, Any] = {"examples": len(examples), "answers": []}
+    found: dict[str, Any] = {"examples": len(examples), "values": list(answer_columns(run.task)), "answers": []}
     app = Guard(build_demo(run, folder.name, Limits(), work / "page"), local=False, policy=POLICY)
     with TestClient(app) as client:
         page = client.get("/")
