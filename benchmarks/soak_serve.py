@@ -11,6 +11,7 @@ by status, wrong and lost answers, latencies, and memory and open files of the s
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import math
 import random
@@ -26,7 +27,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,30 +59,35 @@ class Clients:
     def work(self, seed: int) -> None:
         """Sends requests until the end."""
         source = random.Random(seed)
-        with httpx.Client(base_url=self._address, timeout=120) as client:
-            while time.monotonic() < self._end:
-                self._once(client, source)
+        host = self._address.removeprefix("http://")
+        connection = http.client.HTTPConnection(host, timeout=120)
+        while time.monotonic() < self._end:
+            self._once(connection, source)
+        connection.close()
 
-    def _once(self, client: httpx.Client, source: random.Random) -> None:
+    def _once(self, connection: http.client.HTTPConnection, source: random.Random) -> None:
         malformed = source.random() < 0.1
         places = [source.randrange(len(self._rows)) for _ in range(source.choice((1, 1, 1, 4, 16)))]
         body = source.choice(MALFORMED) if malformed else {"rows": [self._rows[place] for place in places]}
         began = time.monotonic()
         try:
-            found = client.post("/predict", json=body)
-        except httpx.HTTPError as error:
+            connection.request("POST", "/predict", json.dumps(body), {"Content-Type": "application/json"})
+            found = connection.getresponse()
+            content = json.loads(found.read())
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            connection.close()  # the next request opens it again
             self._count(f"lost: {type(error).__name__}")
             return
         seconds = time.monotonic() - began
         if malformed:
-            right = found.status_code == 422 and bool(found.json()["error"])
+            right = found.status == 422 and bool(content["error"])
         else:
             wanted = [self._expected[place] for place in places]
-            right = found.status_code == 429 or (found.status_code == 200 and same(found.json()["predictions"], wanted))
+            right = found.status == 429 or (found.status == 200 and same(content["predictions"], wanted))
         with self._lock:
-            self.statuses[f"{found.status_code}{' malformed' if malformed else ''}"] += 1
+            self.statuses[f"{found.status}{' malformed' if malformed else ''}"] += 1
             self.wrong += not right
-            if found.status_code == 200:
+            if found.status == 200:
                 self.seconds.append(seconds)
                 self.num_rows += len(places)
 

@@ -101,8 +101,7 @@ def predict(
             if any_rank_stops(predictor, is_stopping):
                 break
             num_items += float(count_items(task, cpu_batch))
-            _check_rows(asked, cpu_batch)
-            loss, found = predict_batch(predictor, model, cpu_batch)
+            loss, found = predict_batch(predictor, model, _checked(asked, cpu_batch))
             loss_sum += loss
             parts += found
             # All ranks together; the last of their batches may have fewer rows.
@@ -116,11 +115,12 @@ def predict(
     return rows, loss_sum, num_items
 
 
-def _check_rows(asked: list[int], batch: Batch) -> None:
-    """Checks that a batch has the rows that were asked for: others have other labels."""
+def _checked(asked: list[int], batch: Batch) -> Batch:
+    """Returns a batch after checking that it has the rows that were asked for: others have other labels."""
     got = batch["row_ids"].tolist()
     if got != (asked or [-1]):
         raise AssertionError(f"the rows {asked} were asked for, and the loader returned the rows {got}")
+    return batch
 
 
 @contextmanager

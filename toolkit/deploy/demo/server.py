@@ -26,6 +26,8 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
 }
 """Turns off everything in gradio that asks another machine; read when it is imported."""
+GRACE = 5.0
+"""Seconds after which a stopping server no longer waits: a page that is open keeps a connection."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
@@ -79,4 +81,4 @@ def serve_demo(run: TrainedRun, name: str, opened: socket.socket, limits: Limits
     """
     with tempfile.TemporaryDirectory(prefix="toolkit-demo-") as folder:
         app = Guard(build_demo(run, name, limits, Path(folder)), is_loopback(opened), POLICY)
-        serve(app, opened, limits, lambda address: [f"open {address} in a browser to try {name}"])
+        serve(app, opened, GRACE, lambda address: [f"open {address} in a browser to try {name}"])

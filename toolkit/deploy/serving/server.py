@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -63,13 +64,13 @@ def bound(host: str, port: int) -> socket.socket:
     return opened
 
 
-def serve(app: ASGIApp, opened: socket.socket, limits: Limits, notes: Callable[[str], Sequence[str]]) -> None:
+def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[str], Sequence[str]]) -> None:
     """Answers requests until SIGTERM or Ctrl-C, then finishes what is in flight.
 
     Args:
         app: the web application.
         opened: a bound socket, which is closed at the end.
-        limits: the limits.
+        grace: seconds after which requests in flight are no longer waited for.
         notes: what is said when it starts, given the address.
     """
     import uvicorn
@@ -82,7 +83,7 @@ def serve(app: ASGIApp, opened: socket.socket, limits: Limits, notes: Callable[[
         log_config=None,  # its warnings go where those of other libraries go
         access_log=False,
         backlog=BACKLOG,
-        timeout_graceful_shutdown=int(2 * limits.timeout + GRACE),
+        timeout_graceful_shutdown=math.ceil(grace),
     )
     opened.listen(BACKLOG)  # whoever reads the address below can connect
     host, port = opened.getsockname()[:2]
@@ -115,7 +116,7 @@ def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits)
     serve(
         app,
         opened,
-        limits,
+        2 * limits.timeout + GRACE,
         lambda address: [
             f"{name} is served at {address}",
             "POST /predict answers rows, GET /health says whether rows are answered,",
