@@ -62,6 +62,7 @@ BAD_FILES = [
     ({"data": "aGk=", "path": "/etc/hostname"}, "'path'"),
     ("", "0 bytes"),
     ("aGVsbG8=", "column"),
+    ({"data": "aGVsbG8=", "name": "a.m4a"}, "a.m4a: "),
     (7, "a number"),
     ({"data": "aGk=", "name": 3}, "`name`"),
 ]

@@ -54,6 +54,7 @@ class Service:
         self.columns = Columns(run.task, run.cfg.data.columns)
         self.served = Served(name, run.task, self.columns, limits)
         self.worker = Worker(run, limits.batch_wait_ms / 1000)
+        self.versions = versions()
         self._reading = Reading.of(run.cfg.data)
         self._checkers = ThreadPoolExecutor(min(CHECKERS, usable_cores()), "check")
         self._inside = 0
@@ -96,7 +97,7 @@ class Service:
                 "architecture": (config.architectures or [type(self.run.model).__name__])[0],
                 "device": str(self.run.accelerator.device),
             },
-            "versions": versions(),
+            "versions": self.versions,
             "queue": {"requests": self._inside, "limit": self.limits.max_queue},
             "computed": {"batches": self.worker.batches, "rows": self.worker.rows},
         }
@@ -149,7 +150,7 @@ def application(service: Service) -> FastAPI:
     """Returns a web application without pages of its own, in which the service runs."""
     app = FastAPI(
         title=service.served.name,
-        version=versions()["finetune-toolkit"],
+        version=service.versions["finetune-toolkit"],
         docs_url=None,
         redoc_url=None,
         lifespan=service.running,
