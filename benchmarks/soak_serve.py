@@ -158,8 +158,9 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", "toolkit", "serve", str(options.run), "--port", "0"]
         server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT)
     try:
+        address = address_of(log, server)
         end = time.monotonic() + options.seconds
-        clients = Clients(address_of(log, server), rows, expected, end)
+        clients = Clients(address, rows, expected, end)
         threads = [threading.Thread(target=clients.work, args=(seed,)) for seed in range(options.clients)]
         for thread in threads:
             thread.start()
