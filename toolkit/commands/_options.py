@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,6 +46,28 @@ def fraction(text: str) -> float:
     return value
 
 
+def number_from(least: float) -> Callable[[str], float]:
+    """Returns an argparse `type` for finite numbers that are at least `least`."""
+
+    def number(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"received {text}, must be a number of at least {least:g}")
+        return value
+
+    return number
+
+
+def port(text: str) -> int:
+    """Argparse `type` for TCP ports; 0 is any free one."""
+    if not (text.isascii() and text.isdecimal() and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"received {text}, must be a whole number from 0 to 65535")
+    return int(text)
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """Returns an argparse `type` for names whose choice differs between commands."""
 
@@ -78,6 +101,8 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--skip": {"metavar": "N", "help": "steps before those that are measured"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
+    "--host": {"metavar": "ADDRESS", "help": "address to listen on"},
+    "--port": {"type": port, "metavar": "N", "help": "port to listen on, 0 for any free one"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
 }
 """Parameters of `add_argument` by argument name."""
@@ -110,6 +135,12 @@ def add_launch(parser: Parser, **settings: Any) -> None:
     """Adds `--launch` and `--processes`, which say how a command starts the processes of its runs."""
     add(parser, "--launch")
     add(parser, "--processes", default_text="as in the --launch file, or 1", **settings)
+
+
+def add_address(parser: Parser, default_port: int) -> None:
+    """Adds `--host` and `--port`."""
+    add(parser, "--host", default="127.0.0.1", default_text="127.0.0.1, this machine alone; there is no authentication")
+    add(parser, "--port", default=default_port, default_text=str(default_port))
 
 
 def with_current_names(command: str, arguments: Sequence[str]) -> list[str]:

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
+    import socket
+
     from toolkit.deploy.trained import TrainedRun
 
 
-def add_arguments(parser: argparse.ArgumentParser, bad_rows: str = "as the run") -> None:
+READ_FROM_REQUESTS = ("columns", "unescape_html")
+"""Settings of the section `data` that concern rows which come from no file."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
     """Adds the run and the options for reading rows.
 
     Args:
         parser: the command's parser.
-        bad_rows: what happens to unusable rows by default, for the help text.
+        bad_rows: what happens to unusable rows by default, for the help text; None for a command that refuses them.
     """
     _options.add(parser, "run")
     _options.add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
     _options.add(parser, "--recipe", default_text="that of the run")
-    _options.add(parser, "--bad-rows", default_text=bad_rows)
+    if bad_rows is not None:
+        _options.add(parser, "--bad-rows", default_text=bad_rows)
     _options.add(parser, "--trust-remote-code")
     _options.add(parser, "--per-device-eval-batch-size", default_text="as the run")
 
@@ -46,5 +55,50 @@ def open_trained(arguments: argparse.Namespace) -> TrainedRun:
         arguments.trust_remote_code,
         arguments.overrides,
     )
-    policy = arguments.bad_rows or run.cfg.data.bad_rows
+    policy = getattr(arguments, "bad_rows", None) or run.cfg.data.bad_rows
     return replace(run, cfg=replace(run.cfg, data=replace(run.cfg.data, bad_rows=policy)))
+
+
+def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tuple[TrainedRun, str, socket.socket]:
+    """Opens the finished run of a command that serves it.
+
+    Args:
+        arguments: those of the command.
+        libraries: modules of the extra that has the command's name.
+
+    Returns:
+        The run, its name, and a socket that has the address; what is wrong with this is known before the run is read.
+
+    Raises:
+        ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
+    """
+    from toolkit.base.errors import InputError
+    from toolkit.base.files import expanded
+    from toolkit.deploy.serving.server import bound, require_libraries
+
+    command = arguments.command[1]
+    require_libraries(command, libraries)
+    _refuse_overrides_of_files(arguments.overrides)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
+    opened = bound(arguments.host, arguments.port)
+    try:
+        return open_trained(arguments), expanded(arguments.run).absolute().name, opened
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _refuse_overrides_of_files(overrides: Sequence[str]) -> None:
+    """Refuses settings that concern files, for commands that read none.
+
+    Raises:
+        ConfigError: naming each of them.
+    """
+    from toolkit.base.errors import ConfigError
+
+    keys = [override.partition("=")[0] for override in overrides]
+    own = [["data", name] for name in READ_FROM_REQUESTS]
+    if others := [key for key in keys if key.split(".")[:2] not in own]:
+        known = " and ".join(f"data.{name}" for name in READ_FROM_REQUESTS)
+        raise ConfigError([f"{key}: rows come from requests; only {known} concern them" for key in others])

@@ -54,6 +54,8 @@ COMMANDS = {
     ),
     "search": ("toolkit.commands.search", "search settings: the best point of a space, by trials"),
     "predict": ("toolkit.commands.predict", "predict new rows with a finished run"),
+    "serve": ("toolkit.commands.serve", "answer rows over HTTP with a finished run"),
+    "demo": ("toolkit.commands.demo", "try a finished run on a page in the browser"),
     "evaluate": ("toolkit.commands.evaluate", "evaluate a finished run on another labelled file"),
     "runs": ("toolkit.commands.runs", "list the runs in a folder, or show them on a page with their curves"),
     "diff": ("toolkit.commands.diff", "show what differs between two runs"),

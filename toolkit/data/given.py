@@ -40,17 +40,29 @@ def given_table(
         DataError: if any row cannot be used (rows are numbered from 1), the task's options exclude all of them, or a
             column is missing.
     """
+    table = read_given(rows, task, columns, labelled, reading)
+    if table.bad:
+        reasons = listing([(NAME, row) for row in table.bad])
+        total = len(table.rows) + len(table.bad) + sum(table.excluded.values())
+        raise DataError(f"{len(table.bad)} of {total} rows cannot be used:\n{reasons}")
+    if table.excluded and not len(table.rows):
+        raise DataError(f"no row can be used: {'; '.join(exclusions(table))}")
+    return table
+
+
+def read_given(
+    rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
+) -> Table:
+    """Checks rows as `given_table` does, and returns those that cannot be used in `Table.bad`.
+
+    Raises:
+        DataError: if there are no rows, or a column is missing.
+    """
     import datasets
 
     source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
     every = list(checked_rows(source, task, columns, labelled))
-    table = split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
-    if table.bad:
-        reasons = listing([(NAME, row) for row in table.bad])
-        raise DataError(f"{len(table.bad)} of {len(every)} rows cannot be used:\n{reasons}")
-    if table.excluded and not len(table.rows):
-        raise DataError(f"no row can be used: {'; '.join(exclusions(table))}")
-    return table
+    return split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
 
 
 def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:

@@ -124,9 +124,8 @@ def tokenise(
         places = {"example": [indices[owner] for owner in owners]}
         return features | places | {NUMBER_IN_FILE: [columns[NUMBER][owner] for owner in owners]}
 
-    key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
-    fingerprint = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    in_memory = not rows.cache_files  # rows that were given in memory are not cached, and need no key
+    fingerprint = rows._fingerprint if in_memory else _cache_key(rows, task, processor, labelled)
 
     def make(folder: Path | None) -> datasets.Dataset:
         if folder is not None:
@@ -138,15 +137,20 @@ def tokenise(
                 desc="preprocess",
             )  # fmt: skip
 
-    # Rows that were given in memory are not cached.
-    features = from_cache(fingerprint, make) if rows.cache_files else make(None)
+    features = make(None) if in_memory else from_cache(fingerprint, make)
     if isinstance(task, SupportsPacking):
-        features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp")
+        features = _regrouped(features, task, rows[NUMBER][:], f"{fingerprint[:-3]}grp", in_memory)
     return features.add_column("row_id", range(len(features)), new_fingerprint=f"{fingerprint[:-3]}ids")
 
 
+def _cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
+    key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
+           state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def _regrouped(
-    features: datasets.Dataset, task: SupportsPacking, numbers: Sequence[int], fingerprint: str
+    features: datasets.Dataset, task: SupportsPacking, numbers: Sequence[int], fingerprint: str, in_memory: bool
 ) -> datasets.Dataset:
     """Regroups all feature rows; `map` cannot do this, because its batches would split what the task joins."""
     import datasets
@@ -165,4 +169,4 @@ def _regrouped(
         except datasets.exceptions.DatasetGenerationError as error:  # wraps whatever the generator raises
             raise (error.__cause__ or error) from None
 
-    return from_cache(fingerprint, make)
+    return datasets.Dataset.from_list(list(rows())) if in_memory else from_cache(fingerprint, make)

@@ -101,7 +101,7 @@ def predict(
             if any_rank_stops(predictor, is_stopping):
                 break
             num_items += float(count_items(task, cpu_batch))
-            loss, found = _predict_batch(predictor, model, asked, cpu_batch)
+            loss, found = predict_batch(predictor, model, _checked(asked, cpu_batch))
             loss_sum += loss
             parts += found
             # All ranks together; the last of their batches may have fewer rows.
@@ -115,11 +115,12 @@ def predict(
     return rows, loss_sum, num_items
 
 
-def _check_rows(asked: list[int], batch: Batch) -> None:
-    """Checks that a batch has the rows that were asked for: others have other labels."""
+def _checked(asked: list[int], batch: Batch) -> Batch:
+    """Returns a batch after checking that it has the rows that were asked for: others have other labels."""
     got = batch["row_ids"].tolist()
     if got != (asked or [-1]):
         raise AssertionError(f"the rows {asked} were asked for, and the loader returned the rows {got}")
+    return batch
 
 
 @contextmanager
@@ -132,15 +133,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def _predict_batch(
-    predictor: Predictor, model: nn.Module, asked: list[int], cpu_batch: Batch
-) -> tuple[float, list[Part]]:
+def predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> tuple[float, list[Part]]:
     """Returns the summed loss and the predictions of a batch; both are empty but on the last stage of a pipeline.
 
-    Raises:
-        AssertionError: if the batch has other rows than were asked for.
+    Args:
+        predictor: task, processor, settings and processes.
+        model: the model, in evaluation mode; the caller disables gradients.
+        cpu_batch: the collated batch.
     """
-    _check_rows(asked, cpu_batch)
     task, row_ids = predictor.task, cpu_batch["row_ids"]
     batch = to_device(cpu_batch, predictor.accelerator.device)
     with logits_at_labels(batch):

@@ -1,0 +1,43 @@
+"""Serve a finished run: `toolkit serve RUN --port N`, JSON over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+
+from toolkit.commands import _options, _trained_run
+
+PORT = 8000
+LIMITS = {
+    "--max-rows": (_options.at_least(1), "rows per request"),
+    "--max-body-mb": (_options.number_from(0.001), "megabytes per request"),
+    "--max-queue": (_options.at_least(1), "requests that wait or are computed; a further one is refused (429)"),
+    "--timeout": (_options.number_from(0.001), "seconds to receive a request, and then to answer it"),
+    "--batch-wait-ms": (_options.number_from(0), "milliseconds for which a batch with room waits for more rows"),
+}
+"""Options of `Limits`, which has their defaults: types and meanings."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the run, the address and the limits."""
+    from toolkit.deploy.serving.limits import Limits
+
+    _trained_run.add_arguments(parser, bad_rows=None)
+    _options.add_address(parser, PORT)
+    for option, (kind, meaning) in LIMITS.items():
+        default = getattr(Limits(), option.removeprefix("--").replace("-", "_"))
+        parser.add_argument(option, type=kind, default=default, metavar="N", help=f"{meaning} (default: {default:g})")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Serves the run until SIGTERM or Ctrl-C.
+
+    Raises:
+        ConfigError: if an override does not concern the columns of rows.
+        InputError: if the run cannot be opened, or the address cannot be used.
+    """
+    from toolkit.deploy.serving.limits import Limits
+    from toolkit.deploy.serving.server import serve_run
+
+    limits = Limits(**{name: getattr(arguments, name) for name in vars(Limits())})
+    run, name, opened = _trained_run.open_served(arguments, ("fastapi", "uvicorn", "python_multipart"))
+    serve_run(run, name, opened, limits)

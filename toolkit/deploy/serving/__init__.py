@@ -1,0 +1,1 @@
+"""A finished run as a server: JSON over HTTP, with requests answered in common batches."""

@@ -1,0 +1,261 @@
+"""The web application: `POST /predict`, `GET /health`, and pages that describe them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+# Not inside functions: FastAPI looks the annotations of the endpoints up in this module.
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, RedirectResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from toolkit.api.supports import answer
+from toolkit.base.environment import versions
+from toolkit.base.limits import usable_cores
+from toolkit.data.reading import Reading
+from toolkit.data.rows import Table
+from toolkit.deploy.serving.limits import Limits
+from toolkit.deploy.serving.reading import Columns, checked_table, rows_of_form, rows_of_json
+from toolkit.deploy.serving.refusals import Refusal
+from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
+from toolkit.deploy.serving.worker import FAILED, Worker
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive
+
+    from toolkit.deploy.trained import TrainedRun
+
+FORM = "multipart/form-data"
+CHECKERS = 4
+"""Largest number of threads that check rows, of which some decode images."""
+LONGEST_RETRY = 60
+CLOSED = 499
+"""Status for the log when the client has gone; nobody receives it."""
+
+
+class Service:
+    """What the application does with a request.
+
+    Args:
+        run: the finished run.
+        name: its name, for people.
+        limits: the limits.
+    """
+
+    def __init__(self, run: TrainedRun, name: str, limits: Limits) -> None:
+        self.run, self.limits = run, limits
+        self.columns = Columns(run.task, run.cfg.data.columns)
+        self.served = Served(name, run.task, self.columns, limits)
+        self.worker = Worker(run, limits.batch_wait_ms / 1000)
+        self.versions = versions()
+        self._reading = Reading.of(run.cfg.data)
+        self._checkers = ThreadPoolExecutor(min(CHECKERS, usable_cores()), "check")
+        self._inside = 0
+
+    @asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Runs the worker while the application runs."""
+        self.worker.start()
+        yield
+        self.worker.end(self.limits.timeout)
+        self._checkers.shutdown(wait=False, cancel_futures=True)
+
+    async def predict(self, request: Request) -> Response:
+        """Answers the rows of a request."""
+        with self._place():
+            request = Request(request.scope, _limited(request, self.limits))
+            rows = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
+            answers = await self._answers(rows)
+        return _json(200, {"predictions": answers})
+
+    async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answers rows that were not received as a request of `predict`.
+
+        Raises:
+            Refusal: if they cannot be answered.
+        """
+        with self._place():
+            return await self._answers(rows)
+
+    async def health(self) -> Response:
+        """Whether rows are answered, by what, and how many requests are not answered yet."""
+        config = self.run.model.config
+        content = {
+            "ready": self.worker.is_alive,
+            "reason": self.worker.failure or None,
+            "model": {
+                "run": self.served.name,
+                "task": type(self.run.task).__name__,
+                "modality": self.run.task.modality,
+                "architecture": (config.architectures or [type(self.run.model).__name__])[0],
+                "device": str(self.run.accelerator.device),
+            },
+            "versions": self.versions,
+            "queue": {"requests": self._inside, "limit": self.limits.max_queue},
+            "computed": {"batches": self.worker.batches, "rows": self.worker.rows},
+        }
+        return _json(200 if self.worker.is_alive else 503, content)
+
+    async def page(self) -> Response:
+        """The description of the service, for people."""
+        return HTMLResponse(page(self.served))
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Counts a request until it is answered.
+
+        Raises:
+            Refusal: if there are too many.
+        """
+        if self._inside >= self.limits.max_queue:
+            seconds = math.ceil(self._inside * self.worker.seconds_per_row)
+            wait = min(max(1, seconds), LONGEST_RETRY)
+            raise Refusal(429, f"{self._inside} requests are waiting; try again in {wait} s", retry_after=wait)
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    async def _received(self, request: Request) -> list[dict[str, Any]]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind not in ("application/json", FORM):
+            received = f"received {kind}" if kind else "it is missing"
+            raise Refusal(415, f"Content-Type: {received}; expected application/json or {FORM}")
+        if kind == FORM:
+            return rows_of_form(await _parts(request, self.limits), self.columns, self.limits)
+        body = await request.body()
+        return await self._checking(lambda: rows_of_json(body, self.columns, self.limits))
+
+    async def _answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return await _in_time(self._predicted(rows), self.limits.timeout, 504, "there is no answer")
+
+    async def _predicted(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        table: Table = await self._checking(lambda: checked_table(rows, self.columns, self._reading))
+        records = await asyncio.wrap_future(self.worker.submit(table).done)
+        return [answer(self.run.task, record) for record in records]
+
+    async def _checking(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._checkers, work)
+
+
+def application(service: Service) -> FastAPI:
+    """Returns a web application without pages of its own, in which the service runs."""
+    app = FastAPI(
+        title=service.served.name,
+        version=service.versions["finetune-toolkit"],
+        docs_url=None,
+        redoc_url=None,
+        lifespan=service.running,
+    )
+
+    async def refused(request: Request, error: Any) -> Response:
+        headers = {"Retry-After": str(error.retry_after)} if error.retry_after else None
+        return _json(error.status, error.content, headers)
+
+    async def unknown(request: Request, error: Any) -> Response:
+        return _json(error.status_code, Refusal(error.status_code, str(error.detail)).content, error.headers)
+
+    async def failed(request: Request, error: Exception) -> Response:
+        return _json(500, Refusal(500, FAILED).content)
+
+    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Exception, failed)  # it is logged as well
+    app.add_exception_handler(HTTPException, unknown)
+    return app
+
+
+def build(run: TrainedRun, name: str, limits: Limits) -> FastAPI:
+    """Returns the web application of a finished run.
+
+    Args:
+        run: the finished run.
+        name: its name, for people.
+        limits: the limits.
+    """
+    service = Service(run, name, limits)
+    app = application(service)
+
+    async def start() -> Response:
+        return RedirectResponse("docs")
+
+    app.add_api_route(
+        "/predict", service.predict, methods=["POST"], summary="Predict rows", **predict_schema(service.served)
+    )
+    app.add_api_route("/health", service.health, summary="Whether rows are answered", **health_schema())
+    app.add_api_route("/docs", service.page, include_in_schema=False)
+    app.add_api_route("/", start, include_in_schema=False)
+    return app
+
+
+async def _in_time(work: Any, seconds: float, status: int, what: str) -> Any:
+    """Awaits work.
+
+    Raises:
+        Refusal: if it takes longer than `seconds`.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise Refusal(status, f"{what} within {seconds:g} s") from None
+    except ClientDisconnect:
+        raise Refusal(CLOSED, "the client has closed the connection") from None
+
+
+async def _parts(request: Request, limits: Limits) -> list[tuple[str, Any]]:
+    """Returns the fields of a form in their order; files are read into memory."""
+    most = 8 * limits.max_rows  # more columns than any task has
+    try:
+        async with request.form(max_files=most, max_fields=most, max_part_size=limits.max_body) as form:
+            return [
+                (name, value if isinstance(value, str) else (value.filename or "", await value.read()))
+                for name, value in form.multi_items()
+            ]
+    except HTTPException as error:
+        raise Refusal(400, f"the form cannot be read: {error.detail}") from error
+
+
+def _limited(request: Request, limits: Limits) -> Receive:
+    """Returns how a request's body is received: up to the limit.
+
+    Raises:
+        Refusal: if its length is known to be above.
+    """
+    receive, received = request.receive, 0
+    over = Refusal(
+        413, f"the body is larger than {limits.max_body_mb:g} MB; send several requests, or raise --max-body-mb"
+    )
+    if (length := request.headers.get("content-length", "")).isdecimal() and int(length) > limits.max_body:
+        raise over
+
+    async def limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > limits.max_body:
+            raise over
+        return message
+
+    return limited
+
+
+def _json(status: int, content: Any, headers: Any = None) -> Response:
+    """Returns an answer as strict JSON, in which numbers that are not finite are null."""
+    text = json.dumps(_finite(content), ensure_ascii=False, allow_nan=False, default=str)
+    return Response(text.encode("utf-8", "backslashreplace"), status, headers, "application/json")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,130 @@
+"""Serves a finished run until the process is told to stop."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from toolkit.base.console import say
+from toolkit.base.errors import InputError
+from toolkit.deploy.serving.guard import Guard
+from toolkit.deploy.serving.limits import Limits
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from toolkit.deploy.trained import TrainedRun
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+BACKLOG = 1024
+"""Connections that the system keeps while the server is busy."""
+GRACE = 5.0
+"""Seconds that a stopping server needs in addition to the time of an answer."""
+
+
+def require_libraries(extra: str, names: Sequence[str]) -> None:
+    """Checks that the libraries of an extra are installed.
+
+    Args:
+        extra: the extra, which is also the name of the command.
+        names: the modules.
+
+    Raises:
+        InputError: if one is missing.
+    """
+    if missing := [name for name in names if find_spec(name) is None]:
+        raise InputError(f"toolkit {extra} needs {' and '.join(missing)}: pip install 'finetune-toolkit[{extra}]'")
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that has the address but does not listen yet, so that a model is not loaded in vain.
+
+    Raises:
+        InputError: if the address cannot be used.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        raise InputError(f"--host: received {host!r}, which is no address of this machine ({error})") from error
+    family, kind, protocol, _, address = found[0]
+    opened = socket.socket(family, kind, protocol)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        opened.bind(address)
+    except OSError as error:
+        opened.close()
+        raise InputError(
+            f"--host, --port: cannot use port {port} of {host}: {error.strerror}; choose another one (0: any free one)"
+        ) from error
+    return opened
+
+
+def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[str], Sequence[str]]) -> None:
+    """Answers requests until SIGTERM or Ctrl-C, then finishes what is in flight.
+
+    Args:
+        app: the web application.
+        opened: a bound socket, which is closed at the end.
+        grace: seconds after which requests in flight are no longer waited for.
+        notes: what is said when it starts, given the address.
+    """
+    import uvicorn
+
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        log_config=None,  # its warnings go where those of other libraries go
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=math.ceil(grace),
+    )
+    opened.listen(BACKLOG)  # whoever reads the address below can connect
+    host, port = opened.getsockname()[:2]
+    for note in notes(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
+        say(note)
+    say("Ctrl-C or SIGTERM ends it, once the requests in flight are answered")
+    # When it has stopped, uvicorn restores these and sends the signal again, so that it would end the process.
+    before = {number: signal.signal(number, lambda *_: None) for number in STOPS}
+    try:
+        uvicorn.Server(config).run(sockets=[opened])
+    finally:
+        opened.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    say("stopped")
+
+
+def serve_run(run: TrainedRun, name: str, opened: socket.socket, limits: Limits) -> None:
+    """Serves a finished run: `toolkit serve`.
+
+    Args:
+        run: the finished run.
+        name: its name, for people.
+        opened: a bound socket.
+        limits: the limits.
+    """
+    from toolkit.deploy.serving.app import build
+
+    app = Guard(build(run, name, limits), local=is_loopback(opened))
+    serve(
+        app,
+        opened,
+        2 * limits.timeout + GRACE,
+        lambda address: [
+            f"{name} is served at {address}",
+            "POST /predict answers rows, GET /health says whether rows are answered,",
+            f"and {address}/docs describes requests and answers",
+        ],
+    )
+
+
+def is_loopback(opened: socket.socket) -> bool:
+    """Whether a bound socket is reached from this machine alone."""
+    return ipaddress.ip_address(opened.getsockname()[0]).is_loopback

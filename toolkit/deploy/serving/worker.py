@@ -1,0 +1,176 @@
+"""The thread that owns the model, the processor and the task: nothing else uses them while a server runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import InvalidStateError
+from contextlib import contextmanager, suppress
+
+import torch
+
+from toolkit.base.console import report_error
+from toolkit.base.errors import DataError
+from toolkit.base.exits import unexpected
+from toolkit.data.rows import Table
+from toolkit.deploy.serving.batches import Job, Piece, compute, next_batch
+from toolkit.deploy.serving.refusals import Refusal
+from toolkit.deploy.trained import TrainedRun
+from toolkit.distributed.process_state import float32_precision
+
+RECENT = 0.2
+"""Weight of the latest batch in the mean time of a row."""
+FAILED = "the server could not compute the answer; its log has the reason"
+
+
+class Worker:
+    """Answers jobs in common batches, in a thread of its own.
+
+    Args:
+        run: the finished run.
+        batch_wait: seconds for which a batch with room waits for further jobs.
+    """
+
+    def __init__(self, run: TrainedRun, batch_wait: float) -> None:
+        self._run, self._batch_wait = run, batch_wait
+        self._queue: queue.Queue[Job | None] = queue.Queue()
+        self._jobs: deque[Job] = deque()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._ending = False
+        self.failure = ""
+        """Why nothing more can be computed, if that is so."""
+        self.seconds_per_row = 0.0
+        """Mean time of the latest rows."""
+        self.batches = self.rows = 0
+        """Batches and feature rows that were computed."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs are answered."""
+        return self._thread.is_alive() and not self.failure
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def end(self, seconds: float) -> None:
+        """Ends the thread once all jobs are answered; waits for at most `seconds`."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def submit(self, table: Table) -> Job:
+        """Queues the rows of a request.
+
+        Raises:
+            Refusal: if nothing can be computed any more.
+        """
+        if not self.is_alive:
+            raise Refusal(503, f"the server computes no more: {self.failure or 'its worker has ended'}")
+        job = Job(table, time.monotonic())
+        self._queue.put(job)
+        return job
+
+    def _work(self) -> None:
+        run = self._run
+        run.model.eval()
+        with float32_precision(run.cfg.train.tf32):
+            while self._collect():
+                pieces = next_batch(self._jobs, run)
+                self._compute(pieces)
+                for job, _ in pieces:
+                    if not job.waiting and not job.done.done():
+                        self._answer(job)
+
+    def _collect(self) -> bool:
+        """Waits until there are jobs and, if a batch has room, briefly for more; returns False at the end."""
+        while True:
+            room = self._run.cfg.eval.per_device_eval_batch_size - sum(len(job.waiting[0]) for job in self._jobs)
+            left = self._batch_wait - (time.monotonic() - self._jobs[0].arrived) if self._jobs else None
+            wait = 0.0 if self._ending or room <= 0 else left
+            try:
+                job = self._queue.get(timeout=wait) if wait is None or wait > 0 else self._queue.get_nowait()
+            except queue.Empty:
+                self._jobs = deque(each for each in self._jobs if not each.done.done())  # nobody waits for the others
+                if self._jobs or self._ending:
+                    return bool(self._jobs)
+                continue
+            if job is None:
+                self._ending = True
+            else:
+                self._accept(job)
+
+    def _accept(self, job: Job) -> None:
+        if job.done.done() or self.failure:
+            _refuse(job, Refusal(503, f"the server computes no more: {self.failure}"))
+            return
+        with self._failing([job]):
+            job.prepare(self._run)
+            self._jobs.append(job)
+
+    def _compute(self, pieces: Sequence[Piece]) -> None:
+        """Computes a batch; if that fails, each part alone, so that one request cannot make others fail."""
+        began = time.monotonic()
+        if len(pieces) > 1:
+            try:
+                compute(self._run, pieces)
+            except Exception as error:
+                if _is_lasting(error):
+                    self._fail(error, [job for job, _ in pieces])
+            else:
+                self._note(pieces, began)
+                return
+        for piece in pieces:
+            with self._failing([piece[0]]):
+                compute(self._run, [piece])
+                self._note([piece], began)
+
+    def _note(self, pieces: Sequence[Piece], began: float) -> None:
+        count = sum(len(rows) for _, rows in pieces)
+        latest = (time.monotonic() - began) / count
+        self.seconds_per_row += RECENT * (latest - self.seconds_per_row) if self.rows else latest
+        self.batches, self.rows = self.batches + 1, self.rows + count
+
+    def _answer(self, job: Job) -> None:
+        with self._failing([job]):
+            assert job.data is not None
+            records = list(self._run.task.decode(job.predictions, job.data))
+            with suppress(InvalidStateError):  # it was cancelled meanwhile
+                job.done.set_result(records)
+
+    @contextmanager
+    def _failing(self, jobs: Sequence[Job]) -> Iterator[None]:
+        """Turns an error into the answer of jobs, and drops them."""
+        try:
+            yield
+        except DataError as error:
+            self._drop(jobs, Refusal(422, str(error)))
+        except Exception as error:
+            if _is_lasting(error):
+                self._fail(error, jobs)
+                return
+            report_error(unexpected(error))
+            self._drop(jobs, Refusal(500, FAILED))
+
+    def _fail(self, error: Exception, jobs: Sequence[Job]) -> None:
+        """Refuses all jobs from now on."""
+        self.failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        report_error(unexpected(error))
+        self._drop([*jobs, *self._jobs], Refusal(503, f"the server computes no more: {self.failure}"))
+
+    def _drop(self, jobs: Sequence[Job], refusal: Refusal) -> None:
+        for job in jobs:
+            _refuse(job, refusal)
+        self._jobs = deque(job for job in self._jobs if not job.done.done())
+
+
+def _refuse(job: Job, refusal: Refusal) -> None:
+    with suppress(InvalidStateError):
+        job.done.set_exception(refusal)
+
+
+def _is_lasting(error: Exception) -> bool:
+    """Whether an error of the device makes all further computations fail."""
+    return isinstance(error, torch.AcceleratorError)
