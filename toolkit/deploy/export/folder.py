@@ -1,0 +1,193 @@
+"""Writes a run's model in another format into a folder, after comparing it with the run: `toolkit export`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from toolkit.api.scripts import SupportsGraph, SupportsScript
+from toolkit.api.task import EvalData, Task
+from toolkit.base.disk import disk_problem
+from toolkit.base.errors import RunError, ToolkitError
+from toolkit.base.files import read_json, write_json, write_text, written_folder
+from toolkit.base.run_folder import RunFolder
+from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.sections import Config
+from toolkit.data.batches import evaluation_loader
+from toolkit.deploy.export.formats import FORMATS, TOLERANCE, Format, Written
+from toolkit.deploy.export.graph import example_of
+from toolkit.deploy.export.parity import Parity, measure
+from toolkit.deploy.export.private import private_paths, shorten_paths
+from toolkit.deploy.export.rows import labelled_rows, prepared
+from toolkit.deploy.export.script import write_script
+from toolkit.deploy.merge import refuse_unmergeable, reloaded, write_merged
+from toolkit.deploy.trained import TrainedRun, open_run, read_settings
+from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.process_state import own_process_state
+from toolkit.report.card import Card, model_card, scores_of, with_section
+
+MERGED = "merged"
+PARITY = "parity.json"
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export.
+
+    Args:
+        run_folder: the run's `output_dir`.
+        format: `merged`, or a name of `FORMATS`.
+        output: the folder to write, which does not exist or is empty.
+        recipe: the recipe's name or file if it was moved after the run.
+        data: labelled rows to compare on; None for the run's own validation rows.
+        rows: largest number of rows to compare on.
+        trust_remote_code: whether Python code in the model's folder may run.
+    """
+
+    run_folder: Path
+    format: str
+    output: Path
+    recipe: str | None = None
+    data: str | None = None
+    rows: int = 256
+    trust_remote_code: bool = False
+
+
+def export_folder(request: Request) -> Parity:
+    """Writes a folder with the model in a format, its processor, `parity.json`, a model card and a script.
+
+    The folder is there when everything in it is complete, and the outputs are those of the run; otherwise not at all.
+    The parity is also written into the card of the run.
+
+    Raises:
+        InputError: if the folder is not a finished run, or its task, adapters or rows cannot be used.
+        RunError: if the model cannot be written, or its outputs differ.
+    """
+    cfg, task = read_settings(request.run_folder, request.recipe)
+    cfg = _as_exported(cfg, request.trust_remote_code)
+    chosen = FORMATS.get(request.format)
+    if cfg.model.peft.method != "none" or chosen is None:
+        refuse_unmergeable(cfg)
+    if chosen is not None:
+        chosen.check()
+    template = _template(task) if chosen is not None else None
+    rows = labelled_rows(cfg, task, request.run_folder, request.data, request.rows)
+    try:
+        with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
+            run = _opened(request.run_folder, cfg, task)
+            data = prepared(run, rows)
+            written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
+            tolerance = TOLERANCE if chosen is None else chosen.tolerance
+            parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
+            parity.check()
+            _describe(request, run, parity, folder)
+            if chosen is not None and template is not None:
+                values: dict[str, Any] = {"names": written.names, "program": request.format == "torch_export"}
+                model = run.accelerator.unwrap_model(run.model)
+                write_script(folder, template, cfg, task, model, run.processor, chosen.libraries, **values)
+            shorten_paths(
+                folder, private_paths(request.run_folder, cfg, read_json(RunFolder(request.run_folder).facts))
+            )
+    except OSError as error:
+        where = disk_problem(error, request.output.parent) or error
+        raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
+    return parity
+
+
+def _as_exported(cfg: Config, trust_remote_code: bool) -> Config:
+    """Returns settings with which a model is plain: one process, float32, with padding, without trackers."""
+    return replace(
+        cfg,
+        parallel=ParallelConfig(),
+        model=replace(cfg.model, trust_remote_code=trust_remote_code, attn_implementation=None),
+        train=replace(cfg.train, mixed_precision="no", unpadded=False, tf32=None),
+        tracking=replace(cfg.tracking, report_to=[]),
+    )
+
+
+def _template(task: Task) -> str | None:
+    """Returns the template of the script, or None if the task has no script.
+
+    Raises:
+        InputError: if the model of the task is no graph, with the reason.
+    """
+    if isinstance(task, SupportsGraph):
+        return f"graph/{task.graph_script()}"
+    return f"graph/{task.script()}" if isinstance(task, SupportsScript) else None
+
+
+def _opened(folder: Path, cfg: Config, task: Task) -> TrainedRun:
+    """Opens a run on the CPU."""
+    with own_process_state():
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # restored with the state
+        return open_run(folder, cfg, task, build_accelerator(cfg))
+
+
+@contextmanager
+def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
+    """Yields a folder with the run's model without adapters: its own, or one that exists inside the block."""
+    if cfg.model.peft.method == "none":
+        yield RunFolder(request.run_folder).model
+        return
+    with TemporaryDirectory(prefix=f".{request.output.name}.", dir=request.output.absolute().parent) as temporary:
+        write_merged(_opened(request.run_folder, cfg, task), Path(temporary))
+        yield Path(temporary)
+
+
+def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
+    shutil.copytree(plain, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    return Written(reloaded(run, folder), {}, [])
+
+
+def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: EvalData) -> Written:
+    """Writes the graph, the configuration with the labels, and the processor.
+
+    Raises:
+        RunError: if the model cannot be traced.
+    """
+    model = reloaded(run, plain)
+    batch = next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh)))
+    try:
+        written = chosen.write(example_of(model, batch), folder)
+    except (ToolkitError, OSError):
+        raise
+    except Exception as error:  # exporters raise errors of many kinds for operations that they do not know
+        reason = str(error).strip().split("\n")[0][:300]
+        raise RunError(
+            f"this {model.config.model_type} cannot be traced: {type(error).__name__}: {reason}\n"
+            "  Export it with --format zip instead, which needs no graph."
+        ) from error
+    model.config.save_pretrained(folder)
+    run.processor.save_pretrained(folder)
+    return written
+
+
+def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path) -> None:
+    """Writes `parity.json` and the model card, and adds the parity to the card of the run."""
+    write_json(folder / PARITY, parity.as_json())
+    files = RunFolder(request.run_folder)
+    own = files.model_card.read_text(encoding="utf-8") if files.model_card.is_file() else ""
+    name, config = request.run_folder.absolute().name, run.accelerator.unwrap_model(run.model).config
+    scores = scores_of(own) if own else "Not evaluated."
+    usage = None if request.format == MERGED else _usage(request.format)
+    card = model_card(Card(name, run.cfg, run.task, config, read_json(files.facts), scores, adapted=False, usage=usage))
+    section = f"Export: {request.format}"
+    write_text(folder / CARD, with_section(card, section, parity.markdown()))
+    if own and os.access(files.model, os.W_OK):
+        write_text(files.model_card, with_section(own, section, parity.markdown()))
+
+
+def _usage(name: str) -> str:
+    """Returns Python code that loads an exported graph."""
+    usage: Mapping[str, str] = {
+        "torch_export": 'import torch\n\nmodel = torch.export.load("path/to/this/folder/model.pt2").module()',
+    }
+    default = 'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("path/to/this/folder/model.onnx")'
+    return usage.get(name, default)
