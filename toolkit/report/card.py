@@ -109,7 +109,7 @@ def _front(card: Card, licence: str) -> str:
         f"library_name: {'peft' if card.adapted else 'transformers'}",
         *([f"pipeline_tag: {task}"] if task else []),
         *([f"base_model: {base_name(base)}"] if base and not Path(base).is_dir() else []),
-        f"license: {licence}",
+        f"license: {f'[{licence}]' if ', ' in licence else licence}",
         "---",
     ]
     return "\n".join(lines)

@@ -106,7 +106,7 @@ def script_values(
     model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, block_size: int
 ) -> dict[str, Any]:
     """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_text`."""
-    if model.generation_config is None:
+    if getattr(model, "generation_config", None) is None:
         return {}
     begin, end = separators(tokenizer)
     stops = stop_tokens(model, end)

@@ -121,8 +121,9 @@ def test_adapters_are_merged_into_every_format(tmp_path, capsys):
     merged, parity = exported_as(tmp_path / "run", "merged", tmp_path)
     assert parity["largest_difference"] <= parity["allowed_difference"]
     assert not (merged / "adapter_config.json").exists()
-    loaded = transformers.pipeline("token-classification", str(merged))
+    loaded = transformers.pipeline("token-classification", str(merged), ignore_labels=[])
     assert loaded("Anna drove to Kiel.")
+    assert merged.stat().st_mode == folder.stat().st_mode
     assert "## Export: merged" in (merged / "README.md").read_text()
     assert "library_name: transformers" in (merged / "README.md").read_text()
 

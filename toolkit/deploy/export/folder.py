@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from toolkit.api.device import looked_up
 from toolkit.api.scripts import SupportsGraph, SupportsScript
 from toolkit.api.task import EvalData, Task
 from toolkit.base.disk import disk_problem
@@ -142,7 +142,8 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
 
 
 def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
-    shutil.copytree(plain, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+    for file in plain.iterdir():
+        file.rename(folder / file.name)
     return Written(reloaded(run, folder), {}, [])
 
 
@@ -153,7 +154,7 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
         RunError: if the model cannot be traced.
     """
     model = reloaded(run, plain)
-    batch = next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh)))
+    batch = looked_up(next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh))))
     try:
         written = chosen.write(example_of(model, batch), folder)
     except (ToolkitError, OSError):
