@@ -14,12 +14,12 @@ FORMATS = ("zip", "merged", "onnx", "torch_export", "int8")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the format, the output, and the rows to compare on."""
     _options.add(parser, "run")
-    _options.add(parser, "--format", type=_options.one_of(*FORMATS), default="zip", default_text="zip")
+    others = "zip; also merged, onnx, torch_export or int8"
+    _options.add(parser, "--format", type=_options.one_of(*FORMATS), default="zip", default_text=others)
     _options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     _options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
-    parser.add_argument(
-        "--rows", type=_options.at_least(1), metavar="N", help="most rows to compare on, evenly spaced (default: 256)"
-    )
+    most = "most rows to compare on, evenly spaced (default: 256)"
+    parser.add_argument("--max-rows", type=_options.at_least(1), metavar="N", help=most)
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
@@ -49,9 +49,9 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     """Returns the zip to write."""
     from toolkit.base.errors import InputError
 
-    for option in ("data", "rows"):
-        if getattr(arguments, option) is not None:
-            raise InputError(f"--{option}: a zip has the run's own model, which is not compared; remove it")
+    for option in ("--data", "--max-rows"):
+        if getattr(arguments, option[2:].replace("-", "_")) is not None:
+            raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
     output = _options.output_file(arguments.output or folder.absolute().with_suffix(".zip"))
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")
@@ -73,7 +73,7 @@ def _write_folder(arguments: argparse.Namespace, folder: Path, output: Path) -> 
     from toolkit.document.blocks import Table
     from toolkit.document.terminal import print_table
 
-    rows = {} if arguments.rows is None else {"rows": arguments.rows}
+    rows = {} if arguments.max_rows is None else {"max_rows": arguments.max_rows}
     remote = arguments.trust_remote_code
     parity = export_folder(
         Request(folder, arguments.format, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)

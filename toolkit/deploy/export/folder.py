@@ -47,7 +47,7 @@ class Request:
         output: the folder to write, which does not exist or is empty.
         recipe: the recipe's name or file if it was moved after the run.
         data: labelled rows to compare on; None for the run's own validation rows.
-        rows: largest number of rows to compare on.
+        max_rows: largest number of rows to compare on.
         trust_remote_code: whether Python code in the model's folder may run.
     """
 
@@ -56,7 +56,7 @@ class Request:
     output: Path
     recipe: str | None = None
     data: str | None = None
-    rows: int = 256
+    max_rows: int = 256
     trust_remote_code: bool = False
 
 
@@ -78,7 +78,7 @@ def export_folder(request: Request) -> Parity:
     if chosen is not None:
         chosen.check()
     template = _template(task) if chosen is not None else None
-    rows = labelled_rows(cfg, task, request.run_folder, request.data, request.rows)
+    rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
     try:
         with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
             run = _opened(request.run_folder, cfg, task)
