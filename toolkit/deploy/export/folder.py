@@ -25,7 +25,7 @@ from toolkit.deploy.export.graph import example_of
 from toolkit.deploy.export.parity import Parity, measure
 from toolkit.deploy.export.private import private_paths, shorten_paths
 from toolkit.deploy.export.rows import labelled_rows, prepared
-from toolkit.deploy.export.script import write_script
+from toolkit.deploy.export.script import SUFFIX, TEMPLATES, write_script
 from toolkit.deploy.merge import refuse_unmergeable, reloaded, write_merged
 from toolkit.deploy.trained import TrainedRun, open_run, read_settings
 from toolkit.distributed.launch import build_accelerator
@@ -120,7 +120,8 @@ def _template(task: Task) -> str | None:
     """
     if isinstance(task, SupportsGraph):
         return f"graph/{task.graph_script()}"
-    return f"graph/{task.script()}" if isinstance(task, SupportsScript) else None
+    name = f"graph/{task.script()}" if isinstance(task, SupportsScript) else ""
+    return name if (TEMPLATES / f"{name}{SUFFIX}").is_file() else None
 
 
 def _opened(folder: Path, cfg: Config, task: Task) -> TrainedRun:

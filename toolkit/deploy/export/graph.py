@@ -74,7 +74,7 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
         batch: rows of the run; a single one is repeated.
 
     Raises:
-        InputError: if the rows are too short to be traced.
+        InputError: if the rows are too short to be traced, or the model returns none of `OUTPUTS`.
     """
     tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
     fixed = {name: each for name, each in batch["inputs"].items() if name not in tensors}
@@ -84,7 +84,10 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
         raise InputError("the rows to compare on have a single token; give longer ones as --data")
     forward = Forward(model, list(inputs), fixed).eval()
     with torch.no_grad():
-        return Example(forward, inputs, list(forward(**inputs)))
+        outputs = list(forward(**inputs))
+    if not outputs:
+        raise InputError(f"--format: the model returns none of {', '.join(OUTPUTS)}; use zip or merged")
+    return Example(forward, inputs, outputs)
 
 
 @contextmanager

@@ -8,8 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from toolkit.base.errors import InputError
 
-class OnnxModel(nn.Module):
+
+class Graph(nn.Module):
+    """A model of which only the forward pass was exported."""
+
+    def generate(self, *arguments: Any, **settings: Any) -> Any:
+        """Refuses what transformers' models also do.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError("--format: this task generates text with its model, which a graph does not; use zip or merged")
+
+
+class OnnxModel(Graph):
     """A model that ONNX Runtime runs on the CPU.
 
     Args:
@@ -31,7 +45,7 @@ class OnnxModel(nn.Module):
         return _output(dict(zip(self._outputs, map(torch.from_numpy, found), strict=True)))
 
 
-class ProgramModel(nn.Module):
+class ProgramModel(Graph):
     """A program of `torch.export`.
 
     Args:

@@ -21,6 +21,7 @@ from toolkit.data.reading import Reading
 from toolkit.deploy.inputs import needed_columns
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
+SUFFIX = ".py.jinja"
 LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfile", "soxr")}
 """Libraries that a script needs for its inputs, besides those that run the model, by modality."""
 
@@ -56,7 +57,9 @@ def write_script(
         libraries: the libraries that run the model; those of the modality are added.
         **values: further values of the template.
     """  # fmt: skip
-    needed = (*libraries, *LIBRARIES[task.modality])
+    # How transformers notes what a class needs; some extractors compute spectrograms with torch.
+    own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
+    needed = (*libraries, *own, *LIBRARIES[task.modality])
     source = _script(template, cfg, task, model, processor, libraries=join(needed, "and"), **values)
     write_text(folder / "predict.py", source)
     # An older library may not know the model, its tokenizer or its operations.
@@ -73,7 +76,7 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
     )
     environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
     assert isinstance(task, SupportsScript)
-    return environment.get_template(f"{template}.py.jinja").render(
+    return environment.get_template(f"{template}{SUFFIX}").render(
         {**task.script_values(model, processor), **_dialect(cfg.data), **values},
         columns=columns_of_script(cfg, task),
         config=model.config,
