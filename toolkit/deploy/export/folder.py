@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -92,12 +92,12 @@ def export_folder(request: Request) -> Parity:
                 values: dict[str, Any] = {"names": written.names, "program": request.format == "torch_export"}
                 model = run.accelerator.unwrap_model(run.model)
                 write_script(folder, template, cfg, task, model, run.processor, chosen.libraries, **values)
-            shorten_paths(
-                folder, private_paths(request.run_folder, cfg, read_json(RunFolder(request.run_folder).facts))
-            )
+            facts = read_json(RunFolder(request.run_folder).facts)
+            shorten_paths(folder, private_paths(request.run_folder, cfg, facts))
     except OSError as error:
         where = disk_problem(error, request.output.parent) or error
         raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
+    _add_to_own_card(request, parity)
     return parity
 
 
@@ -172,24 +172,23 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
 
 
 def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path) -> None:
-    """Writes `parity.json` and the model card, and adds the parity to the card of the run."""
+    """Writes `parity.json` and the model card."""
     write_json(folder / PARITY, parity.as_json())
-    files = RunFolder(request.run_folder)
-    own = files.model_card.read_text(encoding="utf-8") if files.model_card.is_file() else ""
     name, config = request.run_folder.absolute().name, run.accelerator.unwrap_model(run.model).config
-    scores = scores_of(own) if own else "Not evaluated."
-    usage = None if request.format == MERGED else _usage(request.format)
-    card = model_card(Card(name, run.cfg, run.task, config, read_json(files.facts), scores, adapted=False, usage=usage))
-    section = f"Export: {request.format}"
-    write_text(folder / CARD, with_section(card, section, parity.markdown()))
-    if own and os.access(files.model, os.W_OK):
-        write_text(files.model_card, with_section(own, section, parity.markdown()))
+    own, facts = _own_card(request), read_json(RunFolder(request.run_folder).facts)
+    usage = None if request.format == MERGED else FORMATS[request.format].usage
+    card = model_card(Card(name, run.cfg, run.task, config, facts, scores_of(own), adapted=False, usage=usage))
+    write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
 
 
-def _usage(name: str) -> str:
-    """Returns Python code that loads an exported graph."""
-    usage: Mapping[str, str] = {
-        "torch_export": 'import torch\n\nmodel = torch.export.load("path/to/this/folder/model.pt2").module()',
-    }
-    default = 'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("path/to/this/folder/model.onnx")'
-    return usage.get(name, default)
+def _own_card(request: Request) -> str:
+    """Returns the card of the run; empty if it was removed."""
+    card = RunFolder(request.run_folder).model_card
+    return card.read_text(encoding="utf-8") if card.is_file() else ""
+
+
+def _add_to_own_card(request: Request, parity: Parity) -> None:
+    """Adds the parity to the card of the run, unless that cannot be written."""
+    card, own = RunFolder(request.run_folder).model_card, _own_card(request)
+    if own and os.access(card.parent, os.W_OK):
+        write_text(card, with_section(own, f"Export: {request.format}", parity.markdown()))

@@ -41,12 +41,14 @@ class Format:
 
     Args:
         write: writes a model into a folder and loads it back.
+        usage: Python code that loads it, for the model card.
         libraries: the libraries that run it.
         needs: the libraries that write it.
         tolerance: largest allowed difference of the outputs; None if it is only stated.
     """
 
     write: Callable[[Example, Path], Written]
+    usage: str
     libraries: Sequence[str]
     needs: Sequence[str] = ()
     tolerance: float | None = TOLERANCE
@@ -123,10 +125,18 @@ def _write_int8(example: Example, folder: Path) -> Written:
     )
 
 
-_ONNX_WRITERS = ("onnx", "onnxscript", "onnxruntime")
+_FOR_ONNX = (
+    'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("path/to/this/folder/model.onnx")',
+    ("onnxruntime", "transformers"),
+    ("onnx", "onnxscript", "onnxruntime"),
+)
 FORMATS = {
-    "onnx": Format(_write_onnx, ("onnxruntime", "transformers"), _ONNX_WRITERS),
-    "torch_export": Format(_write_program, ("torch", "transformers")),
-    "int8": Format(_write_int8, ("onnxruntime", "transformers"), _ONNX_WRITERS, tolerance=None),
+    "onnx": Format(_write_onnx, *_FOR_ONNX),
+    "torch_export": Format(
+        _write_program,
+        'import torch\n\nmodel = torch.export.load("path/to/this/folder/model.pt2").module()',
+        ("torch", "transformers"),
+    ),
+    "int8": Format(_write_int8, *_FOR_ONNX, tolerance=None),
 }
 """The formats in which a model is a graph."""
