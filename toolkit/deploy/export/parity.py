@@ -40,6 +40,10 @@ class Pair:
         """Returns both by name."""
         return {"run": self.run, "export": self.export}
 
+    def shown(self, name: str, show: Callable[[float], str]) -> tuple[str, str, str]:
+        """Returns the name and both figures as text."""
+        return name, show(self.run), show(self.export)
+
 
 @dataclass(frozen=True)
 class Parity:
@@ -111,10 +115,11 @@ class Parity:
     def lines(self) -> list[tuple[str, str, str]]:
         """Returns name, value of the run and value of the export, as text; the run's metric first."""
         names = sorted(self.metrics, key=lambda name: (name != self.metric, name == "loss"))
-        scores = [(name, *(format_value(each) for each in self.metrics[name].as_json().values())) for name in names]
-        speed = tuple(f"{each:,.4g}" for each in self.speed.as_json().values())
-        sizes = tuple(format_bytes(each) for each in self.size.as_json().values())
-        return [*scores, ("rows per second", *speed), ("size", *sizes)]
+        return [
+            *(self.metrics[name].shown(name, format_value) for name in names),
+            self.speed.shown("rows per second", "{:,.4g}".format),
+            self.size.shown("size", format_bytes),
+        ]
 
     def markdown(self) -> str:
         """Returns the section of the model card, without its heading."""
