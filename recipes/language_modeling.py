@@ -277,14 +277,16 @@ class LanguageModeling:
 
         if not self.causal:
             return []
-        given = self.options.prompts
-        prompts = self.state.get("prompts", [""]) if given is None else given
+        prompts = self.state.get("prompts", [""]) if self.options.prompts is None else self.options.prompts
         return chat.samples(model, processor, prompts, self.options, self.cfg.seed)
 
     def script(self) -> str:
         from toolkit.tasks.generation import script_name
 
         return script_name(self.causal, self.answers)
+
+    def graph_script(self) -> str:
+        return self.script() if self.causal else "fill_mask"
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         from toolkit.tasks.generation import script_values

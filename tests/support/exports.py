@@ -19,13 +19,13 @@ from runs import assert_close
 
 ISOLATED = """
 import runpy, sys
-sys.modules["toolkit"] = None
-for folder, file in zip(sys.argv[1::2], sys.argv[2::2]):
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+for folder, file in list(zip(sys.argv[2::2], sys.argv[3::2])):
     sys.argv, sys.stdout = ["predict.py", file], open(file + ".printed", "w")
     runpy.run_path(folder + "/predict.py", run_name="__main__")
     sys.stdout.close()
 """
-"""Runs scripts where `import toolkit` fails, and writes what they print beside their inputs."""
+"""Runs scripts where the import of some packages fails, and writes what they print beside their inputs."""
 
 
 def exported(run: Path, folder: Path) -> Path:
@@ -77,14 +77,23 @@ def script_answers(folder: Path, *arguments: str | Path) -> list[dict[str, str]]
     return _rows(content.getvalue().decode())
 
 
-def isolated_answers(inputs: Mapping[Path, Path]) -> list[list[dict[str, str]]]:
+def exported_as(run: Path, name: str, folder: Path, *more: str) -> tuple[Path, dict[str, Any]]:
+    """Returns the folder of a run in a format, and its `parity.json`."""
+    output = folder / f"{name} of {run.name}"
+    assert run_command("export", run, "--format", name, "--output", output, *more) == 0
+    return output, json.loads((output / "parity.json").read_text())
+
+
+def isolated_answers(inputs: Mapping[Path, Path], without: Sequence[str] = ("toolkit",)) -> list[list[dict[str, str]]]:
     """Returns the rows that scripts print in a process that cannot import the toolkit.
 
     Args:
         inputs: the file to predict for the folder of each exported run.
+        without: packages that cannot be imported.
     """
     pairs = [str(path) for pair in inputs.items() for path in pair]
-    done = subprocess.run([sys.executable, "-c", ISOLATED, *pairs], env={}, capture_output=True, text=True)
+    command = [sys.executable, "-c", ISOLATED, ",".join(without), *pairs]
+    done = subprocess.run(command, env={}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [read_table(Path(f"{file}.printed")) for file in inputs.values()]
 

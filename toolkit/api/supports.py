@@ -158,25 +158,6 @@ class SupportsAnswers(Protocol):
 
 
 @runtime_checkable
-class SupportsScript(Protocol):
-    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
-
-    def script(self) -> str:
-        """Returns the name of the script's template in `toolkit/deploy/templates`.
-
-        Raises:
-            InputError: if the task has no script with these options, with the reason.
-        """
-
-    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
-        """Returns values that the template needs.
-
-        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, the
-        `columns` of a row, and how tables are read.
-        """
-
-
-@runtime_checkable
 class SupportsErrorRanking(Protocol):
     """A task that can rank its predictions by their error, for the largest errors in the report."""
 

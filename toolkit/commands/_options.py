@@ -164,17 +164,24 @@ def output_file(path: str | Path, option: str = "--output") -> Path:
     return file
 
 
-def output_folder(path: str | Path) -> Path:
-    """Returns the folder of `--output-dir`, which is created if it does not exist.
+def output_folder(path: str | Path, option: str = "--output-dir", make: bool = True) -> Path:
+    """Returns the folder of an option, `--output-dir` unless another is named.
+
+    Args:
+        path: the folder.
+        option: the option, for the error.
+        make: whether to create it if it does not exist; if not, only its parent must exist.
 
     Raises:
         InputError: if it is not an empty folder, or cannot be created.
     """
     folder = expanded(path)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise InputError(f"--output-dir: {folder.absolute()} is not an empty folder; use another one, or delete it")
+        raise InputError(f"{option}: {folder.absolute()} is not an empty folder; use another one, or delete it")
+    if not make:
+        return folder if folder.is_dir() else output_file(folder, option)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--output-dir: cannot make the folder {folder.absolute()}: {error.strerror}") from error
+        raise InputError(f"{option}: cannot make the folder {folder.absolute()}: {error.strerror}") from error
     return folder

@@ -63,7 +63,11 @@ COMMANDS = {
         "toolkit.commands.reproduce",
         "repeat a run and check that the results are bit-identical",
     ),
-    "export": ("toolkit.commands.export", "pack a finished run for others: model, card, report and a script"),
+    "export": (
+        "toolkit.commands.export",
+        "pack a finished run for others: a zip with a script, or the model as ONNX, torch.export, int8 or merged",
+    ),
+    "push": ("toolkit.commands.push", "push the model of a finished run to the Hub"),
     "merge": ("toolkit.commands.merge", "merge the adapters of a finished run into its model"),
     "checkpoint": ("toolkit.commands.checkpoint", "show, verify or convert a checkpoint"),
     "verify": ("toolkit.commands.verify", "verify every file of a run"),

@@ -3,36 +3,82 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from toolkit.base.files import expanded
 from toolkit.commands import _options
 
+FORMATS = ("zip", "merged", "onnx", "torch_export", "int8")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the run, the format and the output file."""
+    """Adds the run, the format, the output, and the rows to compare on."""
     _options.add(parser, "run")
-    _options.add(parser, "--format", type=_options.one_of("zip"), default="zip", default_text="zip")
-    _options.add(parser, "--output", default_text="RUN.zip")
+    others = "zip; also merged, onnx, torch_export or int8"
+    _options.add(parser, "--format", type=_options.one_of(*FORMATS), default="zip", default_text=others)
+    _options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
+    _options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
+    most = "most rows to compare on, evenly spaced (default: 256)"
+    parser.add_argument("--max-rows", type=_options.at_least(1), metavar="N", help=most)
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
 
 def work(arguments: argparse.Namespace) -> None:
-    """Writes a zip with the model, its card, the report and a script that predicts with transformers alone.
+    """Writes a zip with a script for transformers, or a folder with the model in another format.
 
     Raises:
-        InputError: if the run cannot be exported, or the file cannot be written.
-        RunError: if the zip cannot be written.
+        InputError: if the run cannot be exported, or the output cannot be written.
+        RunError: if the output cannot be written, or its model differs from the run's.
     """
-    from toolkit.base.console import format_bytes, quiet_libraries, say
-    from toolkit.base.errors import InputError
-    from toolkit.deploy.export import export_zip
+    from toolkit.base.console import quiet_libraries
 
     folder = expanded(arguments.run)
+    if arguments.format == "zip":
+        output = _zip_file(arguments, folder)
+        quiet_libraries()
+        _write_zip(arguments, folder, output)
+    else:
+        default = folder.absolute().with_name(f"{folder.absolute().name}-{arguments.format}")
+        output = _options.output_folder(arguments.output or default, "--output", make=False)
+        quiet_libraries()
+        _write_folder(arguments, folder, output)
+
+
+def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
+    """Returns the zip to write."""
+    from toolkit.base.errors import InputError
+
+    for option in ("--data", "--max-rows"):
+        if getattr(arguments, option[2:].replace("-", "_")) is not None:
+            raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
     output = _options.output_file(arguments.output or folder.absolute().with_suffix(".zip"))
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")
-    quiet_libraries()
+    return output
+
+
+def _write_zip(arguments: argparse.Namespace, folder: Path, output: Path) -> None:
+    from toolkit.base.console import format_bytes, say
+    from toolkit.deploy.export.archive import export_zip
+
     export_zip(folder, arguments.recipe, output, arguments.trust_remote_code)
     say(f"{output} ({format_bytes(output.stat().st_size)}) has the model, its card, the report and predict.py,")
     say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
+
+
+def _write_folder(arguments: argparse.Namespace, folder: Path, output: Path) -> None:
+    from toolkit.base.console import say
+    from toolkit.deploy.export.folder import Request, export_folder
+    from toolkit.document.blocks import Table
+    from toolkit.document.terminal import print_table
+
+    rows = {} if arguments.max_rows is None else {"max_rows": arguments.max_rows}
+    remote = arguments.trust_remote_code
+    parity = export_folder(
+        Request(folder, arguments.format, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)
+    )
+    print_table(Table(["", "run", arguments.format], parity.lines()))
+    allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
+    say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
+    say(f"{output} has the model in this format; README.md is its card, parity.json these figures")

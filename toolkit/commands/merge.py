@@ -7,7 +7,15 @@ from pathlib import Path
 
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options
-from toolkit.deploy.merge import TOLERANCE, _batch, _logits, _refuse_unmergeable, _reload, _rows_file
+from toolkit.deploy.merge import (
+    TOLERANCE,
+    batch_of,
+    logits_of,
+    refuse_unmergeable,
+    reloaded,
+    rows_file,
+    write_merged,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,13 +40,12 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.errors import RunError
     from toolkit.deploy.trained import open_run, read_settings
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.models.adapters import merged
 
     folder = Path(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
     output = _options.output_folder(arguments.output_dir or RunFolder(folder).merged)
-    _refuse_unmergeable(cfg)
-    file = _rows_file(cfg, arguments.data)
+    refuse_unmergeable(cfg)
+    file = rows_file(cfg, arguments.data)
     cfg = replace(
         cfg,
         model=replace(cfg.model, trust_remote_code=arguments.trust_remote_code),
@@ -47,11 +54,10 @@ def work(arguments: argparse.Namespace) -> None:
     )
     quiet_libraries()
     run = open_run(folder, cfg, task, build_accelerator(cfg))
-    batch = _batch(run, file)
-    before = _logits(run, run.model, batch)
-    merged(run.accelerator.unwrap_model(run.model)).save_pretrained(output)
-    run.processor.save_pretrained(output)
-    after = _logits(run, _reload(run, output), batch)
+    batch = batch_of(run, file)
+    before = logits_of(run.model, batch)
+    write_merged(run, output)
+    after = logits_of(reloaded(run, output), batch)
     difference = float((after - before).abs().max() / before.abs().max().clamp(min=1e-12))
     rows = len(batch["row_ids"])
     say(f"largest difference of logits on {rows} rows, relative to the largest logit: {difference:.1e}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from toolkit.base.files import expanded
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from toolkit.api.task import Batch
     from toolkit.config.sections import Config
@@ -17,13 +19,16 @@ if TYPE_CHECKING:
 
 ROWS = 8
 """Number of rows on which the merged model is compared with the adapters."""
-
-
 TOLERANCE = 1e-4
 """Largest allowed difference of logits, relative to the largest logit."""
 
 
-def _refuse_unmergeable(cfg: Config) -> None:
+def refuse_unmergeable(cfg: Config) -> None:
+    """Refuses a run whose adapters are not part of weights.
+
+    Raises:
+        InputError: with the reason.
+    """
     from toolkit.base.errors import InputError
 
     reasons = {
@@ -36,8 +41,12 @@ def _refuse_unmergeable(cfg: Config) -> None:
         raise InputError(f"this run (model.peft.method={cfg.model.peft.method}) has nothing to merge: {why}.")
 
 
-def _rows_file(cfg: Config, given: str | None) -> str:
-    """Returns the file whose first rows are used to verify the merge."""
+def rows_file(cfg: Config, given: str | None) -> str:
+    """Returns the file whose first rows are used to verify the merge.
+
+    Raises:
+        InputError: if neither it nor one of the run's own files exists.
+    """
     from toolkit.base.errors import InputError
     from toolkit.config.paths import files_of
 
@@ -49,10 +58,8 @@ def _rows_file(cfg: Config, given: str | None) -> str:
     raise InputError(f"--data: give a file with rows to compare on; the run's own files were not found {known}")
 
 
-def _batch(run: TrainedRun, file: str) -> Batch:
+def batch_of(run: TrainedRun, file: str) -> Batch:
     """Returns the first rows of a file as a batch of model inputs."""
-    from dataclasses import replace
-
     from toolkit.api.device import to_device
     from toolkit.api.mesh import Mesh
     from toolkit.data.bad_rows import apply_policy
@@ -71,7 +78,7 @@ def _batch(run: TrainedRun, file: str) -> Batch:
     return to_device(next(iter(loader)), run.accelerator.device)
 
 
-def _logits(run: TrainedRun, model: Any, batch: Batch) -> Tensor:
+def logits_of(model: Any, batch: Batch) -> Tensor:
     """Returns all outputs of a model as one tensor `[N]`."""
     import torch
 
@@ -82,10 +89,20 @@ def _logits(run: TrainedRun, model: Any, batch: Batch) -> Tensor:
     return torch.cat([outputs[name].double().flatten().cpu() for name in names if name in outputs])
 
 
-def _reload(run: TrainedRun, folder: Path) -> Any:
-    """Loads the merged model with transformers, as users will."""
+def write_merged(run: TrainedRun, folder: Path) -> None:
+    """Merges the adapters of a run in place, and writes the model and its processor."""
+    from toolkit.models.adapters import merged
+
+    merged(run.accelerator.unwrap_model(run.model)).save_pretrained(folder)
+    run.processor.save_pretrained(folder)
+
+
+def reloaded(run: TrainedRun, folder: Path) -> PreTrainedModel:
+    """Loads a model of a run with transformers alone, as users will, in float32."""
+    import torch
     import transformers
 
     auto_class = getattr(transformers, run.task.auto_model(run.accelerator.unwrap_model(run.model).config))
-    model = auto_class.from_pretrained(folder, trust_remote_code=run.cfg.model.trust_remote_code)
-    return model.to(run.accelerator.device)
+    remote = run.cfg.model.trust_remote_code
+    model = auto_class.from_pretrained(folder, trust_remote_code=remote, dtype=torch.float32)
+    return model.to(run.accelerator.device).eval()

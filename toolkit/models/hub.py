@@ -1,7 +1,8 @@
-"""Pushes the final model to the Hub, under either engine."""
+"""Pushes the final model to the Hub: at the end of a run under either engine, or later by `toolkit push`."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit.base.console import say
@@ -9,17 +10,56 @@ from toolkit.base.errors import RunError
 from toolkit.config.sections import CheckpointConfig, Config
 
 
-def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
-    """Returns why the model cannot be pushed after the run, as full messages."""
-    if not checkpoint.push_to_hub:
-        return []
+@dataclass(frozen=True)
+class Upload:
+    """A folder to upload.
+
+    Args:
+        repository: `owner/name`, or a name in the user's namespace.
+        folder: the folder.
+        message: message of the commit.
+        private: whether a new repository is private; None for the user's default.
+        revision: branch; None for the main one.
+    """
+
+    repository: str
+    folder: Path
+    message: str
+    private: bool | None = None
+    revision: str | None = None
+
+    def send(self) -> str:
+        """Makes the repository and the branch if they do not exist, and uploads; returns the address.
+
+        Raises:
+            Exception: network, permission and naming errors of several libraries.
+        """
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        repository = api.create_repo(self.repository, private=self.private, exist_ok=True).repo_id
+        if self.revision is not None:
+            api.create_branch(repository, branch=self.revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=self.folder, commit_message=self.message, revision=self.revision
+        )
+        return str(done.repo_url.url if done.repo_url else repository)
+
+
+def access_problems(key: str) -> list[str]:
+    """Returns why nothing can be pushed from here, as full messages that begin with a setting or command."""
     import huggingface_hub
 
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return ["checkpoint.push_to_hub: received true, but HF_HUB_OFFLINE=1 disables access to the Hub"]
+        return [f"{key}, but HF_HUB_OFFLINE=1 disables access to the Hub"]
     if huggingface_hub.get_token() is None:
-        return ["checkpoint.push_to_hub: not logged in; run `hf auth login`, or set HF_TOKEN"]
+        return [f"{key}, but you are not logged in; run `hf auth login`, or set HF_TOKEN"]
     return []
+
+
+def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
+    """Returns why the model cannot be pushed after the run, as full messages."""
+    return access_problems("checkpoint.push_to_hub: received true") if checkpoint.push_to_hub else []
 
 
 def push(cfg: Config, model: Path) -> None:
@@ -32,24 +72,15 @@ def push(cfg: Config, model: Path) -> None:
     Raises:
         RunError: if the push fails, with the command to push by hand; all local files are complete.
     """
-    checkpoint = cfg.checkpoint
+    checkpoint, name = cfg.checkpoint, Path(cfg.output_dir).name
     if not checkpoint.push_to_hub:
         return
-    from huggingface_hub import HfApi
-
-    name = checkpoint.hub_model_id or Path(cfg.output_dir).name
+    repository, message = checkpoint.hub_model_id or name, f"{name}, trained with finetune-toolkit"
     try:
-        api = HfApi()
-        repository = api.create_repo(name, private=checkpoint.hub_private_repo, exist_ok=True).repo_id
-        if checkpoint.hub_revision is not None:
-            api.create_branch(repository, branch=checkpoint.hub_revision, exist_ok=True)
-        message = f"{Path(cfg.output_dir).name}, trained with finetune-toolkit"
-        done = api.upload_folder(
-            repo_id=repository, folder_path=model, commit_message=message, revision=checkpoint.hub_revision
-        )
+        address = Upload(repository, model, message, checkpoint.hub_private_repo, checkpoint.hub_revision).send()
     except Exception as error:  # network, permission and naming errors of several libraries alike
         raise RunError(
-            f"checkpoint.push_to_hub: cannot push to {name!r}: {type(error).__name__}: {error}\n"
-            f"  The run is complete; push it by hand with `hf upload {name} {model}`."
+            f"checkpoint.push_to_hub: cannot push to {repository!r}: {type(error).__name__}: {error}\n"
+            f"  The run is complete; push it with `toolkit push {cfg.output_dir}`."
         ) from error
-    say(f"pushed to {done.repo_url.url if done.repo_url else repository}", blank_line_before=True)
+    say(f"pushed to {address}", blank_line_before=True)

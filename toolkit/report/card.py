@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit import modalities
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import Task
+from toolkit.api.task import Task, limits_of
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
 from toolkit.document.markdown import line, table
@@ -27,6 +27,14 @@ PIPELINES = {
     "AutoModelForAudioClassification": "audio-classification",
 }
 """Auto classes that transformers has a pipeline for (5.x has none for question answering)."""
+_SIDES = {
+    **dict.fromkeys(("input", "source"), "Of an input, the model reads at once at most"),
+    "target": "Of a target, training used at most",
+    "generated": "A generated text has at most",
+}
+"""How the card begins to tell the limit of a side of the model (`toolkit.api.task.limits_of`)."""
+SHOWN_DIGITS = 12
+"""Shown digits of a file's sha256."""
 SCORES = "## Scores\n\n"
 
 
@@ -42,6 +50,7 @@ class Card:
         facts: content of `run.json`.
         scores: the scores of all evaluation sets, as Markdown.
         adapted: whether the model is a folder of adapters.
+        usage: Python code that loads the model; None for that of transformers or peft.
     """
 
     name: str
@@ -51,6 +60,7 @@ class Card:
     facts: Mapping[str, Any]
     scores: str
     adapted: bool
+    usage: str | None = None
 
 
 def card_of(run: Run, result: FitResult, facts: Mapping[str, Any]) -> Card:
@@ -69,11 +79,12 @@ def model_card(card: Card) -> str:
         _front(card, licence),
         f"# {line(card.name)}",
         f"{origin[0].upper()}{origin[1:]} with finetune-toolkit, seed {card.cfg.seed}.",
-        f"```python\n{_usage(card)}\n```",
+        f"```python\n{card.usage or _usage(card)}\n```",
         f"## Intended use\n\n{_use(card.task)}",
-        "## Data\n\n" + table(["set", "source", "rows"], list(_sources(card.cfg.data, card.facts["num_rows"]))),
+        "## Data\n\n" + table(["set", "source", "rows", "fingerprint"], list(_sources(card.cfg.data, card.facts))),
         *_labels(card),
         f"{SCORES}{card.scores}",
+        "## Limits\n\n" + "\n".join(f"- {each}" for each in _limits(card)),
         f"## Licence\n\nLicence of the base model: {licence}. That of the data is not known to the toolkit.",
         "The settings, versions and data fingerprints are in `config.yaml` and `run.json` of the run.",
     ]
@@ -98,7 +109,7 @@ def _front(card: Card, licence: str) -> str:
         f"library_name: {'peft' if card.adapted else 'transformers'}",
         *([f"pipeline_tag: {task}"] if task else []),
         *([f"base_model: {base_name(base)}"] if base and not Path(base).is_dir() else []),
-        f"license: {licence}",
+        f"license: {f'[{licence}]' if ', ' in licence else licence}",
         "---",
     ]
     return "\n".join(lines)
@@ -129,12 +140,31 @@ def _use(task: Task) -> str:
     )
 
 
-def _sources(data: DataConfig, rows: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
-    """Yields name, source and number of rows of every set; of a file only its name."""
-    for name, number in rows.items():
+def _limits(card: Card) -> Iterator[str]:
+    """Yields what the model was not made or tested for, as sentences."""
+    options, facts = card.task.options, card.facts
+    for side, name in limits_of(options).items():
+        if (most := getattr(options, name)) is not None:
+            yield f"{_SIDES.get(side, 'The model uses at most')} {most:,} tokens (`task.{name}`)."
+    skipped = {name: count for name, count in facts.get("bad_rows", {}).items() if count}
+    if skipped:
+        sets = ", ".join(f"{count:,} of {name}" for name, count in skipped.items())
+        yield f"Rows that could not be used were left out of training and scores: {sets}."
+    if card.cfg.checkpoint.load_best_model_at_end:
+        yield "The validation rows also chose this model among those of several steps, so their scores are optimistic."
+    if card.cfg.model.name_or_path:
+        yield "What the base model learned from its own data, errors and biases included, is part of this model."
+    yield "Languages, kinds of input and groups of people that the data lack were not tested."
+
+
+def _sources(data: DataConfig, facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields name, source, number of rows and fingerprint of every set; of a file only its name."""
+    for name, number in facts["num_rows"].items():
         file = getattr(data, f"{name}_file")
         source = data.dataset_name or (Path(file).name if file else "split from the training rows")
-        yield name, source, f"{number:,}"
+        fingerprint = str(facts.get("data_fingerprints", {}).get(name, ""))
+        shown = fingerprint[:SHOWN_DIGITS] if re.fullmatch("[0-9a-f]{64}", fingerprint) else fingerprint
+        yield name, source, f"{number:,}", shown
 
 
 def _labels(card: Card) -> list[str]:
@@ -149,15 +179,22 @@ def _labels(card: Card) -> list[str]:
 def _licence(base: str | None) -> str:
     """Returns the licence that the base model's own card names, without asking the Hub, or `unknown`."""
     from huggingface_hub import try_to_load_from_cache
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     if base is None:
         return "unknown"
     found = Path(base) / "README.md" if Path(base).is_dir() else try_to_load_from_cache(base, "README.md")
     if not isinstance(found, str | Path) or not Path(found).is_file():
         return "unknown"
-    front = Path(found).read_text(encoding="utf-8", errors="replace").partition("\n---")[0]
-    named = re.search(r"^license:[ ]*([\w.-]+)[ ]*$", front, re.M)
-    return named[1] if named else "unknown"
+    front = Path(found).read_text(encoding="utf-8", errors="replace").partition("---\n")[2].partition("\n---")[0]
+    try:
+        fields = YAML(typ="safe").load(front)
+    except YAMLError:  # a card that somebody has edited
+        return "unknown"
+    named = fields.get("license") if isinstance(fields, dict) else None
+    names = [str(each) for each in (named if isinstance(named, list) else [named]) if each]
+    return ", ".join(names) if names and all(re.fullmatch(r"[\w.-]+", name) for name in names) else "unknown"
 
 
 def score_text(run: Run, result: FitResult) -> str:
@@ -165,6 +202,20 @@ def score_text(run: Run, result: FitResult) -> str:
     scores = Scores.of(result, run.task)
     header, rows = scores.table()
     return "\n\n".join([table(header, rows), *map(line, scores.hints)]) if rows else "Not evaluated."
+
+
+def with_section(card: str, title: str, content: str) -> str:
+    """Returns a model card with a section at its end, which replaces one of this title.
+
+    Args:
+        card: a model card, maybe edited by hand.
+        title: title of the section.
+        content: Markdown without headings of this or a higher level.
+    """
+    before, heading, rest = f"\n{card}".partition(f"\n## {title}\n")
+    after = re.split(r"^(?=## )", rest, maxsplit=1, flags=re.M)[1:] if heading else []
+    parts = [before.strip("\n"), *(part.strip("\n") for part in after), f"## {title}\n\n{content}"]
+    return "\n\n".join(parts) + "\n"
 
 
 def scores_of(card: str) -> str:

@@ -105,7 +105,9 @@ def script_name(causal: bool, answers: bool) -> str:
 def script_values(
     model: Any, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int, block_size: int
 ) -> dict[str, Any]:
-    """Returns what the script of a causal model needs; arguments are those of `continue_text`."""
+    """Returns what the script of a causal model needs, nothing for others; arguments are those of `continue_text`."""
+    if getattr(model, "generation_config", None) is None:
+        return {}
     begin, end = separators(tokenizer)
     stops = stop_tokens(model, end)
     return {"begin": begin, "end": end, "stops": stops, "kept": kept_tokens(max_new_tokens, block_size)}

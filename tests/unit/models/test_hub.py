@@ -59,7 +59,7 @@ def test_a_push_that_fails_loses_nothing(tmp_path, calls, monkeypatch):
         raise OSError("no route to host")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refuse)
-    with pytest.raises(RunError, match=r"no route to host(.|\n)*hf upload run "):
+    with pytest.raises(RunError, match=r"no route to host(.|\n)*toolkit push .*/run"):
         train("reviews", tmp_path / "run", *FEW)
     assert (tmp_path / "run/model/model.safetensors").exists()
     assert (tmp_path / "run/report.md").exists()

@@ -1,0 +1,1 @@
+"""Exports a finished run for others: `toolkit export`."""

@@ -1,0 +1,194 @@
+"""Writes a run's model in another format into a folder, after comparing it with the run: `toolkit export`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from toolkit.api.device import looked_up
+from toolkit.api.scripts import SupportsGraph, SupportsScript
+from toolkit.api.task import EvalData, Task
+from toolkit.base.disk import disk_problem
+from toolkit.base.errors import RunError, ToolkitError
+from toolkit.base.files import read_json, write_json, write_text, written_folder
+from toolkit.base.run_folder import RunFolder
+from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.sections import Config
+from toolkit.data.batches import evaluation_loader
+from toolkit.deploy.export.formats import FORMATS, TOLERANCE, Format, Written
+from toolkit.deploy.export.graph import example_of
+from toolkit.deploy.export.parity import Parity, measure
+from toolkit.deploy.export.private import private_paths, shorten_paths
+from toolkit.deploy.export.rows import labelled_rows, prepared
+from toolkit.deploy.export.script import SUFFIX, TEMPLATES, write_script
+from toolkit.deploy.merge import refuse_unmergeable, reloaded, write_merged
+from toolkit.deploy.trained import TrainedRun, open_run, read_settings
+from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.process_state import own_process_state
+from toolkit.report.card import Card, model_card, scores_of, with_section
+
+MERGED = "merged"
+PARITY = "parity.json"
+CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export.
+
+    Args:
+        run_folder: the run's `output_dir`.
+        format: `merged`, or a name of `FORMATS`.
+        output: the folder to write, which does not exist or is empty.
+        recipe: the recipe's name or file if it was moved after the run.
+        data: labelled rows to compare on; None for the run's own validation rows.
+        max_rows: largest number of rows to compare on.
+        trust_remote_code: whether Python code in the model's folder may run.
+    """
+
+    run_folder: Path
+    format: str
+    output: Path
+    recipe: str | None = None
+    data: str | None = None
+    max_rows: int = 256
+    trust_remote_code: bool = False
+
+
+def export_folder(request: Request) -> Parity:
+    """Writes a folder with the model in a format, its processor, `parity.json`, a model card and a script.
+
+    The folder is there when everything in it is complete, and the outputs are those of the run; otherwise not at all.
+    The parity is also written into the card of the run.
+
+    Raises:
+        InputError: if the folder is not a finished run, or its task, adapters or rows cannot be used.
+        RunError: if the model cannot be written, or its outputs differ.
+    """
+    cfg, task = read_settings(request.run_folder, request.recipe)
+    cfg = _as_exported(cfg, request.trust_remote_code)
+    chosen = FORMATS.get(request.format)
+    if cfg.model.peft.method != "none" or chosen is None:
+        refuse_unmergeable(cfg)
+    if chosen is not None:
+        chosen.check()
+    template = _template(task) if chosen is not None else None
+    rows = labelled_rows(cfg, task, request.run_folder, request.data, request.max_rows)
+    try:
+        with written_folder(request.output) as folder, _plain_model(request, cfg, task) as plain:
+            run = _opened(request.run_folder, cfg, task)
+            data = prepared(run, rows)
+            written = _merged(run, plain, folder) if chosen is None else _graph(run, plain, folder, chosen, data)
+            tolerance = TOLERANCE if chosen is None else chosen.tolerance
+            parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
+            parity.check()
+            _describe(request, run, parity, folder)
+            if chosen is not None and template is not None:
+                values: dict[str, Any] = {"names": written.names, "program": request.format == "torch_export"}
+                model = run.accelerator.unwrap_model(run.model)
+                write_script(folder, template, cfg, task, model, run.processor, chosen.libraries, **values)
+            facts = read_json(RunFolder(request.run_folder).facts)
+            shorten_paths(folder, private_paths(request.run_folder, cfg, facts))
+    except OSError as error:
+        where = disk_problem(error, request.output.parent) or error
+        raise RunError(f"cannot write {request.output.absolute()}: {where}") from error
+    _add_to_own_card(request, parity)
+    return parity
+
+
+def _as_exported(cfg: Config, trust_remote_code: bool) -> Config:
+    """Returns settings with which a model is plain: one process, float32, with padding, without trackers."""
+    return replace(
+        cfg,
+        parallel=ParallelConfig(),
+        model=replace(cfg.model, trust_remote_code=trust_remote_code, attn_implementation=None),
+        train=replace(cfg.train, mixed_precision="no", unpadded=False, tf32=None),
+        tracking=replace(cfg.tracking, report_to=[]),
+    )
+
+
+def _template(task: Task) -> str | None:
+    """Returns the template of the script, or None if the task has no script.
+
+    Raises:
+        InputError: if the model of the task is no graph, with the reason.
+    """
+    if isinstance(task, SupportsGraph):
+        return f"graph/{task.graph_script()}"
+    name = f"graph/{task.script()}" if isinstance(task, SupportsScript) else ""
+    return name if (TEMPLATES / f"{name}{SUFFIX}").is_file() else None
+
+
+def _opened(folder: Path, cfg: Config, task: Task) -> TrainedRun:
+    """Opens a run on the CPU."""
+    with own_process_state():
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # restored with the state
+        return open_run(folder, cfg, task, build_accelerator(cfg))
+
+
+@contextmanager
+def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
+    """Yields a folder with the run's model without adapters: its own, or one that exists inside the block."""
+    if cfg.model.peft.method == "none":
+        yield RunFolder(request.run_folder).model
+        return
+    with TemporaryDirectory(prefix=f".{request.output.name}.", dir=request.output.absolute().parent) as temporary:
+        write_merged(_opened(request.run_folder, cfg, task), Path(temporary))
+        yield Path(temporary)
+
+
+def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
+    for file in plain.iterdir():
+        file.rename(folder / file.name)
+    return Written(reloaded(run, folder), {}, [])
+
+
+def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: EvalData) -> Written:
+    """Writes the graph, the configuration with the labels, and the processor.
+
+    Raises:
+        RunError: if the model cannot be traced.
+    """
+    model = reloaded(run, plain)
+    batch = looked_up(next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh))))
+    try:
+        written = chosen.write(example_of(model, batch), folder)
+    except (ToolkitError, OSError):
+        raise
+    except Exception as error:  # exporters raise errors of many kinds for operations that they do not know
+        reason = str(error).strip().split("\n")[0][:300]
+        raise RunError(
+            f"this {model.config.model_type} cannot be traced: {type(error).__name__}: {reason}\n"
+            "  Export it with --format zip instead, which needs no graph."
+        ) from error
+    model.config.save_pretrained(folder)
+    run.processor.save_pretrained(folder)
+    return written
+
+
+def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path) -> None:
+    """Writes `parity.json` and the model card."""
+    write_json(folder / PARITY, parity.as_json())
+    name, config = request.run_folder.absolute().name, run.accelerator.unwrap_model(run.model).config
+    own, facts = _own_card(request), read_json(RunFolder(request.run_folder).facts)
+    usage = None if request.format == MERGED else FORMATS[request.format].usage
+    card = model_card(Card(name, run.cfg, run.task, config, facts, scores_of(own), adapted=False, usage=usage))
+    write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
+
+
+def _own_card(request: Request) -> str:
+    """Returns the card of the run; empty if it was removed."""
+    card = RunFolder(request.run_folder).model_card
+    return card.read_text(encoding="utf-8") if card.is_file() else ""
+
+
+def _add_to_own_card(request: Request, parity: Parity) -> None:
+    """Adds the parity to the card of the run, unless that cannot be written."""
+    card, own = RunFolder(request.run_folder).model_card, _own_card(request)
+    if own and os.access(card.parent, os.W_OK):
+        write_text(card, with_section(own, f"Export: {request.format}", parity.markdown()))

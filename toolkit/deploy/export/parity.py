@@ -1,0 +1,206 @@
+"""Compares an exported model with its run: outputs, metrics, speed and size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.api.device import looked_up
+from toolkit.api.run import best_metric, overall_scores
+from toolkit.api.task import EvalData
+from toolkit.base.console import format_bytes, format_value
+from toolkit.base.errors import RunError
+from toolkit.data.batches import evaluation_loader
+from toolkit.deploy.export.graph import OUTPUTS
+from toolkit.deploy.trained import TrainedRun
+from toolkit.document.markdown import table
+from toolkit.engine.evaluation import evaluate
+
+REPEATS = 3
+"""Passes of each model over a batch, of which the fastest counts: other work on the machine only adds to the time."""
+WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2")
+"""Endings of the files of an export that hold the model."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A figure of the run's model, and that of the export."""
+
+    run: float
+    export: float
+
+    def as_json(self) -> dict[str, float]:
+        """Returns both by name."""
+        return {"run": self.run, "export": self.export}
+
+    def shown(self, name: str, show: Callable[[float], str]) -> tuple[str, str, str]:
+        """Returns the name and both figures as text."""
+        return name, show(self.run), show(self.export)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How an exported model differs from the run's, on labelled rows, both in float32 on this CPU.
+
+    Args:
+        format: name of the format.
+        rows: number of rows.
+        difference: largest absolute difference of an output.
+        largest: largest absolute output of the run's model.
+        tolerance: largest allowed difference, relative to `largest` if that is above 1; None if it is only stated.
+        metric: name of the metric that selects the best model.
+        metrics: the loss and the metrics of both, without prefix.
+        speed: rows per second of both.
+        batch_size: largest number of rows of a batch.
+        threads: number of threads.
+        size: bytes of both models' weights; of the run's in float32.
+        notes: what else is known about the format.
+    """
+
+    format: str
+    rows: int
+    difference: float
+    largest: float
+    tolerance: float | None
+    metric: str
+    metrics: Mapping[str, Pair]
+    speed: Pair
+    batch_size: int
+    threads: int
+    size: Pair
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def allowed(self) -> float | None:
+        """Largest allowed absolute difference."""
+        return None if self.tolerance is None else self.tolerance * max(1.0, self.largest)
+
+    def check(self) -> None:
+        """Checks the difference.
+
+        Raises:
+            RunError: if it is larger than is allowed, or not a number.
+        """
+        if self.allowed is not None and not self.difference <= self.allowed:
+            raise RunError(
+                f"the {self.format} export differs from the run: an output by {self.difference:.1e} on {self.rows} "
+                f"rows, at most {self.allowed:.1e} is allowed (outputs go up to {self.largest:.3g}); nothing is written"
+            )
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the content of `parity.json`."""
+        return {
+            "format": self.format,
+            "rows": self.rows,
+            "largest_difference": self.difference,
+            "largest_output": self.largest,
+            "allowed_difference": self.allowed,
+            "metric": self.metric,
+            "metric_change": self.metrics[self.metric].export - self.metrics[self.metric].run,
+            "metrics": {name: pair.as_json() for name, pair in self.metrics.items()},
+            "rows_per_second": self.speed.as_json(),
+            "batch_size": self.batch_size,
+            "threads": self.threads,
+            "bytes": self.size.as_json(),
+            **self.notes,
+        }
+
+    def lines(self) -> list[tuple[str, str, str]]:
+        """Returns name, value of the run and value of the export, as text; the run's metric first."""
+        names = sorted(self.metrics, key=lambda name: (name != self.metric, name == "loss"))
+        return [
+            *(self.metrics[name].shown(name, format_value) for name in names),
+            self.speed.shown("rows per second", "{:,.4g}".format),
+            self.size.shown("size", format_bytes),
+        ]
+
+    def markdown(self) -> str:
+        """Returns the section of the model card, without its heading."""
+        allowed = "" if self.allowed is None else f", at most {self.allowed:.1e} is allowed"
+        layers = self.notes.get("quantised_layers")
+        quantised = "" if layers is None else f" {layers} linear layers have 8-bit weights."
+        return (
+            f"{table(['', 'run', self.format], [list(each) for each in self.lines()])}\n\n"
+            f"Compared on {self.rows} labelled rows, in float32 on a CPU with {self.threads} threads, in batches of up "
+            f"to {self.batch_size} rows. Largest difference of an output: {self.difference:.1e}{allowed}.{quantised}"
+        )
+
+
+def measure(
+    run: TrainedRun,
+    exported: nn.Module,
+    data: EvalData,
+    folder: Path,
+    name: str,
+    tolerance: float | None,
+    notes: Mapping[str, Any],
+) -> Parity:
+    """Compares an exported model with that of a run.
+
+    Args:
+        run: the run, on the CPU, in float32.
+        exported: the exported model, loaded back.
+        data: labelled rows.
+        folder: folder with the files of the export.
+        name: name of the format.
+        tolerance: see `Parity`.
+        notes: see `Parity`.
+    """  # fmt: skip
+    difference, largest, speed = _compared(run, exported, data)
+    before, after = (evaluate(run, model, data, "compare").metrics for model in (run.model, exported))
+    shown = {score.name for score in overall_scores(run.task)}
+    return Parity(
+        name, len(data.rows), difference, largest, tolerance,
+        metric=best_metric(run.cfg, run.task).name.removeprefix("eval_"),
+        metrics={metric: Pair(before[metric], after[metric]) for metric in before if metric in shown},
+        speed=speed, batch_size=run.cfg.eval.per_device_eval_batch_size, threads=torch.get_num_threads(),
+        size=Pair(_bytes_in_memory(run.model), _bytes_of_files(folder)),
+        notes=notes,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _compared(run: TrainedRun, exported: nn.Module, data: EvalData) -> tuple[float, float, Pair]:
+    """Returns the largest difference, the largest output, and the rows per second of both, measured in turn."""
+    run.model.eval()
+    seconds, rows, difference, largest = [0.0, 0.0], 0, 0.0, 0.0
+    for batch in evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh):
+        inputs = looked_up(batch)["inputs"]
+        before, after = run.model(**inputs), exported(**inputs)  # the first passes, which also prepare buffers
+        for place, model in enumerate((run.model, exported)):
+            seconds[place] += min(_seconds(partial(model, **inputs)) for _ in range(REPEATS))
+        rows += len(batch["row_ids"])
+        for name in OUTPUTS:
+            if name in before:
+                difference = _greater(difference, (before[name] - after[name]).abs().max())
+                largest = _greater(largest, before[name].abs().max())
+    return difference, largest, Pair(*(rows / each for each in seconds))
+
+
+def _seconds(compute: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    compute()
+    return time.perf_counter() - start
+
+
+def _greater(one: float, other: Tensor) -> float:
+    """Returns the greater number; NaN if one of them is."""
+    return float(torch.maximum(torch.tensor(one, dtype=torch.float64), other.double()))
+
+
+def _bytes_in_memory(model: nn.Module) -> float:
+    """Returns the bytes of a model's parameters and buffers, each counted once."""
+    tensors = {each.data_ptr(): each.nbytes for each in (*model.parameters(), *model.buffers())}
+    return sum(tensors.values())
+
+
+def _bytes_of_files(folder: Path) -> int:
+    """Returns the bytes of the files of an export that hold the model."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.suffix in WEIGHTS)

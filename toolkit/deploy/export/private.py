@@ -1,0 +1,53 @@
+"""Removes the paths of this machine from files that are given to others."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from toolkit.base.files import write_text
+from toolkit.config.sections import Config
+
+SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
+"""Suffixes of the exported files in which paths of this machine are shortened."""
+
+
+def private_paths(run_folder: Path, cfg: Config, facts: Mapping[str, Any]) -> list[Path]:
+    """Returns all absolute paths that a run recorded, and the run's and the user's folder, longest first.
+
+    Args:
+        run_folder: the run's `output_dir`.
+        cfg: its settings.
+        facts: content of its `run.json`.
+    """
+    texts = _texts([asdict(cfg), {name: facts.get(name) for name in ("command", "recipe", "working_directory")}])
+    named = {Path(part) for text in texts for part in (text, text.partition("=")[2])}
+    paths = {run_folder.absolute(), run_folder.resolve(), Path.home(), *named}
+    return sorted((path for path in paths if path.is_absolute() and path.name), key=lambda path: -len(str(path)))
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _texts(part)
+
+
+def shorten_paths(folder: Path, private: Sequence[Path]) -> None:
+    """Replaces paths by their names, and removes their folders before other names, in the text files of a folder."""
+    folders = sorted({path.parent for path in private if path.parent.name}, key=lambda path: -len(str(path)))
+    changes = [(str(path), path.name) for path in private] + [(f"{path}/", "") for path in folders]
+    for file in folder.rglob("*"):
+        if file.suffix in SUFFIXES and file.name != "tokenizer.json":
+            text = before = file.read_text(encoding="utf-8")
+            for path, short in changes:
+                text = text.replace(path, short).replace(html.escape(path), short)
+            if text != before:
+                write_text(file, text)

@@ -1,0 +1,97 @@
+"""Renders `predict.py`, the script of an export, which does not need the toolkit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from toolkit.api.scripts import SupportsScript
+from toolkit.api.task import Processor, Task
+from toolkit.base.errors import DataError
+from toolkit.base.files import expanded, write_text
+from toolkit.config.messages import join
+from toolkit.config.sections import Config, DataConfig
+from toolkit.data.readers.delimited import USUAL, recognise
+from toolkit.data.reading import Reading
+from toolkit.deploy.inputs import needed_columns
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+SUFFIX = ".py.jinja"
+LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfile", "soxr")}
+"""Libraries that a script needs for its inputs, besides those that run the model, by modality."""
+
+
+def columns_of_script(cfg: Config, task: Task) -> dict[str, str]:
+    """Returns the columns of a CSV file for the script, by the names of its options."""
+    columns, theirs = needed_columns(task), cfg.data.columns
+    if len(columns) == 1:
+        ((name, column),) = columns.items()
+        return {name if column.file else "text": theirs.get(name, name)}
+    return {name: theirs.get(name, name) for name in columns}
+
+
+def write_script(
+    folder: Path,
+    template: str,
+    cfg: Config,
+    task: Task,
+    model: Any,
+    processor: Processor,
+    libraries: Sequence[str],
+    **values: Any,
+) -> None:
+    """Writes `predict.py` and `requirements.txt`.
+
+    Args:
+        folder: folder to write to.
+        template: name of the script's template, without its ending.
+        cfg: the run's settings.
+        task: its task.
+        model: its model.
+        processor: its processor.
+        libraries: the libraries that run the model; those of the modality are added.
+        **values: further values of the template.
+    """  # fmt: skip
+    # How transformers notes what a class needs; some extractors compute spectrograms with torch.
+    own = [name for name in getattr(type(processor), "__backends", ()) if name == "torch" and name not in libraries]
+    needed = (*libraries, *own, *LIBRARIES[task.modality])
+    source = _script(template, cfg, task, model, processor, libraries=join(needed, "and"), **values)
+    write_text(folder / "predict.py", source)
+    # An older library may not know the model, its tokenizer or its operations.
+    exact = ("transformers", "onnxruntime")
+    lines = (f"{each}>={version(each)}" if each in exact else each for each in needed)
+    write_text(folder / "requirements.txt", "\n".join(lines) + "\n")
+
+
+def _script(template: str, cfg: Config, task: Task, model: Any, processor: Processor, **values: Any) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    environment.filters["literal"] = partial(json.dumps, ensure_ascii=False)
+    assert isinstance(task, SupportsScript)
+    return environment.get_template(f"{template}{SUFFIX}").render(
+        {**task.script_values(model, processor), **_dialect(cfg.data), **values},
+        columns=columns_of_script(cfg, task),
+        config=model.config,
+        is_file=any(column.file for column in needed_columns(task).values()),
+        auto_model=task.auto_model(model.config),
+        options=task.options,
+        processor=processor,
+    )
+
+
+def _dialect(data: DataConfig) -> Mapping[str, Any]:
+    """Returns how the script reads tables: like the run's training file if that can still be read."""
+    reading, file = Reading.of(data), expanded(data.train_file or "")
+    if file.suffix.lower() in USUAL and file.is_file():
+        with suppress(DataError):
+            reading = recognise(file, reading)
+    unquoted = reading.quoting == "none"
+    return {"delimiter": reading.delimiter or ",", "unquoted": unquoted, "unescape": reading.unescape_html}
