@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -15,14 +15,26 @@ from typing import Any, NoReturn
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, heeded_signals, leave_closed_terminal
 
+POLL_SECONDS = 0.2
 STOP_DEADLINE_SECONDS = 10.0
 """torchrun and accelerate send SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
-
-
-POLL_SECONDS = 0.2
+PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Variable with the seconds that they wait instead."""
 
 _active: list[StopSignal] = []
 """The stop signals of the training that runs in this process, if any."""
+
+
+def stop_deadline(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the seconds without a `beat` after which a rank that was told to stop ends under these launchers.
+
+    With more time than they give by default, steps may take longer, too.
+    """
+    try:
+        patience = float(environ[PATIENCE])
+    except (KeyError, ValueError):
+        return STOP_DEADLINE_SECONDS
+    return max(patience / 3, patience - 2 * STOP_DEADLINE_SECONDS)
 
 
 def active_stop() -> StopSignal | None:
@@ -111,8 +123,9 @@ class StopSignal:
             if received[0] in STOP_SIGNALS:
                 self.beat()
                 break
+        deadline = stop_deadline()
         while received and not self._disarmed.wait(POLL_SECONDS):
-            if not self._unhurried and time.monotonic() - self._last_beat > STOP_DEADLINE_SECONDS:
+            if not self._unhurried and time.monotonic() - self._last_beat > deadline:
                 os._exit(128 + received[0])
 
 
