@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -121,9 +120,10 @@ def check_trained_run_command(arguments: list[str]) -> None:
     parser.parse_intermixed_args(with_current_names(arguments[0], arguments[1:]))
 
 
-@pytest.mark.parametrize(
-    "command", commands("toolkit (?:predict|evaluate|export|merge|certify|plan|runs|diff|reproduce|checkpoint|data)")
-)
+RUNS = "predict|evaluate|export|merge|certify|plan|runs|diff|reproduce|checkpoint|data|fetch|preflight|slurm"
+
+
+@pytest.mark.parametrize("command", commands(f"toolkit (?:{RUNS})"))
 def test_commands_about_runs_parse(command: str) -> None:
     check_trained_run_command(shlex.split(command, comments=True)[1:])
 
@@ -335,11 +335,3 @@ def test_the_pictures_of_strategies_show_what_their_processes_held(monkeypatch) 
     assert held.keys() == draw.STRATEGIES.keys()
     for name, picture in draw.rendered(held).items():
         assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_strategies.py`"
-
-
-def test_scripts_are_valid_shell() -> None:
-    scripts = [file.read_text(encoding="utf-8") for file in sorted(ROOT.glob("slurm/*"))]
-    assert scripts
-    for script in scripts:
-        done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     if is_launched(environ) or "SLURM_PROCID" not in environ or tasks == "1":
         return {}
     if environ.get("SLURM_STEP_NUM_NODES", "1") != "1" and "MASTER_ADDR" not in environ:
-        raise InputError("srun started tasks on several machines: set MASTER_ADDR to the first, as slurm/train.sbatch")
+        raise InputError("srun started tasks on several machines: set MASTER_ADDR to the first, as `toolkit slurm`")
     per_node = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", tasks))
     return {
         "RANK": environ["SLURM_PROCID"],

@@ -17,6 +17,7 @@ from toolkit.base.errors import CheckpointError
 VERSIONS = "versions."
 FREE = (
     "output_dir",
+    "offline_dir",
     "engine",
     "trainer.callbacks",
     "train.max_steps",

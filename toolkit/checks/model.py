@@ -33,6 +33,7 @@ from toolkit.models.load import (
     lost_override_problems,
     unused_parameter_problems,
 )
+from toolkit.models.source import source_of
 from toolkit.models.unpadded import choice as unpadded
 from toolkit.optim.groups import rates
 
@@ -46,21 +47,20 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_config.
 def config_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why the model's configuration cannot be loaded or created."""
     _require_name(cfg.model)
-    return problems_of(lambda: load_model_config(cfg.model))
+    return problems_of(lambda: load_model_config(source_of(cfg)))
 
 
 def weight_problems(cfg: Config, task: Task) -> list[str]:
     """Returns a message if a local folder, or the cache of an offline machine, contains no weights."""
     from huggingface_hub import constants, try_to_load_from_cache
 
-    name = cfg.model.name_or_path
+    name, revision = source_of(cfg).name_or_path, cfg.model.revision
     if name is None or config_problems(cfg, task):
         return []
     if kind_of(Path(name)) == "folder":
         place, there = "the folder", [(Path(name) / file).is_file() for file in WEIGHTS]
     elif constants.HF_HUB_OFFLINE:
         place = "the cache, and HF_HUB_OFFLINE=1 disables access to the Hub"
-        revision = cfg.model.revision
         there = [isinstance(try_to_load_from_cache(name, file, revision=revision), str) for file in WEIGHTS]
     else:
         return []
@@ -165,11 +165,12 @@ def rate_problems(cfg: Config, task: Task) -> list[str]:
 
 def processor_problems(cfg: Config, task: Task) -> list[str]:
     """Returns why the tokenizer, image processor or feature extractor of a pretrained model cannot be loaded."""
-    source = cfg.model.name_or_path
+    model = source_of(cfg)
+    source = model.name_or_path
     if source is None or config_problems(cfg, task):
         return []
     modality = modalities.load(task.modality)
-    return problems_of(lambda: modality.load_processor(source, cfg.model, task.options))
+    return problems_of(lambda: modality.load_processor(source, model, task.options))
 
 
 def override_problems(cfg: Config, task: Task) -> list[str]:
@@ -179,9 +180,10 @@ def override_problems(cfg: Config, task: Task) -> list[str]:
     """
     if not cfg.model.config_overrides or fit_problems(cfg, task) or processor_problems(cfg, task):
         return []
-    config, modality, source = _config(cfg), modalities.load(task.modality), cfg.model.name_or_path
+    config, modality, model = _config(cfg), modalities.load(task.modality), source_of(cfg)
+    source = model.name_or_path
     if source is not None:
-        processor = modality.load_processor(source, cfg.model, task.options)
+        processor = modality.load_processor(source, model, task.options)
     else:  # a tokenizer of no text has the same special tokens
         processor = modality.new_processor(iter(()), config, task.options)
     modality.configure(config, processor, new=source is None)
@@ -202,7 +204,7 @@ def _require_name(model: ModelConfig) -> None:
 def _config(cfg: Config) -> PreTrainedConfig:
     _require_name(cfg.model)
     try:
-        return load_model_config(cfg.model)
+        return load_model_config(source_of(cfg))
     except InputError as error:
         raise CannotCheck("the model's configuration is wrong") from error
 

@@ -75,9 +75,10 @@ def _dataset_problems(cfg: Config, task: Task) -> list[str]:
     data = cfg.data
     if data.dataset_name is None:
         return []
-    if not datasets.config.HF_HUB_OFFLINE:
+    if not datasets.config.HF_HUB_OFFLINE and cfg.offline_dir is None:
         raise CannotCheck("checks do not download data")
-    return problems_of(lambda: find_hub(str(data.dataset_name), data.dataset_config_name, data.revision))
+    wanted = str(data.dataset_name), data.dataset_config_name, data.revision
+    return problems_of(lambda: find_hub(*wanted, offline_dir=cfg.offline_dir))
 
 
 def _size_problems(cfg: Config, task: Task) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from dataclasses import is_dataclass
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from toolkit.config import Loaded
     from toolkit.lab.compare.checking import Checked
     from toolkit.lab.compare.repeats import Comparison
+
+PATIENCE = 60.0
+"""Seconds that the last part of a comparison waits for another that writes it at the same time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metric", metavar="NAME", help="main metric (default: the one that selects the best model)")
     parser.add_argument("--keep-best", action="store_true", help="keep the model of the best variant")
     parser.add_argument("--skip-refused", action="store_true", help="skip variants that cannot run")
+    parser.add_argument(
+        "--part", type=_part, metavar="I/N",
+        help="run only every Nth run, from the Ith, beside other commands with the other parts, on equal machines; the "
+        "last one writes the comparison",
+    )  # fmt: skip
     _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Argparse `type` for parts."""
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"received {text}, must be a part such as 1/4")
+    return int(match[1]), int(match[2])
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -76,7 +93,9 @@ def work(arguments: argparse.Namespace) -> None:
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     try:
-        with OutputLock(comparison.folder):
+        if arguments.part is not None and not _run_part(comparison, *arguments.part):
+            return
+        with OutputLock(comparison.folder, patience_seconds=0 if arguments.part is None else PATIENCE):
             repeats = repeats_of(comparison)
             load = load_average() if any(each.state == "waiting" for each in repeats) else None
             progress.run_and_show(comparison, repeats, load)
@@ -97,6 +116,34 @@ def work(arguments: argparse.Namespace) -> None:
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
     if not any("figures" in variant for variant in found["variants"]):
         raise RunError("every variant failed; the reasons are listed above")
+
+
+def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
+    """Runs a part of the comparison, and returns whether all of it is finished.
+
+    Raises:
+        InputError: if the comparison is to keep a model, which depends on all runs.
+    """
+    from toolkit.base.console import counted
+    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.lab.compare import progress
+    from toolkit.lab.compare.repeats import repeats_of
+
+    if comparison.keep_best:
+        raise InputError("--keep-best: depends on all runs; use it in a command without --part, after the parts")
+    own = comparison.folder / "parts" / f"{part}-of-{parts}"
+    own.mkdir(parents=True, exist_ok=True)
+    with OutputLock(own):
+        mine = repeats_of(comparison)[part - 1 :: parts]
+        progress.run_and_show(comparison, mine, None)
+    left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison))
+    failed = sum(repeat.state == "failed" for repeat in mine)
+    if not left:
+        return True
+    print(f"not finished: {counted(left, 'run')} of the comparison ({failed} of this part failed)")
+    if failed == len(mine):
+        raise RunError("every run of this part failed; the reasons are listed above")
+    return False
 
 
 def _comparison(arguments: argparse.Namespace) -> Comparison:

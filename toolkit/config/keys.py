@@ -20,7 +20,7 @@ from toolkit.config.sections import (
     TrainerConfig,
 )
 
-_TOP = ("engine", "output_dir", "seed")
+_TOP = ("engine", "offline_dir", "output_dir", "seed")
 
 
 def section_types(options: type) -> dict[str, type]:

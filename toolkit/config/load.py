@@ -20,7 +20,7 @@ from toolkit.config.keys import _TOP, field_types, section_types
 from toolkit.config.launcher import ask_launcher
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
 from toolkit.config.overrides import apply_overrides
-from toolkit.config.paths import find_shipped_data, path_problems
+from toolkit.config.paths import find_fetched_data, find_shipped_data, path_problems
 from toolkit.config.rule import Rule, conflicts
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Settings, read_file, read_sections
@@ -85,6 +85,8 @@ def read_config(
         find_shipped_data(settings, Path(file))
     _check_keys(settings, settings.values, fields)
     apply_overrides(settings, overrides, fields)
+    if check_files:
+        find_fetched_data(settings)
     ask_launcher(settings, environ)
     _accept_single_values(settings, fields)
     _check_columns(settings, columns)
@@ -108,7 +110,7 @@ def _with_home(config: Config) -> Config:
         return dataclasses.replace(section, **changes)
 
     return dataclasses.replace(
-        home(config, "output_dir"),
+        home(config, "output_dir", "offline_dir"),
         model=home(config.model, "name_or_path"),
         data=home(config.data, "train_file", "validation_file", "test_file"),
         checkpoint=home(config.checkpoint, "resume"),

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from toolkit.base.errors import problems_of
+from toolkit.base.fetched import DATASET, MODEL, Fetched, read_fetched
 from toolkit.base.files import expanded, kind_of
 from toolkit.base.shipped import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
@@ -37,6 +39,21 @@ def find_shipped_data(settings: Settings, file: Path) -> None:
             settings.set(key, str(found), settings.source(key))
 
 
+def find_fetched_data(settings: Settings) -> None:
+    """Replaces the names of data files that the folder `offline_dir` has by the paths of its files.
+
+    A folder that cannot be used is reported by `path_problems`.
+    """
+    folder = settings.get(("offline_dir",))
+    if not isinstance(folder, str) or problems_of(lambda: read_fetched(folder)):
+        return
+    fetched = read_fetched(folder)
+    for key in [("data", name) for name in DATA_FILES]:
+        value = settings.get(key)
+        if isinstance(value, str) and (found := fetched.find(".".join(key), value)):
+            settings.set(key, str(found), settings.source(key))
+
+
 def path_problems(config: Config, present: bool = True) -> Iterator[str]:
     """Yields one message, dotted key first, for each text that is blank or names a path that cannot be used.
 
@@ -51,7 +68,12 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
     if present:
         for name in DATA_FILES:
             yield from _data_file(f"data.{name}", getattr(config.data, name))
-        yield from _model(config.model.name_or_path or "", config.model.revision)
+        unusable = problems_of(lambda: read_fetched(config.offline_dir or "")) if config.offline_dir else []
+        yield from unusable
+        if config.offline_dir is None or unusable:
+            yield from _model(config.model.name_or_path or "", config.model.revision)
+        else:
+            yield from _fetched(config, read_fetched(config.offline_dir))
         yield from _resume(config.checkpoint.resume)
         if config.output_dir.strip() and kind_of(expanded(config.output_dir)) == "file":
             yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
@@ -123,6 +145,40 @@ def _model(name: str, revision: str | None) -> Iterator[str]:
         yield f"model.name_or_path: received {show(name)}, there is no such folder (tried {Path(name).absolute()})"
     if is_folder and revision is not None:
         yield f"model.revision: received {show(revision)}, but {show(name)} is a local folder; remove it"
+
+
+def _fetched(config: Config, fetched: Fetched) -> Iterator[str]:
+    """Yields what the settings name that is neither in the fetched folder nor on this machine, and damaged files."""
+    model, data = config.model, config.data
+    name = model.name_or_path or ""
+    if name and fetched.find(MODEL, name, model.revision) is None:
+        if kind_of(Path(name)) == "folder":
+            yield from _model(name, model.revision)
+        else:
+            yield _not_fetched(fetched, MODEL, _named(name, model.revision))
+    dataset = data.dataset_name or ""
+    has_dataset = fetched.find(DATASET, dataset, data.revision, data.dataset_config_name) is not None
+    if dataset and not has_dataset and kind_of(expanded(dataset)) != "folder":
+        yield _not_fetched(fetched, DATASET, _named(dataset, data.revision, data.dataset_config_name))
+    files = [Path(file) for name in DATA_FILES if (file := getattr(data, name))]
+    has_file = any(file.is_relative_to(fetched.folder) for file in files)
+    if not (has_dataset or has_file or fetched.find(MODEL, name, model.revision)):
+        yield f"offline_dir: received {show(config.offline_dir)}, but nothing that this run reads is there; remove it"
+    yield from problems_of(lambda: fetched.refuse_damage(content=False))
+
+
+def _not_fetched(fetched: Fetched, key: str, wanted: str) -> str:
+    has = fetched.sources.get(key)
+    instead = f"has {_named(has.value, has.revision, has.config)} instead" if has else "does not have it"
+    return (
+        f"{key}: received {wanted}, but the folder of offline_dir ({fetched.folder}) {instead}; fetch it with `toolkit "
+        "fetch`, or remove offline_dir"
+    )
+
+
+def _named(value: str, revision: str | None, config: str | None = None) -> str:
+    about = [f"configuration {show(config)}"] * bool(config) + [f"revision {show(revision)}"] * bool(revision)
+    return show(value) + (f" ({', '.join(about)})" if about else "")
 
 
 def _resume(value: str) -> Iterator[str]:

@@ -257,6 +257,7 @@ class Config:
     output_dir: str
     engine: Literal["loop", "trainer"] = "loop"
     seed: int = 42
+    offline_dir: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,3 +273,7 @@ class TopLevel:
     the same."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     """Random seed: new weights, row order, dropout, augmentation."""
+    offline_dir: str | None = None
+    """Folder that `toolkit fetch` wrote: the model, the dataset and the data files that the settings name are read from
+    it, and every file is verified. The run is the same one as without it. What the folder does not have must be on this
+    machine."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from toolkit.base.console import warn
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import DataError
-from toolkit.base.files import write_json
+from toolkit.base.files import write_json, written_folder
 
 if TYPE_CHECKING:
     import datasets
@@ -54,10 +54,43 @@ def from_cache(
         name = getattr(error, "filename", None)
         if name is not None and not Path(name).is_relative_to(root):  # a file of the user
             raise
-        raise DataError(
-            f"cannot use the cache of prepared rows, {root}: {disk_problem(error, root) or error}. Set HF_HOME or "
-            "HF_DATASETS_CACHE to a folder on another disk."
-        ) from error
+        raise _unusable(root, error) from error
+
+
+def adopt(prepared: Path) -> None:
+    """Puts prepared rows of a fetched folder into the cache, if they are not there.
+
+    They are copied, since the folder may be read-only, and is on a slower disk than the cache as a rule.
+
+    Args:
+        prepared: a folder in the layout of the cache's; nothing is done if it does not exist.
+
+    Raises:
+        DataError: if the cache cannot be written.
+    """
+    import datasets
+    from filelock import FileLock
+
+    root = Path(datasets.config.HF_DATASETS_CACHE) / FOLDER
+    try:
+        for folder in sorted(prepared.iterdir()) if prepared.is_dir() else []:
+            root.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{root / folder.name}{LOCK_SUFFIX}"):
+                if not (root / folder.name / RECORD).exists():
+                    with written_folder(root / folder.name) as copied:
+                        for file in (path for path in folder.rglob("*") if path.is_file()):
+                            place = copied / file.relative_to(folder)
+                            place.parent.mkdir(parents=True, exist_ok=True)
+                            shutil.copyfile(file, place)  # without the permissions, which may be of a read-only folder
+    except (OSError, NotImplementedError) as error:
+        raise _unusable(root, error) from error
+
+
+def _unusable(root: Path, error: BaseException) -> DataError:
+    return DataError(
+        f"cannot use the cache of prepared rows, {root}: {disk_problem(error, root) or error}. Set HF_HOME or "
+        "HF_DATASETS_CACHE to a folder on another disk."
+    )
 
 
 def _is_as_written(folder: Path) -> bool:

@@ -52,7 +52,7 @@ def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
             f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
             "or a table (.csv, .jsonl and so on) with the paths of the files."
         )
-    names = [name for name in _names(folder) if Path(name).suffix.lower() not in _NOTES]
+    names = [name for name in file_names(folder) if Path(name).suffix.lower() not in _NOTES]
     return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
 
 
@@ -72,7 +72,7 @@ def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
 
 def folder_note(folder: Path, reading: Reading) -> str | None:
     """Returns how many text files (.txt, .md) of a folder are skipped, or None if there are none."""
-    skipped = [name for name in _names(folder) if Path(name).suffix.lower() in _NOTES]
+    skipped = [name for name in file_names(folder) if Path(name).suffix.lower() in _NOTES]
     if not skipped:
         return None
     files = "1 text file is" if len(skipped) == 1 else f"{len(skipped)} text files are"
@@ -93,10 +93,10 @@ def _row(number: int, name: str, labelled: bool) -> RawRow:
 
 def folder_digest(folder: Path) -> str:
     """Returns the sha256, in hexadecimal, of the names of a folder's files."""
-    return hashlib.sha256("\0".join(_names(folder)).encode("utf-8", "surrogateescape")).hexdigest()
+    return hashlib.sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _names(folder: Path) -> list[str]:
+def file_names(folder: Path) -> list[str]:
     """Returns the sorted paths of all files below a folder except hidden and system files; links are followed."""
     names: list[str] = []
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import DataError
+from toolkit.base.fetched import DATASET, read_fetched
+from toolkit.base.files import read_json
 from toolkit.base.network import prepare_download
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, checked
@@ -15,39 +17,74 @@ from toolkit.data.readers.raw import RawRow, checked
 if TYPE_CHECKING:
     import datasets
 
+SPLITS = "splits.json"
+"""File with the fingerprint of each split of a fetched dataset, in order; a split is in a subfolder of its name."""
+
 
 def load_hub(
-    dataset_name: str, config: str | None = None, revision: str | None = None, cache_dir: str | Path | None = None
+    dataset_name: str,
+    config: str | None = None,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    offline_dir: str | None = None,
 ) -> datasets.DatasetDict:
     """Loads all splits of a hub dataset, or of a local folder with the layout of one.
+
+    The rows of a fetched folder have the fingerprints that they had when they were fetched.
 
     Args:
         dataset_name: hub id or folder.
         config: configuration of the dataset; None means its default.
         revision: branch, tag or commit; None means `main`.
         cache_dir: folder of the cache; None means that of `datasets`.
+        offline_dir: folder of `toolkit fetch`, which is read if it has the dataset; None if there is none.
 
     Raises:
         DataError: if the dataset cannot be found or downloaded.
+        InputError: if `offline_dir` cannot be used.
     """
     import datasets
 
+    if (folder := _fetched(dataset_name, config, revision, offline_dir)) is not None:
+        return datasets.DatasetDict(_read_splits(folder))
     with _hub_errors(dataset_name, config, revision, cache_dir):
         return datasets.load_dataset(
             dataset_name, config, revision=revision, cache_dir=str(cache_dir) if cache_dir else None
         )
 
 
-def find_hub(dataset_name: str, config: str | None = None, revision: str | None = None) -> None:
+def find_hub(
+    dataset_name: str, config: str | None = None, revision: str | None = None, offline_dir: str | None = None
+) -> None:
     """Checks that a hub dataset, or a local folder with the layout of one, exists, without loading its rows.
 
     Raises:
         DataError: if the dataset cannot be found.
+        InputError: if `offline_dir` cannot be used.
     """
     import datasets
 
+    if _fetched(dataset_name, config, revision, offline_dir) is not None:
+        return
     with _hub_errors(dataset_name, config, revision, None):
         datasets.load_dataset_builder(dataset_name, config, revision=revision)
+
+
+def _fetched(dataset_name: str, config: str | None, revision: str | None, offline_dir: str | None) -> Path | None:
+    """Returns the folder in which a fetched folder has the dataset, if there is one."""
+    if offline_dir is None:
+        return None
+    return read_fetched(offline_dir).find(DATASET, dataset_name, revision, config)
+
+
+def _read_splits(folder: Path) -> dict[str, datasets.Dataset]:
+    import datasets
+
+    splits = {}
+    for split, fingerprint in read_json(folder / SPLITS).items():
+        splits[split] = datasets.load_from_disk(folder / split)
+        splits[split]._fingerprint = fingerprint  # `load_from_disk` makes a new one
+    return splits
 
 
 @contextmanager

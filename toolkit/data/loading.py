@@ -13,7 +13,7 @@ from toolkit.api.supports import SupportsLearning, class_column
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.base.turns import local_main_first
-from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
+from toolkit.config.sections import DEFAULT_SPLIT, Config
 from toolkit.data.bad_rows import apply_policy
 from toolkit.data.columns import group_column
 from toolkit.data.findings import RowFindings, find
@@ -63,7 +63,7 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | N
         DataError: for files or rows that cannot be used.
     """
     with local_main_first(accelerator):
-        tables = _tables(cfg.data, task, sample)
+        tables = _tables(cfg, task, sample)
     rows = _checked(cfg, task, tables, sampled=sample is not None, examined=accelerator.is_main_process)
     rows.findings.tell()
     return rows
@@ -79,7 +79,7 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
     Raises:
         DataError: for files or rows that cannot be used.
     """
-    return _checked(cfg, task, _tables(cfg.data, task, None), sampled=False, examined=True)
+    return _checked(cfg, task, _tables(cfg, task, None), sampled=False, examined=True)
 
 
 def _checked(cfg: Config, task: Task, tables: Mapping[str, Table], sampled: bool, examined: bool) -> CheckedRows:
@@ -145,12 +145,14 @@ def _in_order(tables: Mapping[str, Table]) -> dict[str, Table]:
     return {name: tables[name] for name in SPLITS if name in tables}
 
 
-def _tables(data: DataConfig, task: Task, sample: int | None) -> dict[str, Table]:
+def _tables(cfg: Config, task: Task, sample: int | None) -> dict[str, Table]:
+    data = cfg.data
     splits = SPLITS if sample is None else SPLITS[:1]
     options: Any = {"sample": sample, "reading": Reading.of(data), "group": group_column(data, task)}
     if data.dataset_name is not None:
         hub = (data.dataset_name, data.dataset_config_name, data.revision)
-        present = load_hub(*hub)
+        present = load_hub(*hub, offline_dir=cfg.offline_dir)
+        options |= {"offline_dir": cfg.offline_dir}
         sources = {
             split: partial(load_hub_table, *hub, split, task, data.columns, True, **options)
             for split in splits

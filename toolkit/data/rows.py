@@ -147,13 +147,14 @@ def load_hub_table(
     sample: int | None = None,
     reading: Reading = RECOGNISED,
     group: str | None = None,
+    offline_dir: str | None = None,
 ) -> Table:
     """Loads and checks one split of a hub dataset; arguments are those of `load_hub` and `load_table`.
 
     Raises:
         DataError: if the dataset cannot be loaded, has no such split, or lacks a column.
     """
-    splits = load_hub(dataset_name, config, revision, cache_dir)
+    splits = load_hub(dataset_name, config, revision, cache_dir, offline_dir)
     if split not in splits:
         raise DataError(f"data.dataset_name: {dataset_name!r} has no split {split!r}; it has {', '.join(splits)}.")
     rows = splits[split]

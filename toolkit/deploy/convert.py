@@ -28,6 +28,7 @@ from toolkit.models.adapters import add_adapters
 from toolkit.models.freezing import freeze
 from toolkit.models.load import build_model, load_model_config
 from toolkit.models.save import write_model
+from toolkit.models.source import source_of_finished
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 
@@ -67,10 +68,11 @@ def convert_to_model(
 
 def _built(cfg: Config, task: Task, processor: Any, base: Path) -> Any:
     """Builds the model as the run did; a new base model of adapters is saved in the folder `base`."""
-    config = load_model_config(cfg.model)
+    source = source_of_finished(cfg)
+    config = load_model_config(source)
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     auto_model = task.auto_model(config)
-    model = build_model(cfg.model, config, auto_model, cfg.seed)
+    model = build_model(source, config, auto_model, cfg.seed)
     if cfg.model.peft.method == "none":
         return model
     if cfg.model.from_config is not None:

@@ -36,6 +36,7 @@ from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.adapters import base_of, load_adapters
 from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import build_model, load_model_config
+from toolkit.models.source import source_of_finished
 from toolkit.models.unpadded.choice import choose
 from toolkit.models.unpadded.install import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
@@ -250,7 +251,8 @@ def open_run(folder: Path, cfg: Config, task: Task, accelerator: Accelerator) ->
         if problems := adapter_problems(model):
             raise ConfigError(problems)
         base = replace(model, name_or_path=base_of(saved, str(folder)), revision=cfg.model.revision)
-        network = load_adapters(build_model(base, config, task.auto_model(config), cfg.seed), saved)
+        source = source_of_finished(replace(cfg, model=base))
+        network = load_adapters(build_model(source, config, task.auto_model(config), cfg.seed), saved)
     if choose(cfg, config, accelerator.device):
         install(network, always=cfg.train.max_tokens_per_batch is not None)
     head_at_labels(network)

@@ -40,7 +40,7 @@ def training_job(
         launch: how its processes are started.
         code: digest of the toolkit's and the recipe's code.
     """
-    data, places = cfg.data, ("output_dir", "seed")
+    data, places = cfg.data, ("output_dir", "offline_dir", "seed")
     return {
         "recipe": str(recipe.absolute()),
         "config": str(config.absolute()),

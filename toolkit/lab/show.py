@@ -21,6 +21,7 @@ from toolkit.data.reading import Reading
 from toolkit.lab.init.draft import draft
 from toolkit.lab.init.lengths import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
+from toolkit.models.source import source_of
 
 if TYPE_CHECKING:
     import datasets
@@ -68,7 +69,7 @@ def subject(task_type: type[Task], cfg: Config) -> Subject:
     rows = check_rows(replace(cfg, data=replace(data, bad_rows="skip", max_bad_rows=1.0)), task)
     if data.dataset_name is None:
         return Subject(cfg, task, rows, profile_file(str(data.train_file), Reading.of(data)))
-    splits = load_hub(data.dataset_name, data.dataset_config_name, data.revision)
+    splits = load_hub(data.dataset_name, data.dataset_config_name, data.revision, offline_dir=cfg.offline_dir)
     return Subject(cfg, task, rows, profile(data.dataset_name, hub_rows(splits["train"])))
 
 
@@ -183,7 +184,8 @@ def _texts(task: Task, rows: CheckedRows) -> dict[str, list[str]]:
 def _lengths(cfg: Config, task: Task, texts: Mapping[str, Sequence[str]]) -> Iterator[RenderableType]:
     numbers = ("median", f"{COVERED:.0%} up to", "longest")
     table, notes = _table("length", *numbers, "", numbers=numbers), []
-    folder = local_folder(cfg.model.name_or_path) if cfg.model.name_or_path else None
+    name = source_of(cfg).name_or_path
+    folder = local_folder(name) if name else None
     for name, values in texts.items():
         found = tokens(values, folder)
         table.add_row(f"{name}: characters", *_summary([len(text) for text in values]))

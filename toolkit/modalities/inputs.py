@@ -12,11 +12,14 @@ from toolkit.api.task import Prepared, Processor, Task
 from toolkit.base.console import say, warn
 from toolkit.base.environment import versions
 from toolkit.base.errors import ConfigError
+from toolkit.base.fetched import PREPARED, read_fetched
+from toolkit.base.turns import local_main_first
 from toolkit.checkpoint.changes import VERSIONS, changed_layout, changed_versions, layout, refuse_changes
 from toolkit.checkpoint.claim import Claimed
 from toolkit.checkpoint.state import SavedState
 from toolkit.config import flatten
 from toolkit.config.sections import Config
+from toolkit.data.cached import adopt
 from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.prepare import prepare
 from toolkit.distributed.mesh import mesh_of
@@ -25,6 +28,7 @@ from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.modalities.resolved import Circumstances, resolve
 from toolkit.models.adapter_checks import prompt_problems
 from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
+from toolkit.models.source import source_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -74,7 +78,8 @@ def read_inputs(
         DataError: if files or rows cannot be used.
         CheckpointError: if the run to resume had other settings or rows.
     """
-    config = load_model_config(cfg.model)
+    _verify_fetched(cfg, accelerator, content=sample is None)
+    config = load_model_config(source_of(cfg))
     problems = fit_problems(cfg, task, config)
     if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
         problems += unused_parameter_problems(config)
@@ -95,6 +100,21 @@ def read_inputs(
     _refuse(lost_override_problems(cfg.model, config))
     data = prepare(rows, task, processor, cfg, accelerator)
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
+
+
+def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> None:
+    """Refuses a damaged `offline_dir`, and takes over its prepared rows; once per node.
+
+    Raises:
+        InputError: if a file is missing or not as it was written.
+    """
+    if cfg.offline_dir is None:
+        return
+    with local_main_first(accelerator):
+        if accelerator.is_local_main_process:
+            fetched = read_fetched(cfg.offline_dir)
+            fetched.refuse_damage(content)
+            adopt(fetched.folder / PREPARED)
 
 
 def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]:

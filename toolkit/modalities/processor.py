@@ -17,6 +17,7 @@ from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.distributed.collectives import on_main
+from toolkit.models.source import source_of
 
 if TYPE_CHECKING:
     import datasets
@@ -42,8 +43,8 @@ def build_processor(
     Raises:
         InputError: if the processor cannot be loaded.
     """
-    modality = modalities.load(task.modality)
-    source = cfg.model.name_or_path
+    modality, model = modalities.load(task.modality), source_of(cfg)
+    source = model.name_or_path
     if resume is not None:
         source = str(CheckpointFolder(resume.path).processor)
     elif source is None:
@@ -57,7 +58,7 @@ def build_processor(
 
         on_main(accelerator, make)
     with local_main_first(accelerator):
-        return modality.load_processor(source, cfg.model, task.options)
+        return modality.load_processor(source, model, task.options)
 
 
 def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:

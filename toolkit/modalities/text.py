@@ -120,15 +120,14 @@ def load_tokenizer(source: str, model: ModelConfig, fast_only: bool) -> PreTrain
         )
         if fast_only and not tokenizer.is_fast:
             raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer; save the fast version with the model")
-        if len(tokenizer) <= len(
-            tokenizer.all_special_ids
-        ):  # transformers returns an empty one for a folder without a tokenizer
+        # For a folder without a tokenizer, transformers returns an empty one.
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise ValueError("it contains no tokenizer (tokenizer.json, vocab.txt or similar)")
     except Exception as error:  # Hub, file format and conversion errors are all caused by this setting
         raise pretrained_error("model.name_or_path", source, error) from error
-    if (
-        tokenizer.pad_token is None
-    ):  # GPT-2 and similar models have no padding token; padding is masked, so any token works
+    for name in ("is_local", "local_files_only"):  # where it was read from, in which equal tokenizers would differ
+        tokenizer.init_kwargs.pop(name, None)
+    if tokenizer.pad_token is None:  # as GPT-2's; padding is masked, so any token works
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 

@@ -12,6 +12,7 @@ from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.delivery import layout
 from toolkit.models.load import attention, build_model
+from toolkit.models.source import source_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -36,7 +37,7 @@ def build_for(
         ConfigError: as for `build_model`; on every process if the model is split.
         InputError: likewise.
     """
-    arguments = cfg.model, config, auto_model, cfg.seed
+    arguments = source_of(cfg), config, auto_model, cfg.seed
     if not mesh.is_split:
         with local_main_first(accelerator):
             return build_model(*arguments)

@@ -64,6 +64,7 @@ def test_resolved_file_is_the_same_configuration(folder: Path) -> None:
     assert load(folder, text).config == loaded.config
     assert re.findall(r"^(\w+):", text, re.MULTILINE) == [
         "engine",
+        "offline_dir",
         "output_dir",
         "seed",
         "task",
@@ -99,7 +100,7 @@ def test_resolved_file_keeps_any_value(folder: Path, overrides: dict[str, Any], 
 def test_flat_names_are_those_of_overrides(folder: Path) -> None:
     loaded = load(folder, GOOD, "train.optim_args.foreach=true")
     flat = flatten(loaded.config)
-    assert list(flat)[:5] == ["engine", "output_dir", "seed", "task.kind", "task.max_length"]
+    assert list(flat)[:5] == ["engine", "offline_dir", "output_dir", "seed", "task.kind"]
     assert (flat["train.optim_args.foreach"], flat["task.names"], flat["data.dataset_name"]) == (True, {}, "rows")
     assert list(loaded.origins) == list(flat)
 

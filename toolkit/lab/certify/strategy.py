@@ -20,6 +20,7 @@ from toolkit.distributed.tensor_plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
 from toolkit.models.load import load_model_config
+from toolkit.models.source import source_of
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def strategies_of(cfg: Config) -> list[str]:
         settings: Any = parse(text)
         return not conflicts(RULES, replace(cfg, train=train, parallel=ParallelConfig(**settings)), {})
 
-    config = load_model_config(cfg.model)
+    config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]
     found += [] if plan_problems(config, 2) else ["tensor=2"]
     found += [] if stage_problems(config, 2, 1) else ["pipeline=2"]

@@ -67,9 +67,10 @@ def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str,
         max_layers: maximum number of layers, or None.
     """
     from toolkit.models.load import load_model_config
+    from toolkit.models.source import source_of
 
     found: dict[str, float] = {}
-    for name, value in load_model_config(cfg.model).to_dict().items():
+    for name, value in load_model_config(source_of(cfg)).to_dict().items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             continue
         random = any(part in name for part in DROPOUT_FIELDS) or name in MASKING_FIELDS

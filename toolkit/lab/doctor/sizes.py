@@ -19,6 +19,7 @@ from toolkit.lab.doctor.parts import Finding, Part, input_columns
 from toolkit.lab.init.lengths import tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.show import limit_of
+from toolkit.models.source import source_of
 
 BINS = 24
 COVERED = 0.99
@@ -97,7 +98,8 @@ def text_histograms(cfg: Config, task: Task, part: Part) -> Iterator[Histogram]:
     """Yields the histograms of the tokens of each column of texts."""
     import datasets
 
-    folder = local_folder(cfg.model.name_or_path) if cfg.model.name_or_path else None
+    name = source_of(cfg).name_or_path
+    folder = local_folder(name) if name else None
     columns = text_columns(task)
     for name in columns:
         texts = [text for value in part.rows[name][:] if (text := plain(value))]

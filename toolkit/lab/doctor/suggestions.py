@@ -16,6 +16,7 @@ from toolkit.lab.doctor.parts import Finding
 from toolkit.lab.doctor.sizes import Histogram
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.modalities.positions import positions
+from toolkit.models.source import source_of
 
 ROUND = 16
 
@@ -80,7 +81,7 @@ def _suggested(cfg: Config, examined: Examined) -> Iterator[Suggestion]:
 
 def longest_input(cfg: Config) -> float:
     """Returns the largest number of tokens of the model's input, as far as it is known."""
-    model = cfg.model
+    model = source_of(cfg)
     if model.from_config is not None:
         return float(model.from_config.get("max_position_embeddings", math.inf))
     folder = local_folder(model.name_or_path) if model.name_or_path else None

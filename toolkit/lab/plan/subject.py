@@ -44,6 +44,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     from toolkit.distributed.launch import build_accelerator
     from toolkit.modalities.inputs import read_inputs
     from toolkit.models.load import load_model_config
+    from toolkit.models.source import source_of
 
     cfg = replace(cfg, parallel=ParallelConfig())  # what several processes need follows from the step of a single one
     accelerator = build_accelerator(cfg)
@@ -51,7 +52,7 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
         inputs = read_inputs(cfg, task, accelerator, Claimed(Path(folder), None), sample=MAX_ROWS)
     config, features = inputs.model_config, inputs.data.train
     processor = padding_to(inputs.processor, cfg.train.pad_to_multiple_of)
-    asked = getattr(load_model_config(cfg.model), "vocab_size", None)
+    asked = getattr(load_model_config(source_of(cfg)), "vocab_size", None)
     cut = len(inputs.rows.splits["train"]) + inputs.rows.bad_rows.get("train", 0) >= MAX_ROWS
     if cfg.model.from_config is not None and cut and asked is not None:
         config.vocab_size = asked  # a vocabulary trained on all rows would be full

@@ -93,7 +93,7 @@ class Search:
             "launch": None if launcher is None else launcher.read_text(encoding="utf-8"),
             "files of rows": files,
             "files of the model": model_files(self.base.model.name_or_path),
-            **{key: value for key, value in flatten(self.base).items() if key != "output_dir"},
+            **{key: value for key, value in flatten(self.base).items() if key not in ("output_dir", "offline_dir")},
         }
         return dict(json.loads(json.dumps(found)))
 

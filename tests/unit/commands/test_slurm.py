@@ -1,0 +1,252 @@
+"""Job scripts for Slurm, run with stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from commands import run_command
+from fake_slurm import REQUEUED, options_of, programs, submit
+from runs import ROOT, assert_same_weights
+
+from toolkit.base.errors import InputError
+from toolkit.lab.job_script import lead_of, seconds_of, shown_time
+
+CONFIG = ["reviews", "--config", f"{ROOT}/recipes/configs/reviews/smoke.yaml"]
+ECHO = 'echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $TORCH_ELASTIC_SHUTDOWN_TIMEOUT $*"'
+"""What a program in place of a launcher prints."""
+WAIT = 1200
+"""Seconds after which a job hangs, on a busy machine, too."""
+
+
+def write(folder: Path, *options: str, name: str = "job.sbatch") -> Path:
+    """Writes a job script and returns it, after checking that it is valid shell."""
+    script = folder / name
+    given = ["--time", "4:00:00", "--activate", "", "--output", str(script), *options]
+    assert run_command("slurm", *CONFIG, *given) == 0
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    return script
+
+
+def run(folder: Path, script: Path, job: int = 45123, task: int | None = None, **others: str) -> tuple[int, list[str]]:
+    """Runs a job with programs in place of others, and returns its exit code and output."""
+    log = folder / "log"
+    log.unlink(missing_ok=True)
+    code = submit(script, job, log, programs(folder, **others), task).wait(WAIT)
+    return code, log.read_text().splitlines()
+
+
+def requeued(folder: Path) -> list[str]:
+    return (folder / REQUEUED).read_text().split() if (folder / REQUEUED).exists() else []
+
+
+@pytest.mark.parametrize(
+    ("code", "queue"), [(0, []), (2, []), (1, []), (143, ["45123"])], ids=["finished", "wrong", "failed", "stopped"]
+)
+def test_the_job_ends_as_its_run_and_returns_to_the_queue_when_it_was_stopped(code, queue, tmp_path):
+    ended, _ = run(tmp_path, write(tmp_path, "--gpus", "0"), toolkit=f"exit {code}")
+    assert (ended, requeued(tmp_path)) == (0 if queue else code, queue)
+
+
+def test_each_process_is_a_task(tmp_path):
+    script = write(tmp_path, "--nodes", "2", "--gpus", "2", "--cpus", "3", "train.max_steps=7")
+    code, said = run(tmp_path, script, toolkit=ECHO)
+    assert said == [f"127.0.0.1:15123 3  train {' '.join(CONFIG)} train.max_steps=7 checkpoint.resume=auto"] * 4
+    assert code == 0
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 143])
+def test_a_signal_reaches_the_run_and_the_job_waits_for_it(code, tmp_path):
+    saves = f"trap 'sleep 1; echo saved; exit {code}' TERM\necho ready\nwhile true; do sleep .1; done"
+    script = write(tmp_path, "--gpus", "0")
+    log = tmp_path / "log"
+    job = submit(script, 7, log, programs(tmp_path, toolkit=saves))
+    stop(job, log, "ready")
+    assert log.read_text().split() == ["ready", "saved"]
+    # Launchers end with 1 after a stop; a run that has finished, or is wrong, must not run again.
+    assert (job.returncode, requeued(tmp_path)) == ((code, []) if code in (0, 2) else (0, ["7"]))
+
+
+def stop(job: subprocess.Popen, log: Path, ready: str) -> None:
+    """Signals a job once it has printed a word, as Slurm does, and waits until it has ended."""
+    while ready not in log.read_text():
+        assert job.poll() is None, log.read_text()
+        time.sleep(0.05)
+    job.send_signal(signal.SIGTERM)
+    job.wait(WAIT)
+
+
+def test_what_the_job_asks_for_follows_from_the_settings(tmp_path):
+    asked = options_of(write(tmp_path, "--nodes", "2", "--gpus", "4", "--partition", "gpu", "--account", "lab"))
+    assert {name: asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")} == {
+        "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "2", "time": "04:00:00"
+    }  # fmt: skip
+    assert (asked["partition"], asked["account"], asked["signal"]) == ("gpu", "lab", "B:TERM@720")
+    workers = options_of(write(tmp_path, "--gpus", "2", "train.dataloader_num_workers=5"))
+    assert (workers["cpus-per-task"], workers["ntasks-per-node"]) == ("7", "2")
+    rows = options_of(write(tmp_path, "--gpus", "2", "data.preprocessing_num_workers=32"))
+    assert rows["cpus-per-task"] == "16"
+    one = options_of(write(tmp_path, "--gpus", "4", "--launcher", "torchrun", "--lead", "60"))
+    assert (one["ntasks-per-node"], one["cpus-per-task"], one["signal"]) == ("1", "8", "B:TERM@60")
+    assert "gpus-per-node" not in options_of(write(tmp_path, "--gpus", "0"))
+
+
+def test_torchrun_and_accelerate_meet_at_the_first_machine(tmp_path):
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    machines = ["--nodes", "2", "--gpus", "4", "--interface", "ib0"]
+    script = write(tmp_path, *machines, "--launcher", "torchrun")
+    code, said = run(tmp_path, script, torchrun=f'{ECHO} "$NCCL_SOCKET_IFNAME"')
+    assert (code, len(said)) == (0, 2)
+    for line, is_host in zip(sorted(said), ("false", "true"), strict=True):
+        place, threads, timeout, *words, interface = line.split(" ")
+        assert (place, threads, timeout, interface) == ("127.0.0.1:15123", "2", "700", "ib0")
+        options = get_args_parser().parse_args(words)
+        assert (options.nnodes, options.nproc_per_node, options.rdzv_backend) == ("2", "4", "c10d")
+        assert (options.rdzv_id, options.rdzv_endpoint, options.rdzv_conf) == ("45123", place, f"is_host={is_host}")
+        assert (options.module, options.training_script) == (True, "toolkit")
+        assert options.training_script_args == ["train", *CONFIG, "checkpoint.resume=auto"]
+    script = write(tmp_path, *machines, "--launcher", "accelerate")
+    code, said = run(tmp_path, script, accelerate=ECHO)
+    ranks = set()
+    for line in said:
+        _, _, timeout, launch, *words = line.split(" ")
+        options = launch_command_parser().parse_args(words)
+        assert (timeout, launch, Path(options.config_file).name) == ("700", "launch", "multi_node.yaml")
+        assert (options.num_machines, options.num_processes, options.main_process_port) == (2, 8, 15123)
+        assert options.rdzv_conf == f"is_host={str(options.machine_rank == 0).lower()}"
+        assert options.training_script_args == ["train", *CONFIG, "checkpoint.resume=auto"]
+        ranks.add(options.machine_rank)
+    assert ranks == {0, 1}
+
+
+def test_the_tasks_of_an_array_are_seeds(tmp_path):
+    script = write(tmp_path, "--gpus", "0", "--array", "3", "output_dir=my runs")
+    assert options_of(script)["array"] == "42-44"
+    _, (said,) = run(tmp_path, script, task=43, toolkit=ECHO)
+    assert said.endswith("checkpoint.resume=auto seed=43 output_dir=my runs/seed-43")
+
+
+def test_the_tasks_of_an_array_share_a_comparison_or_a_search(tmp_path):
+    script = write(tmp_path, "--gpus", "2", "--compare", "--preset memory --seeds 2", "--array", "4")
+    assert options_of(script)["array"] == "1-4"
+    _, (said,) = run(tmp_path, script, task=3, toolkit='echo "$*"')
+    assert said == f"compare {' '.join(CONFIG)} --preset memory --seeds 2 --processes 2 --part 3/4"
+    (tmp_path / "space.yaml").write_text("train.learning_rate: [1e-3, 1e-4]\n")
+    script = write(tmp_path, "--gpus", "1", "--search", "--space space.yaml", "--array", "4")
+    _, (said,) = run(tmp_path, script, task=3, toolkit='echo "$*"')
+    assert said == f"search {' '.join(CONFIG)} --space space.yaml --processes 1 --time 03:48:00"
+    assert not requeued(tmp_path)
+
+
+def test_a_stopped_share_goes_on(tmp_path):
+    script = write(tmp_path, "--gpus", "0", "--compare", "--preset memory", "--array", "2")
+    waits = "trap 'echo saved; exit 130' INT\necho ready\nwhile true; do sleep .1; done"
+    log = tmp_path / "log"
+    job = submit(script, 9, log, programs(tmp_path, toolkit=waits), task=1)
+    stop(job, log, "ready")
+    assert (job.returncode, requeued(tmp_path), log.read_text().split()) == (0, ["9"], ["ready", "saved"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--time", "soon"], "--time: received soon, must be a time such as 4:00:00"),
+        (["--lead", "9000"], "--lead: the signal would come 9000 s before the end of 14400 s"),
+        (
+            ["--compare", "--preset memory", "--nodes", "2"],
+            "--nodes: compare trains on one machine; share the work",
+        ),
+        (["--search", "--space s.yaml --time 1:00:00"], "--search: --time is set by the job script; remove it"),
+        (["--compare", "--preset no-such"], "argument --preset: invalid choice: 'no-such'"),
+        (["checkpoint.resume=none"], "checkpoint.resume: is set by the job script, to auto"),
+        (["--array", "2", "seed=3"], "--array: gives each task a seed"),
+        (["--launcher", "accelerate", "--gpus", "0"], "use srun or torchrun with --gpus 0"),
+        (["--gpus", "3", "parallel.tensor=2"], "parallel"),
+        (["train.max_step=3"], "did you mean train.max_steps?"),
+    ],
+)
+def test_what_cannot_work_is_refused(options, message, tmp_path, capsys):
+    given = ["--time", "4:00:00", "--output", str(tmp_path / "job.sbatch"), *options]
+    assert run_command("slurm", *CONFIG, *given) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "job.sbatch").exists()
+
+
+def test_times_are_those_of_slurm():
+    seconds = {"90": 5400, "1:30": 90, "4:00:00": 14400, "1-0": 86400, "1-2:03": 93780, "2-00:00:01": 172801}
+    assert {text: seconds_of(text) for text in seconds} == seconds
+    assert [shown_time(each) for each in (90, 14400, 93780)] == ["00:01:30", "04:00:00", "1-02:03:00"]
+    assert [lead_of(each) for each in (600, 14400, 172800)] == [180, 720, 900]
+    for wrong in ("", "0", "four hours", "1:2:3:4"):
+        with pytest.raises(InputError, match="--time"):
+            seconds_of(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("launcher", ["srun", "torchrun"])
+def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_path):
+    """Two jobs share the machine; one is stopped by the scheduler and requeued, and both end with the same weights."""
+    lead, step = 300, '"step": 2,'
+    bin_folder, scripts, jobs = programs(tmp_path), {}, {}
+    few = ["train.max_steps=60", "tracking.logging_steps=1", "checkpoint.save_steps=1000", "eval.eval_steps=null"]
+    few += ["train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1", "data.max_eval_samples=8"]
+    few += ["model.from_config.hidden_size=32", "model.from_config.intermediate_size=48"]
+    for name in ("one", "stopped"):
+        options = [
+            "--nodes",
+            "2",
+            "--gpus",
+            "1",
+            "--time",
+            "15:00",
+            "--lead",
+            str(lead),
+            "--launcher",
+            launcher,
+            "--cpus",
+            "1",
+        ]
+        scripts[name] = write(tmp_path, *options, *few, f"output_dir={tmp_path}/{name}", name=f"{name}.sbatch")
+    for number, (name, script) in enumerate(scripts.items(), start=101):
+        jobs[name] = submit(script, number, tmp_path / f"{name}.log", bin_folder)
+    metrics = tmp_path / "stopped/metrics.jsonl"
+    while not (metrics.exists() and step in metrics.read_text()):
+        assert jobs["stopped"].poll() is None, (tmp_path / "stopped.log").read_text()
+        time.sleep(0.05)
+    jobs["stopped"].send_signal(signal.SIGTERM)
+    assert jobs["stopped"].wait(lead) == 0
+    assert requeued(tmp_path) == ["102"], (tmp_path / "stopped.log").read_text()
+    assert not (tmp_path / "stopped/model").exists()
+    assert submit(scripts["stopped"], 102, tmp_path / "stopped.log", bin_folder).wait(WAIT) == 0
+    assert jobs["one"].wait(WAIT) == 0, (tmp_path / "one.log").read_text()
+    assert requeued(tmp_path) == ["102"]
+    assert_same_weights(tmp_path / "one", tmp_path / "stopped")
+
+
+@pytest.mark.slow
+def test_the_last_part_writes_the_comparison(tmp_path):
+    import json
+
+    switch = f"--switch train.learning_rate=1e-3,1e-4 --seeds 1 --steps 2 --draws 0 --output-dir {tmp_path}/compared"
+    script = write(tmp_path, "--gpus", "0", "--compare", switch, "--array", "2")
+    code, said = run_part(tmp_path, script, 1)
+    assert code == 0
+    assert "not finished: 1 run of the comparison (0 of this part failed)" in said
+    assert not (tmp_path / "compared/comparison.json").exists()
+    code, said = run_part(tmp_path, script, 2)
+    assert code == 0
+    found = json.loads((tmp_path / "compared/comparison.json").read_text())
+    assert [len(variant["runs"]) if "runs" in variant else variant["seeds"] for variant in found["variants"]]
+    assert all("figures" in variant for variant in found["variants"])
+
+
+def run_part(folder: Path, script: Path, part: int) -> tuple[int, str]:
+    log = folder / f"part-{part}.log"
+    code = submit(script, part, log, programs(folder), task=part).wait(WAIT)
+    return code, log.read_text()

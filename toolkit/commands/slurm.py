@@ -1,0 +1,179 @@
+"""Write a job script: `toolkit slurm RECIPE --config FILE --nodes N --gpus N --time T --output FILE [...]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from toolkit.commands import _options, _recipe_config
+from toolkit.commands._options import at_least
+
+if TYPE_CHECKING:
+    from toolkit.lab.job_script import Job
+
+LAUNCHERS = ("srun", "torchrun", "accelerate")
+SBATCH = {
+    "partition": "queue", "account": "account", "qos": "quality of service", "constraint": "features of machines",
+    "reservation": "reservation", "mem": "memory of each machine, for example 120G",
+}  # fmt: skip
+"""Options of `sbatch` that are passed on, and their meaning."""
+LONGEST_LEAD = 0.5
+"""Largest part of the time limit that the signal may come before its end."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the recipe, the machines, the time, and what to start on them."""
+    _recipe_config.add_arguments(parser)
+    number: dict[str, Any] = {"type": at_least(1), "metavar": "N"}
+    parser.add_argument("--nodes", default=1, help="machines (default: 1)", **number)
+    about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
+    parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
+    parser.add_argument("--time", required=True, metavar="TIME", help="time limit, for example 4:00:00 or 2-00:00:00")
+    _options.add(parser, "--output", required=True)
+    about = "what starts the processes (default: srun)"
+    parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help=about)
+    kind = parser.add_mutually_exclusive_group()
+    about = "run `toolkit compare` with these options instead, for example '--preset memory --seeds 3'"
+    kind.add_argument("--compare", metavar="OPTIONS", help=about)
+    about = "run `toolkit search` with these options instead, for example '--space space.yaml --trials 40'"
+    kind.add_argument("--search", metavar="OPTIONS", help=about)
+    about = "tasks of an array: one for each seed, or all sharing a comparison or a search"
+    parser.add_argument("--array", help=about, **number)
+    parser.add_argument("--cpus", help="cores of each process (default: what the settings need)", **number)
+    about = (
+        "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint (default: 5%% of "
+    )
+    parser.add_argument("--lead", type=at_least(1), metavar="N", help=f"{about}the time limit, from 180 to 900)")
+    about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
+    parser.add_argument("--activate", metavar="COMMAND", help=about)
+    parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")
+    parser.add_argument("--online", action="store_true", help="the machines can reach the Hub")
+    parser.add_argument("--preflight", action="store_true", help="check each machine before training")
+    parser.add_argument("--job-name", metavar="NAME", help="name of the job (default: that of the recipe)")
+    for name, about in SBATCH.items():
+        parser.add_argument(f"--{name}", metavar="VALUE", help=f"{about}, as for sbatch")
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """Writes the job script, after checking the settings as far as is possible on another machine.
+
+    Raises:
+        ConfigError: if settings are invalid.
+        InputError: if arguments are invalid.
+    """
+    from toolkit.base.files import written_whole
+    from toolkit.lab.job_script import script
+
+    output = _options.output_file(arguments.output)
+    text = script(_job(arguments))
+    with written_whole(output) as file:
+        file.write(text)
+    print(f"written to {output}; submit it with: sbatch {shlex.quote(str(output))}")
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    from toolkit.base.errors import ConfigError
+    from toolkit.base.shipped import shipped_root, shortest
+    from toolkit.distributed.mesh import size_problems
+    from toolkit.lab.job_script import Job, cores_of
+    from toolkit.recipe import load_settings, load_task_type, validate
+
+    recipe, config = arguments.recipe, arguments.config
+    _recipe_config.find(arguments)
+    task_type = load_task_type(arguments.recipe)
+    validate(task_type, arguments.config, arguments.overrides, elsewhere=True).refuse()
+    cfg = load_settings(task_type, arguments.config, arguments.overrides, environ={}, check_files=False).config
+    per_node, seconds, lead = _checked(arguments)
+    kind, words = _words(arguments, recipe, config, per_node)
+    train = kind == "train"
+    if train and (problems := size_problems(cfg, arguments.nodes * per_node)):
+        raise ConfigError(problems)
+    array = None if arguments.array is None else f"1-{arguments.array}"
+    if array and train:
+        array = f"{cfg.seed}-{cfg.seed + arguments.array - 1}"
+    given = {name: getattr(arguments, name) for name in SBATCH}
+    return Job(
+        command=arguments.command, work=kind, words=words,
+        name=arguments.job_name or Path(arguments.recipe).stem + ("" if train else f"-{kind}"),
+        nodes=arguments.nodes, gpus=arguments.gpus, seconds=seconds, lead=lead, launcher=arguments.launcher,
+        cpus=arguments.cpus or cores_of(cfg, task_type(cfg), per_node),
+        multi_node=str(shortest(shipped_root() / "accelerate_configs/multi_node.yaml")),
+        activate=_activation() if arguments.activate is None else arguments.activate,
+        array=array, seeds=cfg.output_dir.rstrip("/") if array and train else None,
+        interface=arguments.interface, offline=not arguments.online, trackers=cfg.tracking.report_to,
+        options=[f"{name}={value}" for name, value in given.items() if value is not None],
+        preflight=arguments.preflight,
+    )  # fmt: skip
+
+
+def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
+    """Returns the processes on each machine, the time limit and the lead in seconds.
+
+    Raises:
+        InputError: if arguments are invalid or exclude each other; names all.
+    """
+    from toolkit.base.errors import InputError, problems_of
+    from toolkit.lab.job_script import lead_of, seconds_of
+
+    problems = problems_of(lambda: seconds_of(arguments.time))
+    seconds = 0 if problems else seconds_of(arguments.time)
+    lead = arguments.lead or lead_of(seconds)
+    if seconds and lead > LONGEST_LEAD * seconds:
+        problems.append(
+            f"--lead: the signal would come {lead} s before the end of {seconds} s; give a longer --time, or a shorter "
+            "--lead in which a checkpoint can be written"
+        )
+    name = "compare" if arguments.compare is not None else "search" if arguments.search is not None else None
+    if name and arguments.nodes > 1:
+        problems.append(f"--nodes: {name} trains on one machine; share the work with --array {arguments.nodes}")
+    if name and arguments.launcher != "srun":
+        problems.append(f"--launcher: has no effect with --{name}, which starts its trainings itself")
+    if name and arguments.preflight:
+        problems.append(f"--preflight: checks a training; remove it, or --{name}")
+    if name and arguments.interface:
+        problems.append(f"--interface: has no effect with --{name}, which trains on one machine")
+    if name is None and any(each.startswith("checkpoint.resume=") for each in arguments.overrides):
+        problems.append("checkpoint.resume: is set by the job script, to auto; remove it")
+    if name is None and arguments.array and any(each.startswith("seed=") for each in arguments.overrides):
+        problems.append("--array: gives each task a seed, from that of the settings; set seed in the YAML")
+    if arguments.launcher == "accelerate" and arguments.gpus == 0:
+        problems.append("--launcher: accelerate starts one process for each GPU; use srun or torchrun with --gpus 0")
+    if problems:
+        raise InputError("\n".join(problems))
+    return max(1, arguments.gpus), seconds, lead
+
+
+def _words(arguments: argparse.Namespace, recipe: str, config: str, per_node: int) -> tuple[Any, list[str]]:
+    """Returns the command to run, and its arguments, which the command itself must accept.
+
+    Raises:
+        InputError: if it does not.
+    """
+    if arguments.compare is None and arguments.search is None:
+        return "train", [recipe, "--config", config, *arguments.overrides]
+    name = "search" if arguments.compare is None else "compare"
+    options = shlex.split(getattr(arguments, name))
+    own = {"compare": ("--part", "--processes"), "search": ("--time", "--processes")}[name]
+    from toolkit.base.errors import InputError
+    from toolkit.commands import compare, search
+
+    if given := [each for each in options if each.partition("=")[0] in own]:
+        raise InputError(f"--{name}: {', '.join(given)} is set by the job script; remove it")
+    words = [recipe, "--config", config, *options, *arguments.overrides, "--processes", str(per_node)]
+    parser = argparse.ArgumentParser(prog=f"--{name}: toolkit {name}", allow_abbrev=False)
+    (search if name == "search" else compare).add_arguments(parser)
+    parser.parse_intermixed_args(words)
+    return name, words
+
+
+def _activation() -> str:
+    """Returns the command that activates the virtual environment of this process, if it is in one."""
+    if sys.prefix == sys.base_prefix:
+        return ""
+    folder = Path(sys.prefix)
+    folder = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+    return f"source {shlex.quote(os.fspath(folder / 'bin/activate'))}"
