@@ -78,7 +78,7 @@ def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
     found = {
         name: member.reason
         for name, member in members(archive).items()
-        if Path(name).suffix.lower() not in _NOTES and not any(map(_is_hidden, Path(name).parts))
+        if Path(name).suffix.lower() not in _NOTES and not any(_is_hidden(part) for part in name.split("/"))
     }
     if labelled and not any("/" in name for name in found):
         raise DataError(f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>.")
@@ -144,7 +144,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
+    return (name.startswith(".") and name not in (".", "..")) or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
 
 
 def _leads_back(folder: Path) -> bool:

@@ -188,7 +188,7 @@ def _without_outer_folder(found: dict[str, Member]) -> dict[str, Member]:
 
 
 def _is_hidden_in(name: str) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in Path(name).parts)
+    return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in name.split("/"))
 
 
 def _name_problem(name: str, again: bool) -> str | None:
@@ -196,7 +196,7 @@ def _name_problem(name: str, again: bool) -> str | None:
     if again:
         return "the archive has more than one file of this name"
     parts = name.split("/")
-    if name.startswith("/") or ".." in parts or "" in parts:
+    if name.startswith("/") or not {"", ".", ".."}.isdisjoint(parts):
         return "its name is not a path inside the archive"
     return "its name is " + problem if (problem := not_text(name)) else None
 

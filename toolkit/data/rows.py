@@ -136,6 +136,8 @@ def load_table(
     folder = sources.folder_of(place)
     if is_archive(folder):
         reopen(folder)
+    else:
+        folder = sources.folder_of(source)
 
     def read() -> Iterator[RawRow]:
         return sources.spread(sources.read_rows(place, reading, labelled), sample)

@@ -79,6 +79,8 @@ def stage_files(data: DataConfig, task: Task) -> Stage:
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
     _refuse_nesting(folder, sources)
+    with _disk_errors(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _disk_errors(folder), _turn(folder):
         remove_leftovers(folder)
         missing = {each.key: each for each in sources if not _is_whole(folder, each, data)}
@@ -101,7 +103,7 @@ def stage_problem(data: DataConfig, task: Task) -> str | None:
     Raises:
         DataError: as `stage_files`, for other reasons than too little room.
     """
-    folder = _own_folder(data, make=False)
+    folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
     _refuse_nesting(folder, sources)
     missing = {each.key: each for each in sources if not (folder / each.key).exists()}
@@ -133,16 +135,14 @@ def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
     return SourceFiles(source, found)
 
 
-def _own_folder(data: DataConfig, make: bool = True) -> Path:
-    """Returns the folder of copies, which nobody else can write to.
+def _own_folder(data: DataConfig) -> Path:
+    """Returns the folder of copies, to which nobody else can write, whether it exists or not.
 
     Raises:
-        DataError: if it cannot be made, or belongs to somebody else.
+        DataError: if it belongs to somebody else.
     """
     folder = expanded(data.stage_to or "").absolute()
     with _disk_errors(folder):
-        if make:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.exists() and folder.stat().st_uid != os.geteuid():
             raise DataError(f"data.stage_to: {folder} belongs to another user; name a folder of your own in it.")
     return folder

@@ -36,6 +36,9 @@ MOST_COMPRESSED = 1100
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """Filters that h5py has itself; others are libraries that HDF5 would load."""
 
+_SAMPLES = {np.dtype(np.int16): "PCM_16", np.dtype(np.int32): "PCM_32"}
+"""Whole numbers that are samples of a recording."""
+
 Convert = Callable[[Any], Any]
 
 
@@ -175,11 +178,11 @@ def _converter(file: Path, name: str, dataset: h5py.Dataset) -> Convert:
     if inner is not None and inner.kind in "iufb" and not axes:
         return _plain
     if kind.kind in "iufb":
-        if axes == 1 and RATE in dataset.attrs:
+        if axes == 1 and RATE in dataset.attrs and (kind.kind == "f" or kind in _SAMPLES):
             return _recording(file, name, dataset.attrs[RATE])
         if kind == np.uint8 and (axes == 2 or (axes == 3 and dataset.shape[-1] in (1, 3, 4))):
             return _image
-        if axes <= 1:
+        if axes <= 1 and RATE not in dataset.attrs:
             return _plain
     raise DataError(
         f"{file}: {name!r} has {axes + 1} axes of the type {kind}, which is no column; a column is text, numbers, "
@@ -221,8 +224,8 @@ def _recording(file: Path, name: str, rate: Any) -> Convert:
 
     def convert(samples: np.ndarray) -> Mapping[str, Any]:
         stream = io.BytesIO()
-        kept = samples if samples.dtype in (np.int16, np.int32) else samples.astype(np.float32)
-        kind = {"i2": "PCM_16", "i4": "PCM_32"}.get(kept.dtype.str[1:], "FLOAT")
+        kind = _SAMPLES.get(samples.dtype, "FLOAT")
+        kept = samples.astype(np.float32) if kind == "FLOAT" else samples
         soundfile.write(stream, kept, int(number), format="WAV", subtype=kind)
         return {"bytes": stream.getvalue(), "path": None}
 
