@@ -58,7 +58,11 @@ def hdf5_of(rows: Rows, file: Path, group: str = "/") -> Path:
                     column[number] = np.frombuffer(value["bytes"], np.uint8)
             elif isinstance(values[0], str):
                 place.create_dataset(
-                    name, data=list(values), dtype=h5py.string_dtype(), compression="gzip", chunks=(7,)
+                    name,
+                    data=list(values),
+                    dtype=h5py.string_dtype(),
+                    compression="gzip",
+                    chunks=(min(7, len(values)),),
                 )
             else:
                 place.create_dataset(name, data=np.asarray(values))

@@ -183,6 +183,22 @@ def test_filters_of_other_libraries_are_not_loaded(file, monkeypatch):
         column(file)
 
 
+def test_values_of_variable_length_in_which_hdf5_would_search_forever(file, monkeypatch):
+    with h5py.File(file, "w") as opened:
+        opened.create_dataset("x", data=["text"] * 20, dtype=TEXT)
+    content = bytearray(file.read_bytes())
+    at = content.index(b"GCOL") + 16
+    while number := int.from_bytes(content[at : at + 2], "little"):
+        assert number <= 20
+        at += 16 + -(-int.from_bytes(content[at + 8 : at + 16], "little") // 8) * 8
+    monkeypatch.setattr(hdf5, "BATCH_BYTES", content.index(b"GCOL") + 3)  # it is found across parts of the file, too
+    assert column(file) == ["text"] * 20
+    content[at + 8 : at + 16] = bytes(8)  # the size of the free room
+    file.write_bytes(content)
+    with pytest.raises(DataError, match="its values of variable length are damaged"):
+        column(file)
+
+
 @pytest.mark.parametrize("content", [b"", b"just words", b"\x89HDF\r\n\x1a\n" + bytes(500)])
 def test_files_that_are_not_hdf5(content, file):
     file.write_bytes(content)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import io
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 RATE = "sampling_rate"
 """Attribute of a dataset of waveforms: samples per second."""
 MOST_RATE = 2**20
+_HEAP = b"GCOL\x01\0\0\0"
+"""How a heap with values of variable length begins; the size of the whole heap follows."""
+_OBJECT = struct.Struct("<H6xQ")
+"""Header of an object in a heap: its number, which is 0 for free room, and its size."""
 MOST_ROW_BYTES = 2**28
 """Largest size of a row, and of a chunk, of a dataset."""
 BATCH_BYTES, BATCH_ROWS = 2**24, 1000
@@ -55,6 +61,9 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     with _opened(file) as opened:
         group = _group(file, opened, reading.sheet)
         columns = {name: _dataset(file, group, name) for name in _names(file, group)}
+        if any(dataset.dtype.hasobject or RATE in dataset.attrs for dataset in columns.values()):
+            facts = file.stat()
+            _check_heaps(file, facts.st_size, facts.st_mtime_ns)
         converts = {name: _converter(file, name, dataset) for name, dataset in columns.items()}
         lengths = {name: len(dataset) for name, dataset in columns.items()}
         if len(set(lengths.values())) > 1:
@@ -79,11 +88,51 @@ def _opened(file: Path) -> Iterator[h5py.File]:
         ) from error
     try:
         with h5py.File(file, "r", locking=False) as opened:  # some network file systems have no locks
+            if opened.id.get_create_plist().get_sizes() != (8, 8):
+                raise DataError(f"{file}: its addresses or lengths do not have 8 bytes, as h5py writes them.")
             yield opened
     except DataError:
         raise
     except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError, MemoryError) as error:
         raise DataError(f"{file} is not a valid HDF5 file: {error}") from error
+
+
+@lru_cache(maxsize=4)
+def _check_heaps(file: Path, size: int, changed: int) -> None:
+    """Refuses values of variable length (heaps) in which HDF5 would search without an end.
+
+    Raises:
+        DataError: if an object of a heap does not end inside it.
+    """
+    with file.open("rb") as opened:
+        start, before = 0, b""
+        while block := opened.read(BATCH_BYTES):
+            content = before + block
+            place = content.find(_HEAP)
+            while place >= 0:
+                if not _is_sound(file, start - len(before) + place):
+                    what = f"damaged, or one has more than {MOST_ROW_BYTES:,} bytes"
+                    raise DataError(f"{file} is not a valid HDF5 file: its values of variable length are {what}.")
+                place = content.find(_HEAP, place + 1)
+            start, before = start + len(block), content[1 - len(_HEAP) :]
+
+
+def _is_sound(file: Path, place: int) -> bool:
+    """Whether the objects of the heap at a place of a file follow each other to its end."""
+    with file.open("rb") as opened:
+        opened.seek(place + len(_HEAP))
+        (size,) = struct.unpack("<Q", opened.read(8).ljust(8, b"\0"))
+        if size > MOST_ROW_BYTES:
+            return False
+        heap = opened.read(max(0, size - 16))
+    at = 0
+    while at + _OBJECT.size <= len(heap):
+        number, length = _OBJECT.unpack_from(heap, at)
+        step = _OBJECT.size + -(-length // 8) * 8 if number else length  # free room includes its own header
+        if step < _OBJECT.size or at + step > size - 16:
+            return False
+        at += step
+    return True
 
 
 def _group(file: Path, opened: h5py.File, name: str | None) -> h5py.Group:
