@@ -155,7 +155,7 @@ def test_a_full_stage_is_said_in_a_sentence_before_training(tmp_path, monkeypatc
     with pytest.raises(DataError) as full:
         train("reviews", tmp_path / "run", *TEXT, f"data.stage_to={tmp_path / 'stage'}")
     assert str(full.value) == (
-        f"data.stage_to: the copies need 24,576 bytes, and {tmp_path / 'stage'} has 10,000 bytes free; free some, name "
+        f"data.stage_to: the copies need 69,632 bytes, and {tmp_path / 'stage'} has 10,000 bytes free; free some, name "
         "another folder, or remove data.stage_to."
     )
     assert not list((tmp_path / "stage").glob("*/*"))
