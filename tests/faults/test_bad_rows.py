@@ -12,6 +12,7 @@ import pytest
 from audio_files import encoded as recording
 from audio_files import tone
 from bad_row_kinds import AUDIO, COLUMNS, CSV, IMAGES, JSON, JSONL, SPECIAL
+from containers import arrow_of, hdf5_of, tar_of, zip_of
 from fault_runs import QUICK, SMALL
 from faults import Faults, read_lines
 from forked import ROOT, ForkServer
@@ -56,6 +57,39 @@ def write_xlsx(folder: Path) -> tuple[Path, int]:
     return folder / "train.xlsx", len(COLUMNS)
 
 
+def write_arrow(folder: Path) -> tuple[Path, int]:
+    texts, labels = zip(*GOOD, *COLUMNS.values(), strict=True)
+    return arrow_of({"text": texts, "label": labels}, folder / "train.arrow"), len(COLUMNS)
+
+
+def write_hdf5(folder: Path) -> tuple[Path, int]:
+    rows = [(text or "", label or "") for text, label in (*GOOD, *COLUMNS.values())]
+    texts, labels = zip(*rows, strict=True)
+    return hdf5_of({"text": texts, "label": labels}, folder / "train.h5"), len(COLUMNS)
+
+
+def _write_classes(folder: Path) -> Path:
+    for number in range(len(GOOD)):
+        place = folder / "set" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.png").write_bytes(picture(noise(20, 24, 3, seed=number)))
+    for name, content in IMAGES.items():
+        (folder / "set" / "b" / name).write_bytes(content)
+    return folder / "set"
+
+
+def write_tar(folder: Path) -> tuple[Path, int]:
+    classes = _write_classes(folder)
+    links = ("pipe", "zero", "dangling", "itself")
+    for name in links:
+        SPECIAL[name](classes / "b" / f"{name}.png")
+    return tar_of(classes, folder / "train.tar"), len(IMAGES) + len(links)
+
+
+def write_zip(folder: Path) -> tuple[Path, int]:
+    return zip_of(_write_classes(folder), folder / "train.zip"), len(IMAGES)
+
+
 def _write_media(folder: Path, column: str, good: list[bytes], bad: dict[str, bytes], suffix: str) -> tuple[Path, int]:
     names = []
     for number, content in enumerate(good):
@@ -85,9 +119,10 @@ def write_audio(folder: Path) -> tuple[Path, int]:
 
 TABLES = {
     "csv": write_csv, "jsonl": write_jsonl, "json": write_json, "parquet": write_parquet, "xlsx": write_xlsx,
+    "arrow": write_arrow, "hdf5": write_hdf5, "tar": write_tar, "zip": write_zip,
     "images": write_images, "audio": write_audio,
 }  # fmt: skip
-CONFIGURATION = {"images": "smoke_image", "audio": "smoke_audio"}
+CONFIGURATION = {**dict.fromkeys(("images", "tar", "zip"), "smoke_image"), "audio": "smoke_audio"}
 SMALL_TEXT = [each for each in SMALL if not each.startswith("data.")]
 
 

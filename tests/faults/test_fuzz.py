@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import run_command
+from containers import arrow_of, hdf5_of, media_rows, parquet_of, tar_of, zip_of
 from fault_runs import QUICK, RESUME, argv
 from faults import Faults
 from forked import ROOT, ForkServer
 from fuzzing import KEYS, VALUES, fuzzed, mutated, refused_or_accepted, replaced, with_own_hash
 from hypothesis import strategies as st
+from image_files import encoded, noise
 
 from toolkit.api.task import BadRow
 from toolkit.checkpoint.manifest import verify
@@ -23,7 +26,7 @@ from toolkit.checks.rules import RULES
 from toolkit.commands.verify import damages
 from toolkit.config import read_config
 from toolkit.data.rows import check_raw
-from toolkit.data.sources import read_rows
+from toolkit.data.sources import folder_of, is_files, read_rows
 from toolkit.recipe import load_task_type
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
@@ -74,23 +77,42 @@ TABLES = {
     "jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
     "json": json.dumps(ROWS).encode(),
 }
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+BINARY: dict[str, Callable[[Path], Path]] = {
+    "parquet": lambda folder: parquet_of(COLUMNS, folder / "a.parquet"),
+    "arrow": lambda folder: arrow_of(COLUMNS, folder / "a.arrow"),
+    "arrows": lambda folder: arrow_of(COLUMNS, folder / "a.arrows", stream=True),
+    "h5": lambda folder: hdf5_of(COLUMNS, folder / "a.h5"),
+    "hdf5": lambda folder: hdf5_of(media_rows(pictures(folder), "image"), folder / "a.hdf5"),
+    "tar": lambda folder: tar_of(pictures(folder), folder / "a.tar"),
+    "zip": lambda folder: zip_of(pictures(folder), folder / "a.zip"),
+}
+
+
+def pictures(folder: Path) -> Path:
+    for number, label in enumerate("ab"):
+        (folder / "set" / label).mkdir(parents=True)
+        (folder / "set" / label / "1.png").write_bytes(encoded(noise(6, 7, 3, seed=number)))
+    return folder / "set"
 
 
 def read_all(file: Path) -> None:
-    """Reads and checks all rows of a table; those that cannot be used have a reason."""
-    task = TASK(read_config(TASK.Options, {}, (), {}, TASK.columns, False, ()).config)
+    """Reads and checks all rows of a table or archive; those that cannot be used have a reason."""
+    modality = "image" if is_files(file) or file.suffix == ".hdf5" else "text"
+    task = TASK(read_config(TASK.Options, {"task": {"modality": modality}}, (), {}, TASK.columns, False, ()).config)
     for raw in read_rows(file):
         try:
-            check_raw(raw, task, {}, True, file.parent)
+            check_raw(raw, task, {}, True, folder_of(file))
         except BadRow as bad:
             if not str(bad):
                 raise
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", [*TABLES, *BINARY])
 @pytest.mark.parametrize("how", ["mutated", "random"])
 def test_tables(faults: Faults, tmp_path, kind, how):
-    strategy = mutated(TABLES[kind]) if how == "mutated" else st.binary(max_size=300)
+    whole = TABLES.get(kind) or BINARY[kind](tmp_path).read_bytes()
+    strategy = mutated(whole) if how == "mutated" else st.binary(max_size=300)
     file = tmp_path / f"train.{kind}"
 
     @fuzzed(strategy, share=0.5)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from toolkit.base.errors import RunError
 from toolkit.base.vitals import task_for_all
@@ -19,6 +19,7 @@ from toolkit.base.vitals import task_for_all
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+T = TypeVar("T")
 FIRST_POLL_SECONDS, LAST_POLL_SECONDS = 0.001, 0.1
 LIMIT_SECONDS = 24 * 60 * 60
 """How long processes wait; if the awaited one dies, the launcher ends them sooner."""
@@ -63,6 +64,27 @@ def local_main_first(accelerator: Accelerator) -> Iterator[None]:
     with task_for_all():
         yield
     _meet(True, place)
+
+
+def from_local_main(accelerator: Accelerator, make: Callable[[], T], place: str) -> T | str:
+    """Returns what `make` returns on the first process of each node, and its text on the others, which wait for it.
+
+    Args:
+        accelerator: the run's Accelerator; every process calls this the same number of times.
+        make: called on the first process of each node; `str` of what it returns is sent.
+        place: name of the call, which no other call has.
+    """
+    if accelerator.num_processes == 1:
+        return make()
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, key = _get_default_store(), f"toolkit/{place}/{accelerator.process_index - accelerator.local_process_index}"
+    with local_main_first(accelerator):
+        if not accelerator.is_local_main_process:
+            return store.get(key).decode()
+        made = make()
+        store.set(key, str(made))
+        return made
 
 
 def _meet(has_come: bool, place: str) -> None:

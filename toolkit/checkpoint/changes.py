@@ -42,6 +42,7 @@ FREE = (
     "data.fingerprint.test",
     "data.preprocessing_num_workers",
     "data.media_cache",
+    "data.stage_to",
     "data.max_eval_samples",
     f"{VERSIONS}*",
 )
@@ -59,6 +60,7 @@ OLDER = {
     UNPADDED: False,
     "data.folds": None,
     "data.fold": 1,
+    "data.fingerprint": "content",
     "train.max_grad_value": None,
     "train.activation_compression": "none",
     "train.ddp_comm_hook": "no",

@@ -112,7 +112,7 @@ def _with_home(config: Config) -> Config:
     return dataclasses.replace(
         home(config, "output_dir", "offline_dir"),
         model=home(config.model, "name_or_path"),
-        data=home(config.data, "train_file", "validation_file", "test_file"),
+        data=home(config.data, "train_file", "validation_file", "test_file", "stage_to"),
         checkpoint=home(config.checkpoint, "resume"),
     )
 

@@ -16,8 +16,17 @@ from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config
 from toolkit.config.source import Settings
 
-FILE_FORMATS = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt", ".xlsx")
+ARCHIVES = (".tar", ".zip")
+"""Suffixes of archives of image and audio files."""
+HDF5 = (".h5", ".hdf5")
+FILE_FORMATS = (
+    *(".arrow", ".arrows", ".conll", ".csv", ".feather", ".tsv", ".json", ".jsonl", ".parquet", ".tmx", ".txt"),
+    *(".xlsx", *HDF5, *ARCHIVES),
+)
 """Suffixes of data files that can be read."""
+COMPRESSED = (".7z", ".bz2", ".gz", ".rar", ".tbz", ".tgz", ".txz", ".xz", ".zst")
+"""Suffixes of compressed files, in which nothing can be read by its offset."""
+DECOMPRESS = "decompress it first (an archive of images or recordings may be .tar or .zip)"
 SPREADSHEETS = (".ods", ".xls", ".xlsb", ".xlsm", ".numbers")
 """Suffixes of spreadsheets that cannot be read."""
 SAVE_SPREADSHEET = "in the program that made it, save it as .xlsx or 'CSV UTF-8'"
@@ -77,6 +86,8 @@ def path_problems(config: Config, present: bool = True) -> Iterator[str]:
         yield from _resume(config.checkpoint.resume)
         if config.output_dir.strip() and kind_of(expanded(config.output_dir)) == "file":
             yield f"output_dir: received {show(config.output_dir)}, which is a file; name a folder"
+        if (stage := config.data.stage_to) and kind_of(expanded(stage)) == "file":
+            yield f"data.stage_to: received {show(stage)}, which is a file; name a folder"
 
 
 def _blank_texts(section: str, values: dict[str, object]) -> Iterator[str]:
@@ -97,12 +108,12 @@ def aligned_files(name: str) -> dict[str, str]:
 
 
 def sheet_of(name: str) -> tuple[str, str | None]:
-    """Returns the file and the sheet that a name like `reviews.xlsx#Sheet2` means.
+    """Returns the file and the sheet, or group, that a name like `reviews.xlsx#Sheet2` or `reviews.h5#train` means.
 
     The sheet is None for every other name, and if a file of exactly that name exists.
     """
     file, separator, sheet = name.rpartition("#")
-    if not separator or not file.lower().endswith(".xlsx") or kind_of(Path(name)):
+    if not separator or not file.lower().endswith((".xlsx", *HDF5)) or kind_of(Path(name)):
         return name, None
     return file, sheet or None
 
@@ -135,6 +146,8 @@ def _data_file(key: str, value: str | None) -> Iterator[str]:
         expected = f"expected a name that ends in {join(FILE_FORMATS)}, or line-aligned files as in 'train.{{en,de}}'"
         if path.suffix.lower() in SPREADSHEETS:
             expected = SAVE_SPREADSHEET
+        elif path.suffix.lower() in COMPRESSED:
+            expected = DECOMPRESS
         yield f"{key}: received {show(value)}, whose format is not supported; {expected}"
 
 

@@ -89,9 +89,11 @@ class DataConfig:
     revision: str | None = None
     """Branch, tag or commit of the hub dataset; pin a commit for repeatable runs."""
     train_file: str | None = None
-    """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet, .tmx, .xlsx (the first
-    sheet, or the one in `reviews.xlsx#Sheet2`; extra `excel`) or .txt (one row per line); line-aligned text files as
-    columns, written `train.{en,de}`; or a folder of `<class>/<file>`. Relative paths start at the current directory."""
+    """Training rows: .csv, .tsv, .json (a list, or SQuAD's nested format), .jsonl, .parquet, .arrow and .feather (Arrow
+    IPC), .h5 and .hdf5 (HDF5; a group as in `reviews.h5#train`; extra `hdf5`), .tmx, .xlsx (the first sheet, or the one
+    in `reviews.xlsx#Sheet2`; extra `excel`) or .txt (one row per line); line-aligned text files as columns, written
+    `train.{en,de}`; or a folder of `<class>/<file>`, also as an archive (.tar, .zip). Relative paths start at the
+    current directory."""
     validation_file: str | None = None
     """Validation rows, in any of these formats."""
     test_file: str | None = None
@@ -143,6 +145,13 @@ class DataConfig:
     """How much of images and audio is kept after it was decoded, for later epochs and evaluations of the run, for
     instance `20GiB`, on each machine. It is in a file in the temporary folder, which nothing else sees and which is
     gone after the run. `auto` is a quarter of the free memory or of the free space there; 0 decodes every time."""
+    fingerprint: Literal["content", "stat"] = "content"
+    """What tells whether data files have changed since they were cached, or since the run that is resumed: their bytes
+    (`content`), or their path, size and time of modification (`stat`), for which no file is opened."""
+    stage_to: str | None = None
+    """Folder on a fast disk of each machine, for instance `/dev/shm/me`, to which one process copies the data files
+    before training. Copies stay there for later runs; where there is too little room, those that no run uses are
+    removed."""
 
 
 @dataclass(frozen=True, kw_only=True)

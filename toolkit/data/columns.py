@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from toolkit.api.supports import SupportsGroups
@@ -13,8 +13,10 @@ from toolkit.config.column import Column
 from toolkit.config.messages import did_you_mean, nearest
 from toolkit.config.paths import aligned_files
 from toolkit.config.sections import DataConfig
+from toolkit.data.files import is_archive
 from toolkit.data.readers.plain import LINE
-from toolkit.data.sources import Source, is_files
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.sources import Source, folder_of, is_files
 
 LONG_NAME = 40
 """Characters of the name of a column, above which it looks like a text."""
@@ -24,6 +26,24 @@ def used_columns(task: Task) -> dict[str, Column]:
     """Returns the columns that the task reads with its options, by the toolkit's names."""
     options = getattr(task, "options", None)
     return {name: column for name, column in task.columns.items() if column.used(options)}
+
+
+def file_columns(source: Source, task: Task, columns: Mapping[str, str]) -> list[str]:
+    """Returns the names in a source of the columns with paths of files; none for an archive, which has the files.
+
+    Args:
+        source: the source.
+        task: the task, which defines the columns.
+        columns: what `columns_in` returns.
+    """
+    if is_archive(folder_of(source)):
+        return []
+    return [columns.get(name, name) for name, column in used_columns(task).items() if column.file]
+
+
+def columns_of(rows: Iterable[RawRow]) -> list[str]:
+    """Returns the columns that occur in any of the rows; JSON rows may omit empty ones."""
+    return list(dict.fromkeys(name for row in rows if not row.reason for name in row.values or {}))
 
 
 def is_needed(column: Column, labelled: bool) -> bool:

@@ -1,7 +1,7 @@
-"""Image and audio files: folders of classes, columns of paths, and bytes in tables.
+"""Image and audio files: folders and archives of classes, columns of paths, and bytes in tables.
 
-A row refers to its file as `{"path", "bytes", "name"}`: the file's path or None, its content if the table holds it (as
-datasets of the hub do) or None, and its name in messages and predictions.
+A row refers to its file as `{"path", "bytes", "name"}`: the file's path, or its part of an archive, or None; its
+content if the table holds it (as datasets of the hub do) or None; and its name in messages and predictions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from typing import Any, BinaryIO
 
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
+from toolkit.config.paths import ARCHIVES
+from toolkit.data.copies import place_of
+from toolkit.data.packed import Part, members, part_of
 from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.reading import Fingerprint, Reading
 
 SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"),
@@ -31,6 +34,7 @@ _SYSTEM_FILES = ("desktop.ini", "ehthumbs.db", "thumbs.db")
 _SYSTEM_FOLDERS = ("@eadir", "__macosx")
 """Files and folders of Windows, macOS and network drives, in lower case; the others are hidden."""
 _NOTES = (".md", ".txt")
+_EMPTY = "{}: the file is empty (0 bytes)"
 SHOWN_CHARS = 80
 """Characters of a long file name in messages."""
 
@@ -54,6 +58,33 @@ def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
         )
     names = [name for name in file_names(folder) if Path(name).suffix.lower() not in _NOTES]
     return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is that of an archive of image and audio files."""
+    return path.suffix.lower() in ARCHIVES and path.is_file()
+
+
+def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
+    """Streams the image and audio files of an archive, as `read_folder` does for the folder that it was made from.
+
+    Args:
+        archive: the .tar or .zip file.
+        labelled: as for `read_folder`.
+
+    Raises:
+        DataError: if it is damaged, or labelled files are needed, but it has no folders of classes.
+    """
+    found = {
+        name: member.reason
+        for name, member in members(archive).items()
+        if Path(name).suffix.lower() not in _NOTES and not any(_is_hidden(part) for part in name.split("/"))
+    }
+    if labelled and not any("/" in name for name in found):
+        raise DataError(f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>.")
+    for number, (name, reason) in enumerate(found.items(), start=1):
+        row = _row(number, name, labelled)
+        yield row._replace(reason=f"{name}: {reason}") if reason else row
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
@@ -96,6 +127,11 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the paths of all files of a folder that are not hidden or of the system."""
+    return (folder / name for name in file_names(folder))
+
+
 def file_names(folder: Path) -> list[str]:
     """Returns the sorted paths of all files below a folder except hidden and system files; links are followed."""
     names: list[str] = []
@@ -108,7 +144,7 @@ def file_names(folder: Path) -> list[str]:
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
+    return (name.startswith(".") and name not in (".", "..")) or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
 
 
 def _leads_back(folder: Path) -> bool:
@@ -119,51 +155,83 @@ def _refuse(error: OSError) -> None:
     raise DataError(f"{error.filename} cannot be opened: {error.strerror}.") from error
 
 
-def content_digest(key: str, rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> str:
-    """Returns the sha256, in hexadecimal, of a table and the content of the files that its rows refer to.
+def content_digest(
+    key: str,
+    rows: Iterable[RawRow],
+    columns: Iterable[str],
+    folder: Path,
+    copies: Path | None = None,
+    how: Fingerprint = "content",
+) -> str:
+    """Returns the sha256, in hexadecimal, of a table and the files that its rows refer to.
 
     Args:
         key: digest of the table.
         rows: its rows.
         columns: its columns of paths.
         folder: the folder that relative paths start from.
+        copies: as for `reference`.
+        how: what counts of a file, `data.fingerprint`.
     """
     digest = hashlib.sha256(key.encode())
-    columns = list(columns)
-    for row in rows:
-        for column in columns:
-            path = _path((row.values or {}).get(column), folder)
-            if path is None:
-                continue
-            try:
-                if not path.is_file():  # missing, or something that may never end: a pipe or a device
-                    raise FileNotFoundError
-                with path.open("rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-            except (OSError, ValueError):  # the latter for a name that no file can have: a bad row until that changes
-                digest.update(b"missing")
+    for path in paths_in(rows, columns, folder):
+        try:
+            place = path if how == "stat" else place_of(path, copies)
+            if not place.is_file():  # missing, or something that may never end: a pipe or a device
+                raise FileNotFoundError
+            digest.update(bytes.fromhex(file_digest(place, how)))
+        except (OSError, ValueError):  # the latter for a name that no file can have: a bad row until that changes
+            digest.update(b"missing")
     return digest.hexdigest()
 
 
-def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
+def paths_in(rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> Iterator[Path]:
+    """Yields the absolute paths of the files that rows refer to; arguments are those of `content_digest`."""
+    columns = list(columns)
+    for row in rows:
+        for column in columns:
+            if (path := _path((row.values or {}).get(column), folder)) is not None:
+                yield path
+
+
+def file_digest(path: Path, how: Fingerprint) -> str:
+    """Returns the sha256, in hexadecimal, of a file's bytes (`content`), or of its path, size and time (`stat`).
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    if how == "stat":
+        facts = path.stat()
+        return hashlib.sha256(
+            f"{path.absolute()}:{facts.st_size}:{facts.st_mtime_ns}".encode(errors="surrogateescape")
+        ).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reference(value: Any, folder: Path, number: int, copies: Path | None = None) -> dict[str, Any]:
     """Returns the reference to a row's file, with the keys `path`, `bytes` and `name`.
 
     Args:
         value: a path, or the value that `datasets` stores for an image or audio.
-        folder: the folder that relative paths start from.
+        folder: the folder that relative paths start from, or the archive that contains the files.
         number: number of the row, for the name of a file that has none.
+        copies: a folder that stands for the root of the file system: files that are below it are read there.
 
     Raises:
         BadRow: if the value is neither, or there is no such file that can be opened.
     """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return {"path": None, "bytes": value["bytes"], "name": value.get("path") or f"row {number}"}
+    if isinstance(value, str) and is_archive(folder):
+        return {"path": _part_path(value, folder), "bytes": None, "name": value}
     path = _path(value, folder)
     if path is None:
         raise BadRow(f"{value!r} is not the path of a file")
     name = value["path"] if isinstance(value, Mapping) else value
     try:
-        found = path.stat()
+        place = place_of(path, copies)
+        found = place.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name that no file can have
         raise BadRow(f"there is no file {name} (tried {path})") from None
     except OSError as error:  # for instance a text instead of a path, which is too long for one
@@ -171,8 +239,20 @@ def reference(value: Any, folder: Path, number: int) -> dict[str, Any]:
     if not stat.S_ISREG(found.st_mode):
         raise BadRow(f"{name} is not a file, but {'a folder' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'}")
     if not found.st_size:
-        raise BadRow(f"{name}: the file is empty (0 bytes)")
-    return {"path": str(path), "bytes": None, "name": name}
+        raise BadRow(_EMPTY.format(name))
+    return {"path": str(place), "bytes": None, "name": name}
+
+
+def _part_path(name: str, archive: Path) -> str:
+    try:
+        part = part_of(archive, name)
+    except KeyError:
+        raise BadRow(f"there is no file {name} in {archive}") from None
+    except (ValueError, OSError) as error:
+        raise BadRow(f"{name}: {error}") from error
+    if not (part.size if part.unpacked is None else part.unpacked):
+        raise BadRow(_EMPTY.format(name))
+    return str(part)
 
 
 def _shown(name: str) -> str:
@@ -185,7 +265,10 @@ def open_file(file: Mapping[str, Any]) -> BinaryIO:
     Raises:
         OSError: if it cannot be opened, for instance because it no longer exists.
     """
-    return io.BytesIO(file["bytes"]) if file["bytes"] is not None else Path(file["path"]).open("rb")
+    if file["bytes"] is not None:
+        return io.BytesIO(file["bytes"])
+    part = Part.of(file["path"])
+    return Path(file["path"]).open("rb") if part is None else io.BytesIO(part.read())
 
 
 def _path(value: Any, folder: Path) -> Path | None:

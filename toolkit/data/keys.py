@@ -71,7 +71,7 @@ def _digest(value: Any) -> int:
 
 def _content(value: Any) -> Any:
     """Returns the digest of the content of a row's file, and any other value as it is."""
-    if not (isinstance(value, Mapping) and value.keys() == {"path", "bytes", "name"}):
+    if not (isinstance(value, Mapping) and value.keys() >= {"path", "bytes", "name"}):
         return value
     with open_file(value) as file:
         return hashlib.blake2b(file.read(), digest_size=16).hexdigest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from toolkit.data.keys import units
 from toolkit.data.reading import Reading
 from toolkit.data.rows import Table, load_hub_table, load_table
 from toolkit.data.splits import set_aside
+from toolkit.data.stage import Stage, stage_problem, staged
 
 if TYPE_CHECKING:
     import datasets
@@ -41,6 +42,7 @@ class CheckedRows:
         bad_rows: number of skipped rows by split.
         findings: what is known about the rows; empty on all processes but the main one, and for a sample.
         tables: what was read from each source, with its bad rows.
+        stage: copies of the data files that the rows refer to, which stay as long as this object does.
     """
 
     splits: Mapping[str, datasets.Dataset]
@@ -48,6 +50,7 @@ class CheckedRows:
     bad_rows: Mapping[str, int]
     findings: RowFindings = field(default_factory=RowFindings)
     tables: Mapping[str, Table] = field(default_factory=dict)
+    stage: Stage | None = None
 
 
 def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | None = None) -> CheckedRows:
@@ -62,11 +65,12 @@ def load_rows(cfg: Config, task: Task, accelerator: Accelerator, sample: int | N
     Raises:
         DataError: for files or rows that cannot be used.
     """
+    stage = None if cfg.data.stage_to is None or sample is not None else staged(cfg.data, task, accelerator)
     with local_main_first(accelerator):
-        tables = _tables(cfg, task, sample)
+        tables = _tables(cfg, task, sample, stage)
     rows = _checked(cfg, task, tables, sampled=sample is not None, examined=accelerator.is_main_process)
     rows.findings.tell()
-    return rows
+    return replace(rows, stage=stage)
 
 
 def check_rows(cfg: Config, task: Task) -> CheckedRows:
@@ -79,6 +83,8 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
     Raises:
         DataError: for files or rows that cannot be used.
     """
+    if cfg.data.stage_to is not None and (problem := stage_problem(cfg.data, task)):
+        raise DataError(problem)
     return _checked(cfg, task, _tables(cfg, task, None), sampled=False, examined=True)
 
 
@@ -145,7 +151,7 @@ def _in_order(tables: Mapping[str, Table]) -> dict[str, Table]:
     return {name: tables[name] for name in SPLITS if name in tables}
 
 
-def _tables(cfg: Config, task: Task, sample: int | None) -> dict[str, Table]:
+def _tables(cfg: Config, task: Task, sample: int | None, stage: Stage | None = None) -> dict[str, Table]:
     data = cfg.data
     splits = SPLITS if sample is None else SPLITS[:1]
     options: Any = {"sample": sample, "reading": Reading.of(data), "group": group_column(data, task)}
@@ -161,7 +167,9 @@ def _tables(cfg: Config, task: Task, sample: int | None) -> dict[str, Table]:
     else:
         files = {"train": data.train_file, "validation": data.validation_file, "test": data.test_file}
         sources = {
-            split: partial(load_table, file, task, data.columns, True, **options)
+            split: partial(
+                load_table, file, task, data.columns, True, copies=stage.copies(file) if stage else None, **options
+            )
             for split, file in files.items()
             if file and split in splits
         }

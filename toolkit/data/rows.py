@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -20,13 +20,23 @@ from toolkit.base.errors import DataError
 from toolkit.data import sources
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
-from toolkit.data.columns import columns_in, is_needed, require_columns, require_group, used_columns
-from toolkit.data.files import content_digest, reference
+from toolkit.data.columns import (
+    columns_in,
+    columns_of,
+    file_columns,
+    is_needed,
+    require_columns,
+    require_group,
+    used_columns,
+)
+from toolkit.data.copies import named_as_before
+from toolkit.data.files import content_digest, is_archive, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.markup import markup_notes
-from toolkit.data.readers.raw import RawRow
+from toolkit.data.packed import reopen
+from toolkit.data.readers.raw import RawRow, preview
 from toolkit.data.reading import RECOGNISED, Reading
 
 if TYPE_CHECKING:
@@ -34,7 +44,6 @@ if TYPE_CHECKING:
 
 NUMBER = "_number"
 """Column of a table: the number of the row in its file."""
-PREVIEW_CHARS = 80
 PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
 _REASON, _PREVIEW, _EXCLUDED = "_reason", "_preview", "_excluded"
@@ -91,6 +100,8 @@ class RowSource:
     """The folder that relative paths in the rows start from."""
     group: str | None = None
     """The column, by its name in the source, whose equal values make a group."""
+    copies: Path | None = None
+    """The folder with copies of files (see `toolkit.data.files.reference`)."""
 
 
 def load_table(
@@ -102,6 +113,7 @@ def load_table(
     sample: int | None = None,
     reading: Reading = RECOGNISED,
     group: str | None = None,
+    copies: Path | None = None,
 ) -> Table:
     """Reads and checks local files; a second call with the same files, task and settings reads the cache.
 
@@ -114,25 +126,33 @@ def load_table(
         sample: keep only this many rows, evenly spaced; None keeps all.
         reading: how to read the files; what is recognised is logged.
         group: the column, by its name in the file, whose equal values make a group; None if there are no groups.
+        copies: a folder that stands for the root of the file system, with copies of the files; None if there are none.
 
     Raises:
         DataError: if the file cannot be read or lacks a column.
     """
-    for note in sources.reading_notes(source, reading):
-        say(note)
-    key = sources.fingerprint(source) + ("" if sample is None else f":{sample}")
+    place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
-    folder = sources.folder_of(source)
+    folder = sources.folder_of(place)
+    if is_archive(folder):
+        reopen(folder)
+    else:
+        folder = sources.folder_of(source)
 
     def read() -> Iterator[RawRow]:
-        return sources.spread(sources.read_rows(source, reading, labelled), sample)
+        return sources.spread(sources.read_rows(place, reading, labelled), sample)
 
-    if files := [columns.get(name, name) for name, column in used_columns(task).items() if column.file]:
-        key = content_digest(key, read(), files, folder)
-    name = sources.name_of(source)
-    kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
-    large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
-    return _build(RowSource(name, key, kind, large, read, folder, group), task, columns, labelled, cache_dir)
+    with named_as_before(copies):
+        for note in sources.reading_notes(place, reading):
+            say(note)
+        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
+        if files := file_columns(source, task, columns):
+            key = content_digest(key, read(), files, folder, copies, how)
+        name = sources.name_of(source)
+        kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
+        large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
+        from_file = RowSource(name, key, kind, large, read, folder, group, copies)
+        return _build(from_file, task, columns, labelled, cache_dir)
 
 
 def load_hub_table(
@@ -223,7 +243,7 @@ def _cache_key(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
     # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
-    folder = str(source.folder) if any(column.file for column in used_columns(task).values()) else None
+    folder = str((source.folder, source.copies)) if any(each.file for each in used_columns(task).values()) else None
     parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled, source.group,
              type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
@@ -240,10 +260,10 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
         try:
-            checked = check_raw(row, task, columns, labelled, source.folder)
+            checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
         except BadRow as bad:
             excluded = isinstance(bad, ExcludedRow)
-            found = {_REASON: str(bad), _PREVIEW: _preview(row.values), _EXCLUDED: excluded}
+            found = {_REASON: str(bad), _PREVIEW: preview(row.values), _EXCLUDED: excluded}
             yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
         else:
             own = {name: checked[name] for name in names}
@@ -252,12 +272,9 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
             yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, _EXCLUDED: False, **keys}
 
 
-def columns_of(rows: Iterable[RawRow]) -> list[str]:
-    """Returns the columns that occur in any of the rows; JSON rows may omit empty ones."""
-    return list(dict.fromkeys(name for row in rows if not row.reason for name in row.values or {}))
-
-
-def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path) -> Row:
+def check_raw(
+    raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path, copies: Path | None = None
+) -> Row:
     """Returns a raw row as the task's checked row.
 
     Args:
@@ -266,6 +283,7 @@ def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: boo
         columns: maps the toolkit's column names to the source's.
         labelled: whether label columns are needed.
         folder: the folder that relative paths in the row start from.
+        copies: as for `load_table`.
 
     Raises:
         BadRow: with the reason, if the row cannot be used, or the task's options exclude it.
@@ -277,14 +295,5 @@ def check_raw(raw: RawRow, task: Task, columns: Mapping[str, str], labelled: boo
         value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
         if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
             raise BadRow(f"column {columns.get(name, name)!r} is empty")
-        row[name] = reference(value, folder, raw.number) if column.file and value is not None else value
+        row[name] = reference(value, folder, raw.number, copies) if column.file and value is not None else value
     return task.check_row(row, labelled)
-
-
-def _preview(values: Mapping[str, Any] | None) -> str:
-    return json.dumps({_short(name): _short(value) for name, value in (values or {}).items()}, ensure_ascii=False)
-
-
-def _short(value: Any) -> str:
-    text = str(value).encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"

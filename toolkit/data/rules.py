@@ -77,6 +77,22 @@ RULES = (
         "every bad row stops the run",
         "set data.bad_rows to skip",
     ),
+    only_if(
+        "data.fingerprint",
+        DataConfig().fingerprint,
+        "data.train_file",
+        lambda file: file is not None,
+        "datasets of the Hub have a fingerprint of their own",
+        "set data.train_file",
+    ),
+    only_if(
+        "data.stage_to",
+        None,
+        "data.train_file",
+        lambda file: file is not None,
+        "datasets of the Hub are in the cache, whose folder HF_HOME names",
+        "set data.train_file",
+    ),
     Rule(
         lambda c: len(Reading.of(c.data).delimiter or ",") != 1,
         ("data.delimiter",),

@@ -13,11 +13,30 @@ from pathlib import Path
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded
 from toolkit.catalog.entries import command_for
-from toolkit.config.paths import SAVE_SPREADSHEET, SPREADSHEETS, aligned_files, files_of, sheet_of
-from toolkit.data.files import COLUMN_OF, folder_digest, folder_note, read_files, read_folder
-from toolkit.data.readers import arrow, conll, delimited, excel, json_rows, plain, tmx
+from toolkit.config.paths import (
+    COMPRESSED,
+    DECOMPRESS,
+    HDF5,
+    SAVE_SPREADSHEET,
+    SPREADSHEETS,
+    aligned_files,
+    files_of,
+    sheet_of,
+)
+from toolkit.data.copies import copy_of
+from toolkit.data.files import (
+    COLUMN_OF,
+    file_digest,
+    folder_digest,
+    folder_note,
+    is_archive,
+    read_archive,
+    read_files,
+    read_folder,
+)
+from toolkit.data.readers import arrow, conll, delimited, excel, hdf5, json_rows, plain, tmx
 from toolkit.data.readers.raw import RawRow, checked
-from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.reading import RECOGNISED, Fingerprint, Reading
 
 Source = str | Path | Sequence[str | Path]
 """A data file, a folder, or several image and audio files."""
@@ -31,6 +50,8 @@ READERS: dict[str, Callable[[Path, Reading], Iterator[RawRow]]] = {
     ".tmx": tmx.read,
     ".txt": plain.read_lines,
     ".xlsx": excel.read,
+    **dict.fromkeys((".arrow", ".arrows", ".feather"), arrow.read_ipc),
+    **dict.fromkeys(HDF5, hdf5.read),
 }
 """Reader by file suffix."""
 _NOTES: dict[str, Callable[[Path, Reading], str | None]] = {
@@ -50,10 +71,10 @@ def read_rows(source: Source, reading: Reading = RECOGNISED, labelled: bool = Tr
 
     Args:
         source: a file, whose suffix determines the format; a name like `train.{en,de}` for line-aligned text files, or
-            like `reviews.xlsx#Sheet2` for a sheet; a folder of image or audio files; or, without labels, one or several
-            paths of such files and folders.
+            like `reviews.xlsx#Sheet2` for a sheet; a folder or an archive of image or audio files; or, without labels,
+            one or several paths of such files and folders.
         reading: how to read it.
-        labelled: whether the files of a folder are in folders of classes; otherwise they may be anywhere below it.
+        labelled: whether the files of a folder or an archive are in folders of classes; otherwise they may be anywhere.
 
     Raises:
         DataError: if the source is missing, has an unknown format or encoding, or has no rows.
@@ -70,6 +91,8 @@ def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawR
     file = _existing(source)
     if file.is_dir():
         return read_folder(file, labelled)
+    if is_archive(file):
+        return read_archive(file, labelled)
     suffix = file.suffix.lower()
     if suffix in COLUMN_OF and not labelled:
         return read_files([file])
@@ -79,8 +102,8 @@ def _raw_rows(source: Source, reading: Reading, labelled: bool) -> Iterator[RawR
             "or a table (.csv, .jsonl and so on) with paths and labels."
         )
     if suffix not in READERS:
-        others = f"use one of {', '.join(READERS)}, or a folder of images or audio files"
-        way_out = SAVE_SPREADSHEET if suffix in SPREADSHEETS else others
+        others = f"use one of {', '.join(READERS)}, or a folder or archive (.tar, .zip) of images or audio files"
+        way_out = SAVE_SPREADSHEET if suffix in SPREADSHEETS else DECOMPRESS if suffix in COMPRESSED else others
         raise DataError(f"{source}: unsupported file type {file.suffix!r}; {way_out}.")
     return READERS[suffix](file, _with_sheet(source, reading))
 
@@ -117,42 +140,53 @@ def name_of(source: Source) -> str:
 
 
 def is_files(source: Source) -> bool:
-    """Whether the rows of a source are image and audio files themselves: a folder, a single file or several."""
+    """Whether the rows of a source are image and audio files themselves: a folder, archive, single file or several."""
     if not isinstance(source, str | Path):
         return True
     path = expanded(source)
-    return path.is_dir() or path.suffix.lower() in COLUMN_OF
+    return path.is_dir() or path.suffix.lower() in COLUMN_OF or is_archive(path)
 
 
 def folder_of(source: Source) -> Path:
-    """Returns the absolute folder that relative paths in the rows of a source start from."""
+    """Returns the absolute folder that relative paths in the rows of a source start from; an archive is one."""
     if not isinstance(source, str | Path):
         return Path().absolute()
     path = expanded(source)
-    if path.is_dir():
+    if path.is_dir() or is_archive(path):
         return path.absolute()
     return (Path() if path.suffix.lower() in COLUMN_OF else path.parent).absolute()
 
 
-def fingerprint(source: Source) -> str:
+def fingerprint(source: Source, how: Fingerprint = "content") -> str:
     """Returns the sha256 of a file's bytes, or of the names in a folder, in hexadecimal.
 
     For several files it is the sha256 of their concatenated fingerprints; for a sheet, of the file's and the name.
+
+    Args:
+        source: the source.
+        how: `stat` replaces a file's bytes by its path, size and time of modification.
 
     Raises:
         DataError: if the file does not exist or cannot be opened.
     """
     if not isinstance(source, str | Path):
-        return hashlib.sha256("".join(map(fingerprint, source)).encode()).hexdigest()
+        return hashlib.sha256("".join(fingerprint(each, how) for each in source).encode()).hexdigest()
     if aligned := aligned_files(str(source)):
-        return fingerprint(list(aligned.values()))
+        return fingerprint(list(aligned.values()), how)
     file = _existing(source)
     if file.is_dir():
         return folder_digest(file)
-    with file.open("rb") as opened:
-        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    digest = file_digest(file, how)
     sheet = sheet_of(str(source))[1]
     return digest if sheet is None else hashlib.sha256(f"{digest}#{sheet}".encode()).hexdigest()
+
+
+def place_of(source: Source, copies: Path | None) -> Source:
+    """Returns where a source is read: its copy if it has one below `copies`; a folder is listed where it is."""
+    if copies is None or not isinstance(source, str | Path) or expanded(source).is_dir():
+        return source
+    copy = str(copy_of(expanded(source), copies))
+    return copy if all(Path(file).exists() for file in files_of(copy)) else source
 
 
 def num_bytes(source: Source) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from toolkit.api.supports import answer, answer_columns
 from toolkit.api.task import Record, Task
 from toolkit.base.errors import DataError, InputError
+from toolkit.data.columns import columns_of
 from toolkit.data.readers import RawRow, not_text
-from toolkit.data.rows import columns_of
 from toolkit.data.writers import NESTED, OutputTable, check_excel, flat
 from toolkit.deploy.inputs import Input
 

@@ -11,7 +11,7 @@ import pytest
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
 from toolkit.config import STRICT, Config, TrainConfig, load_config
-from toolkit.config.paths import FILE_FORMATS
+from toolkit.config.paths import ARCHIVES, FILE_FORMATS
 from toolkit.data.sources import READERS
 from toolkit.distributed.rules import REFUSED_LAUNCHES
 
@@ -42,6 +42,8 @@ CONFLICTS = {
     "data.folds=3 data.validation_file=rows.csv": "set data.validation_file to null, or remove data.folds",
     "data.folds=3 data.validation_split=0.1": "the validation rows are a fold of the training rows; remove one of them",
     "data.fold=2": "there are no folds; set data.folds",
+    "data.train_file=null data.dataset_name=x data.fingerprint=stat": "datasets of the Hub have a fingerprint of th",
+    "data.train_file=null data.dataset_name=x data.stage_to=/dev/shm/x": "datasets of the Hub are in the cache, whose",
     "data.folds=3 data.fold=4": "there is no such fold; set data.fold to at most data.folds",
     "eval.eval_on_start=true data.validation_split=0": "there are no validation rows to evaluate",
     "train.unpadded=true train.torch_compile=true": "compiled code would be compiled again for every number of tokens",
@@ -360,4 +362,4 @@ def test_what_follows_from_a_wrong_setting_is_not_reported_and_the_rest_is() -> 
 
 
 def test_formats_are_those_that_can_be_read() -> None:
-    assert set(FILE_FORMATS) == set(READERS)
+    assert set(FILE_FORMATS) == {*READERS, *ARCHIVES}

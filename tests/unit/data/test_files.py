@@ -4,41 +4,20 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
-import datasets
 import pytest
+from pictures_task import Pictures
 
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
 from toolkit.data.columns import columns_in
 from toolkit.data.files import open_file, reference
+from toolkit.data.keys import row_keys
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED
 from toolkit.data.rows import load_table
 from toolkit.data.sources import fingerprint, read_rows, reading_notes
-
-
-class Pictures:
-    """Rows with a file that must not be empty."""
-
-    options = None
-    modality = "image"
-    state: dict[str, Any] = {}  # noqa: RUF012
-    columns = {"image": Column("the picture", file=True), "label": Column("its class", label=True)}  # noqa: RUF012
-
-    def schema(self) -> datasets.Features:
-        text = datasets.Value("string")
-        return datasets.Features(
-            {"image": {"path": text, "bytes": datasets.Value("binary"), "name": text}, "label": text}
-        )
-
-    def check_row(self, row: dict[str, Any], labelled: bool) -> dict[str, Any]:
-        with open_file(row["image"]) as file:
-            if not file.read():
-                raise BadRow(f"{row['image']['name']} is empty")
-        return row
 
 
 def write(path: Path, content: bytes = b"picture") -> Path:
@@ -108,6 +87,12 @@ def test_a_folder_without_classes_is_refused(tmp_path):
     write(tmp_path / "1.png")
     with pytest.raises(DataError, match=r"<class>/<file>"):
         read_rows(tmp_path)
+
+
+def test_the_content_of_a_file_counts_as_the_input_whatever_else_is_known_of_it(tmp_path):
+    files = [reference(write(tmp_path / name).name, tmp_path, 1) for name in ("1.png", "2.png")]
+    keys = [row_keys({"image": file | {"frames": 9}, "label": "a"}, Pictures(), None) for file in files]
+    assert keys[0] == keys[1]
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):

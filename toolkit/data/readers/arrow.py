@@ -1,4 +1,4 @@
-"""Arrow data: parquet files, and datasets of the Hub."""
+"""Arrow data: parquet files, Arrow IPC files and streams, and datasets of the Hub."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ARROW_BATCH_ROWS = 1000
+_IPC = b"ARROW1"
+"""How an Arrow IPC file begins; a stream does not."""
 
 
 def read(file: Path, reading: Reading) -> Iterator[RawRow]:
@@ -23,19 +25,77 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     Raises:
         DataError: if the file is not valid, or a column has no name.
     """
-    import datasets
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(file) as opened:
-            schema = opened.schema_arrow
-            check_names(file, schema.names)
-            typed = b"huggingface" in (schema.metadata or {})
-            features = datasets.Features.from_arrow_schema(schema) if typed else {}
+            features = _features(file, opened.schema_arrow)
             yield from arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} is not a valid parquet file: {error}") from error
+
+
+def read_ipc(file: Path, reading: Reading) -> Iterator[RawRow]:
+    """Streams the rows of an Arrow IPC file or stream (Feather version 2, the files of `datasets`), as `read` does.
+
+    Raises:
+        DataError: if the file is not valid, or a column has no name.
+    """
+    import pyarrow as pa
+
+    try:
+        with pa.OSFile(str(file)) as opened:  # not mapped: a file that is cut meanwhile would end the process
+            is_stream = opened.read(len(_IPC)) != _IPC
+            opened.seek(0)
+            with (pa.ipc.open_stream if is_stream else pa.ipc.open_file)(opened) as content:
+                numbers = range(0 if is_stream else content.num_record_batches)
+                batches = content if is_stream else (content.get_batch(number) for number in numbers)
+                yield from arrow_rows(_sound(batches), _features(file, content.schema))
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+        raise DataError(f"{file} is not a valid Arrow file or stream: {error}") from error
+
+
+def _sound(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields small parts of batches that may be read: their offsets and indices stay within them.
+
+    Raises:
+        pyarrow.ArrowInvalid: if one does not.
+    """
+    for batch in batches:
+        for column in batch.columns:
+            _validate(column)
+        for start in range(0, batch.num_rows, ARROW_BATCH_ROWS):
+            yield batch.slice(start, ARROW_BATCH_ROWS)
+
+
+def _validate(column: pa.Array) -> None:
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as error:
+        bytes_of = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+        if column.type not in bytes_of or "UTF8" not in str(error):
+            raise
+        column.view(bytes_of[column.type]).validate(full=True)  # rows that are not UTF-8 are bad rows
+
+
+def _features(file: Path, schema: pa.Schema) -> Mapping[str, Any]:
+    """Returns the features of `datasets` that a file describes, if it does.
+
+    Raises:
+        DataError: if its description is not valid, or a column has no name.
+    """
+    import datasets
+
+    check_names(file, schema.names)
+    if b"huggingface" not in (schema.metadata or {}):
+        return {}
+    try:
+        return datasets.Features.from_arrow_schema(schema)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DataError(f"{file}: its description of columns for `datasets` is not valid: {error!r}") from error
 
 
 def arrow_rows(batches: Iterable[pa.RecordBatch | pa.Table], features: Mapping[str, Any]) -> Iterator[RawRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from html import unescape
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 from toolkit.base.errors import DataError
 
+PREVIEW_CHARS = 80
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -95,3 +97,13 @@ def _unescaped(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _unescaped(inner) for name, inner in value.items()}
     return [_unescaped(inner) for inner in value] if isinstance(value, list) else value
+
+
+def preview(values: Mapping[str, Any] | None) -> str:
+    """Returns the beginnings of a row's values as JSON."""
+    return json.dumps({_short(name): _short(value) for name, value in (values or {}).items()}, ensure_ascii=False)
+
+
+def _short(value: Any) -> str:
+    text = str(value).encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= PREVIEW_CHARS else text[: PREVIEW_CHARS - 1] + "…"

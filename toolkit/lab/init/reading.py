@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded
-from toolkit.config.paths import files_of
+from toolkit.config.paths import ARCHIVES, HDF5, files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.encodings import likely_encoding, recognised_encoding, text_encoding
 from toolkit.data.markup import ENTITY
@@ -18,7 +18,7 @@ from toolkit.data.reading import Reading
 from toolkit.data.sources import read_rows
 from toolkit.lab.init.guess import Guess
 
-_BINARY = (".parquet", ".xlsx", ".tmx")
+_BINARY = (".parquet", ".xlsx", ".tmx", ".arrow", ".arrows", ".feather", *HDF5, *ARCHIVES)
 _SAMPLE = 2**20
 _NUMBER = re.compile(r"\s*[+-]?\d+([.,]\d+)?\s*")
 _SENTENCE = 3

@@ -1,0 +1,32 @@
+"""A small task whose rows refer to files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import datasets
+
+from toolkit.api.task import BadRow
+from toolkit.config.column import Column
+from toolkit.data.files import open_file
+
+
+class Pictures:
+    """Rows with a file that must not be empty."""
+
+    options = None
+    modality = "image"
+    state: dict[str, Any] = {}  # noqa: RUF012
+    columns = {"image": Column("the picture", file=True), "label": Column("its class", label=True)}  # noqa: RUF012
+
+    def schema(self) -> datasets.Features:
+        text = datasets.Value("string")
+        return datasets.Features(
+            {"image": {"path": text, "bytes": datasets.Value("binary"), "name": text}, "label": text}
+        )
+
+    def check_row(self, row: dict[str, Any], labelled: bool) -> dict[str, Any]:
+        with open_file(row["image"]) as file:
+            if not file.read():
+                raise BadRow(f"{row['image']['name']} is empty")
+        return row

@@ -1,0 +1,33 @@
+"""Where two processes find the copies of data files: `accelerate launch staged_runs.py OUTPUT_DIR`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from accelerate import Accelerator
+from finishing import finish
+from pictures_task import Pictures
+
+from toolkit.config.sections import DataConfig
+from toolkit.data import stage
+
+
+def main(output: Path) -> None:
+    """Copies files on the first of both processes, twice, and writes what each has and did as `seen-<rank>.json`."""
+    accelerator, made = Accelerator(cpu=True), list[str]()
+    copy = stage._copy
+    stage._copy = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
+    found = []
+    for name in ("one", "two"):
+        data = DataConfig(train_file=str(output / name), stage_to=str(output / "stage"))
+        held = stage.staged(data, Pictures(), accelerator)
+        found.append(sorted(each.read_bytes().decode() for each in held.copies(str(output / name)).rglob("*.png")))
+    seen = {"found": found, "made": made}
+    (output / f"seen-{accelerator.process_index}.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    finish()
