@@ -64,7 +64,7 @@ def trainings() -> list[str]:
     (container,) = the_pod()["containers"]
     script = read_yaml("deploy/sky.yaml")["run"].replace("\\\n", " ")
     (line,) = [line for line in script.splitlines() if "toolkit train " in line]
-    return [shlex.join(["toolkit", *container["args"]]), line[line.index("toolkit train ") :]]
+    return [shlex.join(["toolkit", *container["args"]]), " ".join(line[line.index("toolkit train ") :].split())]
 
 
 def docker_commands(name: str) -> list[list[str]]:
