@@ -15,7 +15,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak quality \
-    bench worked-example
+    bench wheel worked-example
 
 # Nothing below may need a network once setup is done.
 demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak: export HF_HUB_OFFLINE := 1
@@ -93,6 +93,11 @@ bench: setup ## run every benchmark and print its table
 	    echo "bench: $$file"; \
 	    $(BIN)/python "$$file" || exit 1; \
 	done
+
+wheel: setup ## build the wheel and the source distribution in dist/, and check what is in them
+	@rm -rf build dist *.egg-info
+	$(BIN)/python setup.py -q bdist_wheel sdist
+	$(BIN)/python -m pytest tests/packaging/test_wheel.py -m "slow or not slow"
 
 worked-example: setup ## measure docs/worked_example.md again (downloads its data and model once)
 	$(BIN)/toolkit data get customer_reviews

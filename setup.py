@@ -12,4 +12,5 @@ setup(
         f"{SHIPPED}.recipes": ["configs/**/*", "data/**/*"],
         f"{SHIPPED}.accelerate_configs": ["*.yaml"],
     },
+    exclude_package_data={f"{SHIPPED}.recipes": ["data/**/__pycache__/*"]},
 )

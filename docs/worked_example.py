@@ -1,6 +1,6 @@
-"""Fine-tunes a text classifier step by step, and writes docs/worked_example.md: `make worked-example`.
+"""Fine-tunes a text classifier step by step, and writes docs/worked_example.md and .ipynb: `make worked-example`.
 
-Every figure of the page comes from one `toolkit compare`. With `--render`, the page is written from the figures of the
+Every figure comes from one `toolkit compare`. With `--render`, page and notebook are written from the figures of the
 last comparison (docs/worked_example.json).
 """
 
@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import worked_notebook
+
 from toolkit.catalog.entries import CATALOG
 from toolkit.config.dump import to_yaml
 from toolkit.document import markdown
@@ -31,6 +33,7 @@ from toolkit.lab.finished import MEASURED
 
 HERE = Path(__file__).resolve().parent
 PAGE, FIGURES, PICTURES = HERE / "worked_example.md", HERE / "worked_example.json", HERE / "images"
+NOTEBOOK = HERE / "worked_example.ipynb"
 OUTPUT = Path("outputs/worked-example")
 DATASET, ROWS = "customer_reviews", 576
 THREADS = 1
@@ -156,13 +159,11 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     ]
     lines = [f"export OMP_NUM_THREADS={THREADS}", f"toolkit data get {DATASET}", f"toolkit {shlex.join(command())}"]
     parts = [
-        "# A worked example",
-        _lead(found),
-        *notes(found),
+        *_introduction(found),
+        f"The same as a notebook: [{NOTEBOOK.name}]({NOTEBOOK.name}).",
         markdown.fenced("\n".join(lines), "bash"),
         markdown.table(["", "training", *NAMES.values()], rows),
-        _conclusion(found),
-        *(f"![{title}](images/worked_example_{name}.svg)" for name, title in pictures.TITLES.items()),
+        *_result(found),
         "## Step by step",
         "Each step is compared with the one before it, seed by seed: memory and time by their ratio, accuracy by its "
         f"difference, with 95 % intervals. `{SAME}` marks a change that could be chance.",
@@ -177,6 +178,23 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     parts += ["## Each run", markdown.table(["training", "seed", *NAMES.values()], seeds)]
     drawn = pictures.draw(variants, numbers, found["metric"])
     return "\n\n".join(parts) + "\n", {f"worked_example_{k}.svg": sheet([drawing]) for k, drawing in drawn.items()}
+
+
+def notebook(found: Mapping[str, Any]) -> str:
+    """Returns the notebook for the collected figures."""
+    commands = [f"toolkit data get {DATASET}", f"OMP_NUM_THREADS={THREADS} toolkit {shlex.join(command())}"]
+    steps = [(title, why) for title, _, why in STEPS]
+    return worked_notebook.rendered(found, _introduction(found), _result(found), commands, steps)
+
+
+def _introduction(found: Mapping[str, Any]) -> list[str]:
+    return ["# A worked example", _lead(found), *notes(found)]
+
+
+def _result(found: Mapping[str, Any]) -> list[str]:
+    """Returns what all changes did, and the charts."""
+    charts = (f"![{title}](images/worked_example_{name}.svg)" for name, title in pictures.TITLES.items())
+    return [_conclusion(found), *charts]
 
 
 def _with_interval(name: str, figure: Mapping[str, Any]) -> str:
@@ -257,7 +275,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[st
 
 
 def main() -> None:
-    """Measures, unless `--render` is given, and writes figures, charts and the page."""
+    """Measures, unless `--render` is given, and writes figures, charts, page and notebook."""
     if "--render" not in sys.argv[1:]:
         # With one thread, other programs disturb step times the least, and machines can be compared.
         environ = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
@@ -266,8 +284,10 @@ def main() -> None:
         if failed := [variant["name"] for variant in found["variants"] if "figures" not in variant]:
             sys.exit(f"not measured: {', '.join(failed)}")
         FIGURES.write_text(json.dumps(collected(found), indent=1) + "\n", encoding="utf-8")
-    page, drawn = rendered(json.loads(FIGURES.read_text(encoding="utf-8")))
+    found = json.loads(FIGURES.read_text(encoding="utf-8"))
+    page, drawn = rendered(found)
     PAGE.write_text(page, encoding="utf-8")
+    NOTEBOOK.write_text(notebook(found), encoding="utf-8")
     for name, picture in drawn.items():
         (PICTURES / name).write_text(picture, encoding="utf-8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,22 +75,38 @@ def console() -> None:
     log_to_console()
 
 
+def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """Returns a folder that the first worker of pytest-xdist makes for all of them."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent  # what pytest-xdist's workers share
+    folder = root / name
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make(root / f"{name}-unfinished")
+            (root / f"{name}-unfinished").rename(folder)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the output folders of `many_processes` on 2 processes, launched once for all tests and workers."""
     import many_processes
     from launching import launch
 
-    root = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        root = root.parent  # what pytest-xdist's workers share
-    folder = root / "many_runs"
-    with (root / "many_runs.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            launch([Path(many_processes.__file__), root / "unfinished"], 2)
-            (root / "unfinished").rename(folder)
-    return folder
+    return made_once(tmp_path_factory, "many_runs", lambda folder: launch([Path(many_processes.__file__), folder], 2))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the wheel of the repository's files, built once for all tests and workers."""
+    from packages import build_wheel, copy_repository
+
+    source = tmp_path_factory.mktemp("repository")
+    folder = made_once(tmp_path_factory, "wheel", lambda new: build_wheel(copy_repository(source), new))
+    (built,) = folder.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="session")

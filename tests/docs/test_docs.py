@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployed import docker_trainings, trainings
 from launching import ROOT
 from ruamel.yaml import YAML
 
@@ -141,7 +142,7 @@ def test_the_commands_for_every_starting_point_parse(command: str) -> None:
     parser.parse_intermixed_args(module.rewritten(arguments) if hasattr(module, "rewritten") else arguments)
 
 
-@pytest.mark.parametrize("command", commands("toolkit train"))
+@pytest.mark.parametrize("command", [*commands("toolkit train"), *trainings(), *docker_trainings()])
 def test_trainings_are_valid(command: str, reader) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("recipe")

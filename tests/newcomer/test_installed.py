@@ -1,55 +1,74 @@
-"""What is installed works in any folder: recipes, configurations and sample data are part of the package."""
+"""What is installed works in any folder without a network: the wheel has recipes, configurations and sample data."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launching import ROOT
+from offline_runs import Offline
+from packages import install
 
 pytestmark = pytest.mark.slow
+FEW = ("train.max_steps=2", "eval.eval_steps=null", "checkpoint.save_steps=null")
+WITHOUT_TOOLKIT = """
+import runpy, sys
+sys.modules["toolkit"] = None  # cannot be imported
+sys.argv = ["colleague/predict.py", "--text", "Dry feet at last."]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the folder with the files of the wheel."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", folder / "lib", "egg_info", "-e", folder]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    return folder / "lib"
+def package(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns a folder with the wheel alone, without what it depends on."""
+    return install(wheel, tmp_path_factory.mktemp("installed") / "package")
 
 
-def test_a_run_of_the_package_is_exported_and_used_without_it(package: Path, tmp_path: Path) -> None:
-    def run(*arguments: object, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *map(str, arguments)], cwd=tmp_path, env=os.environ | environment, text=True,
-            capture_output=True,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+class Installed:
+    """The wheel alone on the path of an empty folder, without a network."""
 
-    installed = {"PYTHONPATH": str(package)}
-    assert run("-c", "import toolkit; print(toolkit.__file__)", **installed).startswith(str(package))
-    few = ("train.max_steps=2", "eval.eval_steps=null", "checkpoint.save_steps=null")
-    assert "agxqa" in run("-m", "toolkit", "ls", **installed)
-    run("-m", "toolkit", "cp", "qa", "my_qa", **installed)
-    launched = ("-m", "accelerate.commands.launch", "--cpu", "my_qa/qa.py", "--config", "my_qa/configs/qa/smoke.yaml")
-    run(*launched, "output_dir=copied", *few, **installed)
-    assert (tmp_path / "copied" / "model" / "model.safetensors").is_file()
-    run("-m", "toolkit", "train", "reviews", "--config", "smoke", "output_dir=run", *few, **installed)
-    told = run("-m", "toolkit", "predict", "run", "--input-text", "Dry feet at last.", **installed)
-    run("-m", "toolkit", "export", "run", "--format", "zip", "--output", "colleague.zip", **installed)
-    with zipfile.ZipFile(tmp_path / "colleague.zip") as file:
-        file.extractall(tmp_path / "colleague")
-    blocked = (
-        "import sys; sys.modules['toolkit'] = None; import runpy; runpy.run_path(sys.argv[0], run_name='__main__')"
-    )
-    script = f"import sys; sys.argv = ['colleague/predict.py', *sys.argv[1:]]; {blocked}"
-    answer = run("-c", script, "--text", "Dry feet at last.").splitlines()
+    def __init__(self, package: Path, tmp_path: Path):
+        self.package, self.folder = package, tmp_path / "empty"
+        self.folder.mkdir()
+        self.offline = Offline(self.folder, tmp_path / "attempts")
+
+    def toolkit(self, *arguments: object) -> str:
+        """Runs the installed program; returns what it prints."""
+        return self.python(self.package / "bin" / "toolkit", *arguments)
+
+    def python(self, *arguments: object) -> str:
+        """Runs Python; returns what it prints."""
+        return self.offline.run(*arguments, path=self.package).stdout
+
+
+@pytest.fixture
+def installed(package: Path, tmp_path: Path) -> Iterator[Installed]:
+    """Returns the installed toolkit; at the end, nothing must have been asked of a network."""
+    installed = Installed(package, tmp_path)
+    yield installed
+    assert installed.offline.attempts() == ""
+
+
+def test_a_copied_recipe_is_valid_and_trains(installed: Installed) -> None:
+    where = installed.python("-c", "import toolkit; print(toolkit.__file__)").strip()
+    assert Path(where).is_relative_to(installed.package)
+    assert "agxqa" in installed.toolkit("ls")
+    installed.toolkit("cp", "qa", "my_qa")
+    configured = ("my_qa/qa.py", "--config", "my_qa/configs/qa/smoke.yaml")
+    installed.toolkit("validate", *configured)
+    installed.python("-m", "accelerate.commands.launch", "--cpu", *configured, "output_dir=copied", *FEW)
+    assert (installed.folder / "copied" / "model" / "model.safetensors").is_file()
+
+
+def test_a_run_is_used_and_exported_and_then_needs_no_toolkit(installed: Installed) -> None:
+    installed.toolkit("train", "reviews", "--config", "smoke", "output_dir=run", *FEW)
+    told = installed.toolkit("predict", "run", "--input-text", "Dry feet at last.")
+    installed.toolkit("export", "run", "--format", "zip", "--output", "colleague.zip")
+    with zipfile.ZipFile(installed.folder / "colleague.zip") as file:
+        file.extractall(installed.folder / "colleague")
+    answer = installed.offline.run("-c", WITHOUT_TOOLKIT).stdout.splitlines()
     assert answer[0] == "text,prediction,score"
     prediction, score = answer[1].split(",")[1:]
     assert f"prediction: {prediction}" in told
