@@ -310,7 +310,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["render_benchmarks", "render_commands", "render_cpu", "render_strategies", "render_switches", "render_unpadded"],
+    [
+        "render_benchmarks",
+        "render_commands",
+        "render_cpu",
+        "render_settings",
+        "render_strategies",
+        "render_switches",
+        "render_unpadded",
+    ],
 )
 def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
