@@ -31,6 +31,8 @@ SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
 RECIPES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.py")))
 WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
 """Its blocks are applied and run by `test_contributing`."""
+TUTORIALS = ROOT / "docs" / "tutorials"
+"""Their commands depend on each other, and are run by `test_tutorials`."""
 
 
 def named(path: Path) -> str:
@@ -42,7 +44,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    return [page for page in PAGES if page != WRITTEN_BY_TEST]
+    return [page for page in PAGES if page != WRITTEN_BY_TEST and page.parent != TUTORIALS]
 
 
 def commands(program: str) -> list[str]:
@@ -314,6 +316,7 @@ def test_every_page_is_reached_from_the_readme() -> None:
         "render_benchmarks",
         "render_commands",
         "render_cpu",
+        "render_lessons",
         "render_settings",
         "render_strategies",
         "render_switches",
@@ -342,6 +345,15 @@ def test_the_pictures_of_strategies_show_what_their_processes_held(monkeypatch) 
     assert held.keys() == draw.STRATEGIES.keys()
     for name, picture in draw.rendered(held).items():
         assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_strategies.py`"
+
+
+def test_the_pictures_of_window_memory_and_resume_are_those_of_the_code(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    draw = import_module("draw_explanations")
+    found = json.loads(draw.MEMORY.read_text(encoding="utf-8"))
+    assert found.keys() == draw.SAVINGS.keys()
+    for name, picture in draw.rendered(found).items():
+        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_explanations.py`"
 
 
 def test_scripts_are_valid_shell() -> None:
