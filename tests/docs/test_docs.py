@@ -338,22 +338,17 @@ def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
         assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
 
 
-def test_the_pictures_of_strategies_show_what_their_processes_held(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("script", "figures", "titles"),
+    [("draw_strategies", "HELD", "STRATEGIES"), ("draw_explanations", "MEMORY", "SAVINGS")],
+)
+def test_pictures_are_those_of_the_code_and_its_figures(script, figures, titles, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    draw = import_module("draw_strategies")
-    held = json.loads(draw.HELD.read_text(encoding="utf-8"))
-    assert held.keys() == draw.STRATEGIES.keys()
-    for name, picture in draw.rendered(held).items():
-        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_strategies.py`"
-
-
-def test_the_pictures_of_window_memory_and_resume_are_those_of_the_code(monkeypatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    draw = import_module("draw_explanations")
-    found = json.loads(draw.MEMORY.read_text(encoding="utf-8"))
-    assert found.keys() == draw.SAVINGS.keys()
+    draw = import_module(script)
+    found = json.loads(getattr(draw, figures).read_text(encoding="utf-8"))
+    assert found.keys() == getattr(draw, titles).keys()
     for name, picture in draw.rendered(found).items():
-        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_explanations.py`"
+        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), f"run `python docs/{script}.py`"
 
 
 def test_scripts_are_valid_shell() -> None:
