@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -111,11 +112,17 @@ def took(figures: Mapping[str, Any]) -> str:
 
 def section(lesson: Mapping[str, Any], figures: Mapping[str, Any] | None) -> str:
     """Returns a lesson as Markdown; without figures, only what to do."""
-    command = shlex.join(shlex.split(lesson["command"]))
-    parts = [f"## {lesson['title']}", lesson["text"], fenced(command, "bash")]
+    lines = textwrap.wrap(
+        shlex.join(shlex.split(lesson["command"])), 90, break_on_hyphens=False, break_long_words=False
+    )
+    parts = [f"## {lesson['title']}", lesson["text"], fenced(" \\\n    ".join(lines), "bash")]
     if figures is not None:
         parts += [took(figures), f"![{lesson['title']}: what the command draws](images/lessons/{picture(lesson)})"]
         parts += [table(["#", "variant", *lesson["columns"]], figures["rows"])] if figures["rows"] else []
+    else:
+        parts.append(
+            f"Not run for this page yet: `python docs/render_lessons.py --run {lesson['name']}` adds its picture."
+        )
     return "\n\n".join([*parts, f"**Look at:** {lesson['look']}", f"**Ask:** {lesson['ask']}"])
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import socket
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,19 @@ def test_a_tutorial_has_only_commands_of_the_toolkit_and_all_steps(page: Path) -
     assert {words[0] for words in found} == {"toolkit"}
     assert [words[1] for words in found if words[1] not in COMMANDS] == []
     assert {"cp", "data", "init", "validate", "train", "predict", "evaluate", "export"} <= {words[1] for words in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_settings_of_a_tutorial_are_valid(page: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _, name, *arguments in commands(page):
+        parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+        import_module(COMMANDS[name][0]).add_arguments(parser)
+        parser.parse_intermixed_args(arguments)
+        if name in ("cp", "init", "validate"):
+            assert run_command(name, *arguments) == 0, capsys.readouterr().err
+        elif name == "train":
+            assert run_command("validate", *arguments, "--settings-only") == 0, capsys.readouterr().err
 
 
 @pytest.fixture
