@@ -15,10 +15,10 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak quality \
-    bench wheel worked-example
+    bench wheel worked-example docs
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,6 +98,10 @@ wheel: setup ## build the wheel and the source distribution in dist/, and check 
 	@rm -rf build dist *.egg-info
 	$(BIN)/python setup.py -q bdist_wheel sdist
 	$(BIN)/python -m pytest tests/packaging/test_wheel.py -m "slow or not slow"
+
+docs: setup ## build the site of the documentation in site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html."
 
 worked-example: setup ## measure docs/worked_example.md again (downloads its data and model once)
 	$(BIN)/toolkit data get customer_reviews

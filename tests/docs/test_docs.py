@@ -31,6 +31,8 @@ SHIPPED = sorted(ROOT.glob("recipes/configs/*/*.yaml"))
 RECIPES = tuple(sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("recipes/*.py")))
 WRITTEN_BY_TEST = ROOT / "CONTRIBUTING.md"
 """Its blocks are applied and run by `test_contributing`."""
+TUTORIALS = ROOT / "docs" / "tutorials"
+"""Their commands depend on each other, and are run by `test_tutorials`."""
 
 
 def named(path: Path) -> str:
@@ -42,7 +44,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def pages() -> list[Path]:
-    return [page for page in PAGES if page != WRITTEN_BY_TEST]
+    return [page for page in PAGES if page != WRITTEN_BY_TEST and page.parent != TUTORIALS]
 
 
 def commands(program: str) -> list[str]:
@@ -312,7 +314,16 @@ def test_every_page_is_reached_from_the_readme() -> None:
 
 @pytest.mark.parametrize(
     "script",
-    ["render_benchmarks", "render_commands", "render_cpu", "render_strategies", "render_switches", "render_unpadded"],
+    [
+        "render_benchmarks",
+        "render_commands",
+        "render_cpu",
+        "render_lessons",
+        "render_settings",
+        "render_strategies",
+        "render_switches",
+        "render_unpadded",
+    ],
 )
 def test_what_a_script_writes_into_a_page_is_that_of_the_code(script, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
@@ -329,10 +340,14 @@ def test_the_worked_example_is_that_of_its_figures(monkeypatch) -> None:
         assert picture == (example.PICTURES / name).read_text(encoding="utf-8")
 
 
-def test_the_pictures_of_strategies_show_what_their_processes_held(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("script", "figures", "titles"),
+    [("draw_strategies", "HELD", "STRATEGIES"), ("draw_explanations", "MEMORY", "SAVINGS")],
+)
+def test_pictures_are_those_of_the_code_and_its_figures(script, figures, titles, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    draw = import_module("draw_strategies")
-    held = json.loads(draw.HELD.read_text(encoding="utf-8"))
-    assert held.keys() == draw.STRATEGIES.keys()
-    for name, picture in draw.rendered(held).items():
-        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), "run `python docs/draw_strategies.py`"
+    draw = import_module(script)
+    found = json.loads(getattr(draw, figures).read_text(encoding="utf-8"))
+    assert found.keys() == getattr(draw, titles).keys()
+    for name, picture in draw.rendered(found).items():
+        assert picture == (draw.PICTURES / name).read_text(encoding="utf-8"), f"run `python docs/{script}.py`"

@@ -45,6 +45,23 @@ class Change:
         return str(properties[self.key.rpartition(".")[2]].get("description", ""))
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A key of a configuration.
+
+    Args:
+        key: dotted key.
+        help: what it does, or what is in the section.
+        accepts: the values that it accepts; None for a section or a group of settings.
+        default: its default, in words.
+    """
+
+    key: str
+    help: str
+    accepts: str | None = None
+    default: str = ""
+
+
 def changes(config: Config) -> list[Change]:
     """Returns all settings that are not at their defaults, in block order."""
     top = [(field.name, getattr(config, field.name)) for field in dataclasses.fields(TopLevel)]
@@ -104,19 +121,30 @@ def help_text(options: type, recipe: str) -> str:
         ),
         "",
     ]
+    for entry in entries(options):
+        if entry.accepts is None:
+            lines += ["", *textwrap.wrap(f"{entry.key}: {entry.help}", WIDTH), ""]
+            continue
+        lines += [f"  {entry.key}", *_indented(f"{entry.accepts}; {entry.default}"), *_indented(entry.help)]
+    return "\n".join(lines) + "\n"
+
+
+def entries(options: type) -> Iterator[Entry]:
+    """Yields every key of a configuration, in block order: a section or a group of settings before those in it.
+
+    Args:
+        options: the class of the task's options.
+    """
     kinds: dict[Key, type] = {(): TopLevel}
     for key, hint in field_types(section_types(options)).items():
+        name = ".".join(key)
         if dataclasses.is_dataclass(hint):
             kinds[key] = cast(type, hint)
-            lines += ["", *textwrap.wrap(f"{'.'.join(key)}: {_docstring(kinds[key])}", WIDTH), ""]
+            yield Entry(name, _docstring(kinds[key]))
             continue
         kind = kinds[key[:-1]]
-        lines += [
-            f"  {'.'.join(key)}",
-            *_indented(f"{expected(hint)}; {_default(kind, key[-1])}"),
-            *_indented(_section_schema(kind)["properties"][key[-1]].get("description", "")),
-        ]
-    return "\n".join(lines) + "\n"
+        text = _described(kind)["properties"][key[-1]].get("description", "")
+        yield Entry(name, text, expected(hint), _default(kind, key[-1]))
 
 
 def explain_text(loaded: Loaded) -> str:

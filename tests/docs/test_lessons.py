@@ -1,0 +1,87 @@
+"""The lessons: their commands are valid, their pictures are there, and the cheapest makes its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import ROOT
+from ruamel.yaml import YAML
+
+from toolkit.commands.cli import COMMANDS
+from toolkit.lab.compare.checking import check_variants
+from toolkit.lab.compare.variants import combine, read_switch
+from toolkit.lab.launch import Launch
+from toolkit.recipe import config_file, load_task_type
+
+LESSONS: list[dict[str, Any]] = YAML(typ="safe").load(ROOT / "docs" / "lessons.yaml")
+SUBJECTS = {
+    "accumulation",
+    "checkpointing",
+    "local_sgd",
+    "optimizers",
+    "schedules",
+    "collectives",
+    "tensor",
+    "pipeline",
+}
+
+
+@pytest.fixture
+def page(monkeypatch) -> Any:
+    """Returns the script that writes the page."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    return import_module("render_lessons")
+
+
+def parsed(lesson: dict[str, Any]) -> argparse.Namespace:
+    program, name, *arguments = shlex.split(lesson["command"])
+    assert program == "toolkit"
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    import_module(COMMANDS[name][0]).add_arguments(parser)
+    return parser.parse_intermixed_args(arguments)
+
+
+def test_every_subject_has_a_lesson() -> None:
+    assert {lesson["name"] for lesson in LESSONS} == SUBJECTS
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson["name"])
+def test_a_command_is_valid(lesson: dict[str, Any], page: Any) -> None:
+    arguments = parsed(lesson)
+    assert set(lesson.get("columns", ())) <= page.COLUMNS.keys()
+    written = getattr(arguments, "output_dir", None) or arguments.output
+    assert lesson["picture"].startswith(written)
+    if getattr(arguments, "switch", None):
+        assert arguments.steps
+        refuse_wrong_variants(arguments)
+
+
+def refuse_wrong_variants(arguments: argparse.Namespace) -> None:
+    """Raises an error if a variant of a comparison may not run."""
+    launch = Launch.of(arguments.launch, arguments.processes or 1)
+    task_type = load_task_type(arguments.recipe)
+    overrides = [*arguments.overrides, f"train.max_steps={arguments.steps}"]
+    variants = combine([read_switch(text, {}) for text in arguments.switch], arguments.mode)
+    config = str(config_file(arguments.recipe, arguments.config))
+    check_variants(task_type, config, overrides, variants, launch).refuse()
+
+
+def test_every_lesson_has_its_picture_and_took_less_than_three_minutes(page: Any) -> None:
+    known = page.known()
+    assert known.keys() == SUBJECTS
+    for lesson in LESSONS:
+        assert (page.PICTURES / page.picture(lesson)).is_file()
+        assert known[lesson["name"]]["processor_seconds"] < 180
+
+
+@pytest.mark.slow
+def test_the_cheapest_lesson_makes_its_picture(page: Any, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(page, "PICTURES", tmp_path)
+    (lesson,) = [lesson for lesson in LESSONS if lesson["name"] == "schedules"]
+    assert page.run(lesson)["processor_seconds"] < 180
+    assert (tmp_path / "schedules.png").read_bytes().startswith(b"\x89PNG")
