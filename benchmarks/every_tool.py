@@ -23,9 +23,7 @@ from typing import Any
 from pairs import LONGEST, ROOT, parser, read_options, write
 
 NAME = "every_tool"
-CONFIGURATIONS = {
-    f"{file.parent.name}/{file.stem}": file for file in sorted(ROOT.glob("recipes/configs/*/smoke*.yaml"))
-}
+CONFIGURATIONS = [f"{file.parent.name}/{file.stem}" for file in sorted(ROOT.glob("recipes/configs/*/smoke*.yaml"))]
 OUTPUT = "output"
 SPACE = "train.learning_rate: {low: 1.0e-4, high: 1.0e-2, log: true}\ntrain.weight_decay: [0.0, 0.1]\n"
 TOOLS: Mapping[str, Sequence[str]] = {
@@ -59,7 +57,7 @@ def arguments(tool: str, configuration: str) -> list[str]:
     return [tool, *given]
 
 
-def run(tool: str, configuration: str, options: Any) -> dict[str, Any]:
+def run(tool: str, configuration: str, options: Any) -> float:
     """Runs a tool and returns its seconds.
 
     Raises:
@@ -86,7 +84,7 @@ def run(tool: str, configuration: str, options: Any) -> dict[str, Any]:
     if done.returncode or left:
         raise SystemExit(f"{' '.join(command)}: ended with {done.returncode}, left {left}\n{done.stdout[-3000:]}")
     print(f"{tool} {configuration}: {seconds:.1f} s", file=sys.stderr, flush=True)
-    return {"seconds": seconds}
+    return seconds
 
 
 def left_elsewhere(work: Path, places: Mapping[str, Path]) -> Iterator[str]:
@@ -110,7 +108,7 @@ def main() -> None:
     made = parser(__doc__, pairs=1, wall_only="tools start processes of their own")
     made.add_argument("--only", choices=TOOLS, nargs="+", default=list(TOOLS), help="the tools to run")
     made.add_argument(
-        "--configurations", choices=CONFIGURATIONS, nargs="+", default=list(CONFIGURATIONS), help="on which to run"
+        "--configurations", choices=CONFIGURATIONS, nargs="+", default=CONFIGURATIONS, help="on which to run"
     )
     options = read_options(made)
     file = (options.results or Path()) / f"{NAME}.json"
@@ -120,7 +118,7 @@ def main() -> None:
         for configuration in options.configurations:
             if configuration in measured.setdefault(tool, {}):
                 continue
-            measured[tool][configuration] = run(tool, configuration, options)["seconds"]
+            measured[tool][configuration] = run(tool, configuration, options)
             cases = {key: {**spread(list(each.values())), "each": each} for key, each in measured.items() if each}
             every = [seconds for each in measured.values() for seconds in each.values()]
             title = "the commands that train or look at rows, on every smoke configuration"

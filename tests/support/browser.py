@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -63,7 +64,9 @@ def _dump(page: Path, width: int) -> str:
 def _run(page: Path, width: int, *flags: str, height: int = 2400) -> subprocess.CompletedProcess[str]:
     assert BROWSER is not None
     fixed = ("--headless", "--no-sandbox", "--disable-gpu", NO_ADDRESS, f"--window-size={width},{height}")
-    # With a profile of its own: browsers that share one end with an error if they start at the same time.
-    with TemporaryDirectory(prefix="browser-", ignore_cleanup_errors=True) as profile:
+    # With a profile of its own: browsers that share one end with an error if they start at the same time. It aborts if
+    # the path of its socket, below TMPDIR, is longer than 107 bytes, as in a test with a temporary folder of its own.
+    with TemporaryDirectory(prefix="browser-", dir="/tmp", ignore_cleanup_errors=True) as profile:
         command = [BROWSER, *fixed, f"--user-data-dir={profile}", *flags, page.absolute().as_uri()]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=90)
+        environment = {**os.environ, "TMPDIR": profile}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=90)

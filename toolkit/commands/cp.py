@@ -63,10 +63,14 @@ def _copy_samples(new: Path, folder: Path) -> None:
 
     from toolkit.base.shipped import find_shipped
 
+    def copied(match: re.Match[bytes]) -> bytes:
+        name = match[1].decode()
+        samples = find_shipped(SAMPLES / name)
+        if samples is None:
+            return match[0]
+        shutil.copytree(samples, new / SAMPLES.name / name, dirs_exist_ok=True)
+        return (folder / SAMPLES.name / name).as_posix().encode()
+
     for config in new.rglob("*.yaml"):
-        text = config.read_text("utf-8")
-        for name in set(re.findall(rf"\b{SAMPLES}/(\w+)", text)):
-            if samples := find_shipped(SAMPLES / name):
-                shutil.copytree(samples, new / SAMPLES.name / name, dirs_exist_ok=True)
-                text = text.replace(f"{SAMPLES}/{name}", f"{(folder / SAMPLES.name / name).as_posix()}")
-        config.write_text(text, "utf-8")
+        text = config.read_bytes()
+        config.write_bytes(re.sub(rf"\b{SAMPLES.as_posix()}/(\w+)".encode(), copied, text))

@@ -16,13 +16,22 @@ from toolkit.base.errors import Interrupted
 from toolkit.base.processes import ECHO_SECONDS, STOP_SIGNALS, heeded_signals, leave_closed_terminal
 
 POLL_SECONDS = 0.2
+ELASTIC_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+ELASTIC_SECONDS = 30.0
+"""Seconds that torchrun and `accelerate launch` wait after SIGTERM before they kill, unless the variable says more."""
 STOP_DEADLINE_SECONDS = 10.0
-"""torchrun and accelerate send SIGKILL 30 s after SIGTERM; a rank that waits for a dead one must end well before."""
-PATIENCE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-"""Variable with the seconds that they wait instead."""
+"""Seconds without a `beat` after which a rank ends then, since it may wait for a dead one: well before it is killed."""
 
 _active: list[StopSignal] = []
 """The stop signals of the training that runs in this process, if any."""
+
+
+def launcher_seconds(environ: Mapping[str, str] = os.environ) -> float:
+    """Returns the seconds after SIGTERM after which torchrun and `accelerate launch` kill a run."""
+    try:
+        return float(environ[ELASTIC_TIMEOUT])
+    except (KeyError, ValueError):  # the launcher, which reads it too, says what is wrong with it
+        return ELASTIC_SECONDS
 
 
 def stop_deadline(environ: Mapping[str, str] = os.environ) -> float:
@@ -30,11 +39,8 @@ def stop_deadline(environ: Mapping[str, str] = os.environ) -> float:
 
     With more time than they give by default, steps may take longer, too.
     """
-    try:
-        patience = float(environ[PATIENCE])
-    except (KeyError, ValueError):
-        return STOP_DEADLINE_SECONDS
-    return max(patience / 3, patience - 2 * STOP_DEADLINE_SECONDS)
+    seconds = launcher_seconds(environ)
+    return max(seconds / 3, seconds - 2 * STOP_DEADLINE_SECONDS)
 
 
 def active_stop() -> StopSignal | None:

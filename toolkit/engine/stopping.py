@@ -13,11 +13,7 @@ from toolkit.base.console import warn
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.distributed.collectives import all_sum
-from toolkit.distributed.signals import StopSignal
-
-ELASTIC_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-ELASTIC_SECONDS = 30.0
-"""Seconds that torchrun and `accelerate launch` wait after SIGTERM before they kill, unless the variable says more."""
+from toolkit.distributed.signals import ELASTIC_TIMEOUT, StopSignal, launcher_seconds
 
 
 class Stopper:
@@ -84,7 +80,7 @@ class Stopper:
         start = time.monotonic()
         yield
         needed = self._longest_step + time.monotonic() - start
-        allowed = _launcher_seconds()
+        allowed = launcher_seconds()
         if "TORCHELASTIC_RUN_ID" in os.environ and needed > allowed and not self._warned:
             self._warned = True
             warn(
@@ -92,10 +88,3 @@ class Stopper:
                 f"SIGTERM: set the environment variable {ELASTIC_TIMEOUT}={2 * needed:.0f}, or use `toolkit train "
                 "--processes`, so that a stopped run loses nothing."
             )
-
-
-def _launcher_seconds() -> float:
-    try:
-        return float(os.environ[ELASTIC_TIMEOUT])
-    except (KeyError, ValueError):  # the launcher, which reads it too, says what is wrong with it
-        return ELASTIC_SECONDS

@@ -43,6 +43,8 @@ def test_a_thread_writes_a_line_per_interval_and_ends_with_the_run(tmp_path):
             step += 1
             burn(0.01)
         assert "system" in {thread.name for thread in threading.enumerate()}
+        # Long enough for a sample of the last step: the end takes none shortly after another one.
+        burn(2 * watch.LEAST_SECONDS)
         system.end()
         found = lines(tmp_path / "system.jsonl")
     assert "system" not in {thread.name for thread in threading.enumerate()}

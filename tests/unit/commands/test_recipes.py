@@ -34,7 +34,8 @@ def test_one_recipe_is_listed_and_a_wrong_name_has_a_suggestion(capsys):
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in ROOT.glob("recipes/*.py")))
-def test_a_copied_recipe_is_complete(name, tmp_path, capsys):
+def test_a_copied_recipe_is_complete(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the sample data of the repository is not there
     folder = tmp_path / "own" / "copy"
     assert run_command("cp", name, folder) == 0
     out = capsys.readouterr().out

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from toolkit.distributed.signals import ELASTIC_TIMEOUT
 from toolkit.engine import stopping
-from toolkit.engine.stopping import ELASTIC_TIMEOUT, Stopper
+from toolkit.engine.stopping import Stopper
 
 
 @pytest.mark.parametrize(
