@@ -40,7 +40,8 @@ def section(name: str) -> Iterator[str]:
     yield "| argument | meaning |\n|---|---|"
     for action in arguments_of(name):
         written = spelling(action).replace("|", "\\|")
-        yield f"| `{written}` | {action.help}{'; required' if action.required and action.option_strings else ''} |"
+        meaning = str(action.help).replace("%%", "%")  # as argparse shows it
+        yield f"| `{written}` | {meaning}{'; required' if action.required and action.option_strings else ''} |"
     yield ""
 
 

@@ -375,8 +375,8 @@ def test_an_export_is_complete_and_has_no_private_paths(finished, colleague):
 def test_wrong_outputs_and_formats_of_an_export_are_named(finished, tmp_path, capsys):
     assert run_command("export", finished, "--output", tmp_path / "run.tar") == 2
     assert "expected a name that ends in .zip" in capsys.readouterr().err
-    assert run_command("export", finished, "--max-rows", 5) == 2
-    assert "--max-rows: a zip has the run's own model, which is not compared; remove it" in capsys.readouterr().err
+    assert run_command("export", finished, "--parity-rows", 5) == 2
+    assert "--parity-rows: a zip has the run's own model, which is not compared; remove it" in capsys.readouterr().err
     assert run_command("export", finished, "--format", "pickle") == 2
     known = "zip or merged or onnx or torch_export or int8"
     assert f"--format: received pickle, expected {known}" in capsys.readouterr().err

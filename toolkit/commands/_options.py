@@ -103,6 +103,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "--bad-rows": {"choices": ("error", "skip"), "help": "what to do with unusable rows"},
     "--host": {"metavar": "ADDRESS", "help": "address to listen on"},
     "--port": {"type": port, "metavar": "N", "help": "port to listen on, 0 for any free one"},
+    "--time": {"metavar": "TIME", "help": "time limit, for example 4:00:00 (hours:minutes:seconds)"},
     "--trust-remote-code": {"action": "store_true", "help": "allow Python code that comes with the model"},
 }
 """Parameters of `add_argument` by argument name."""

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     _options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
     most = "most rows to compare on, evenly spaced (default: 256)"
-    parser.add_argument("--max-rows", type=_options.at_least(1), metavar="N", help=most)
+    parser.add_argument("--parity-rows", type=_options.at_least(1), metavar="N", help=most)
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
@@ -49,7 +49,7 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     """Returns the zip to write."""
     from toolkit.base.errors import InputError
 
-    for option in ("--data", "--max-rows"):
+    for option in ("--data", "--parity-rows"):
         if getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
     output = _options.output_file(arguments.output or folder.absolute().with_suffix(".zip"))
@@ -73,7 +73,7 @@ def _write_folder(arguments: argparse.Namespace, folder: Path, output: Path) -> 
     from toolkit.document.blocks import Table
     from toolkit.document.terminal import print_table
 
-    rows = {} if arguments.max_rows is None else {"max_rows": arguments.max_rows}
+    rows = {} if arguments.parity_rows is None else {"max_rows": arguments.parity_rows}
     remote = arguments.trust_remote_code
     parity = export_folder(
         Request(folder, arguments.format, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)

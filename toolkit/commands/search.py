@@ -49,12 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="trials at the same time, each on GPUs of its own (default: 1)",
     )
-    parser.add_argument(
-        "--time",
-        type=_seconds,
-        metavar="HH:MM:SS",
-        help="after this time trials stop with a checkpoint; the same command goes on with them",
-    )
+    at_the_end = "none; at its end trials stop with a checkpoint, and the same command goes on with them"
+    _options.add(parser, "--time", type=_seconds, default_text=at_the_end)
     parser.add_argument("--storage", metavar="URL",
                         help="database of the study, for searches without a common disk (default: a file in the output "
                         "folder)")  # fmt: skip

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", default=1, help="machines (default: 1)", **number)
     about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
     parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
-    parser.add_argument("--time", required=True, metavar="TIME", help="time limit, for example 4:00:00 or 2-00:00:00")
+    _options.add(parser, "--time", required=True)
     _options.add(parser, "--output", required=True)
     about = "what starts the processes (default: srun)"
     parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help=about)
@@ -44,10 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "tasks of an array: one for each seed, or all sharing a comparison or a search"
     parser.add_argument("--array", help=about, **number)
     parser.add_argument("--cpus", help="cores of each process (default: what the settings need)", **number)
-    about = (
-        "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint (default: 5%% of "
-    )
-    parser.add_argument("--lead", type=at_least(1), metavar="N", help=f"{about}the time limit, from 180 to 900)")
+    about = "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint"
+    default = "5%% of the time limit, from 180 to 900"
+    parser.add_argument("--lead", type=at_least(1), metavar="N", help=f"{about} (default: {default})")
     about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
     parser.add_argument("--activate", metavar="COMMAND", help=about)
     parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")

@@ -67,7 +67,7 @@ def run(finished, tmp_path) -> Path:
 
 
 def test_an_onnx_file_answers_as_the_run_and_is_described(run, tmp_path, capsys):
-    folder, parity = exported_as(run, "onnx", tmp_path, "--max-rows", "3")
+    folder, parity = exported_as(run, "onnx", tmp_path, "--parity-rows", "3")
     assert parity["format"] == "onnx"
     assert parity["rows"] == 3
     assert parity["largest_difference"] <= parity["allowed_difference"] == 1e-4

@@ -16,7 +16,7 @@ from toolkit.models import build
 SIZES = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 CONFIG = BertConfig(**SIZES)
 HEAD = "AutoModelForSequenceClassification"
-CFG: Any = SimpleNamespace(model=ModelConfig(from_config={"model_type": "bert", **SIZES}), seed=1)
+CFG: Any = SimpleNamespace(model=ModelConfig(from_config={"model_type": "bert", **SIZES}), offline_dir=None, seed=1)
 
 
 def built(monkeypatch: pytest.MonkeyPatch, expected: Any, main: bool = False) -> Any:
