@@ -14,11 +14,11 @@ FAULT_TESTS := --numprocesses auto --maxprocesses 4 --dist worksteal -m faults t
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak quality \
+.PHONY: help setup demo smoke test test-slow test-deepspeed test-real test-faults soak quality \
     bench wheel worked-example docs
 
 # Nothing below may need a network once setup is done.
-demo smoke test test-slow test-distributed test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
+demo smoke test test-slow test-deepspeed test-real test-faults soak docs: export HF_HUB_OFFLINE := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,14 +60,11 @@ smoke: setup ## run every smoke configuration through accelerate launch
 	        || { echo "smoke: $$config failed" >&2; exit 1; }; \
 	done
 
-test: setup ## run the tests, without the slow ones and those on real data
+test: setup ## run the tests, without slow ones, and those of several processes, faults and real data
 	$(BIN)/python -m pytest $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: setup ## run the slow tests: several processes, faults, repetitions of the fast ones
-	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "slow and not real"
-
-test-distributed: setup ## run the tests on several processes, and the slow ones
-	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(distributed or slow) and not real"
+test-slow: setup ## run the slow tests and those of several processes
+	$(BIN)/python -m pytest $(WORKERS) --dist loadgroup -m "(slow or distributed) and not real"
 
 test-deepspeed: $(DEEPSPEED) ## run the tests of DeepSpeed, which has an environment of its own
 	.venv-deepspeed/bin/python -m pytest -m "not real" $(wildcard tests/*/test_deepspeed.py tests/unit/*/test_deepspeed.py)

@@ -44,6 +44,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert_close({k: v.tolist() for k, v in expected.items()}, {k: v.tolist() for k, v in found.items()}, FLOAT64)
 
 
+@pytest.mark.distributed
 def test_one_process_continues_from_the_shards_of_two(many_runs: Path, tmp_path: Path, capsys) -> None:
     (tmp_path / f"{TASK}-fsdp2").symlink_to(many_runs / f"{TASK}-fsdp2")
     layouts.resume(tmp_path, TASK, "fsdp2", "one")

@@ -17,16 +17,24 @@ EXACT = 1e-10
 """Tolerance of losses and gradient norms, which one step moves less than parameters."""
 
 
-def prepare(output: Path, world: int, everything: bool) -> Path:
-    """Trains on one process and on others, each of which resumes what the other has begun."""
-    names = pipeline_runs.FAST if everything else ["reviews"]
-    pipeline_runs.main(output, 1, everything)
-    for name in names:
-        pipeline_runs.without_last_step(output, name, 1, world)
-    launch([Path(pipeline_runs.__file__), output, *(["all"] if everything else [])], world)
-    for name in names:
-        pipeline_runs.without_last_step(output, name, world, 1)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Returns the output folders of all runs: on one process, on pipelines of two, with replicas, and split layers.
+
+    One process and a pipeline of two resume what the other has begun.
+    """
+    output = tmp_path_factory.mktemp("pipeline")
+    script = Path(pipeline_runs.__file__)
+    pipeline_runs.main(output, 1)
+    for name in pipeline_runs.EVERYWHERE:
+        pipeline_runs.without_last_step(output, name, 1, 2)
+    launch([script, output], 2)
+    for name in pipeline_runs.EVERYWHERE:
+        pipeline_runs.without_last_step(output, name, 2, 1)
         pipeline_runs.resume(output, name, 1)
+    for world, name in ((4, "tied"), (8, "reviews")):
+        pipeline_runs.without_last_step(output, name, 2, world)
+        launch([script, output], world)
     return output
 
 
@@ -46,53 +54,25 @@ def assert_equal_run(one: Path, other: Path) -> None:
     assert_close(predictions(one), predictions(other), FLOAT64)
 
 
-@pytest.fixture(scope="module")
-def pipeline(tmp_path_factory) -> Path:
-    """Returns the output folders of the fast runs, on one process and on a pipeline of two."""
-    return prepare(tmp_path_factory.mktemp("pipeline"), 2, everything=False)
-
-
-@pytest.mark.parametrize("name", [*pipeline_runs.FAST, "reviews-trainer", "tied-zero_bubble"])
-def test_a_pipeline_trains_like_one_process(pipeline, name):
-    assert_equal_run(pipeline / f"{name.split('-')[0]}-1", pipeline / f"{name}-2")
-
-
-def test_both_engines_do_the_same(pipeline):
-    assert_same_weights(pipeline / "reviews-2", pipeline / "reviews-trainer-2")
-
-
-@pytest.mark.parametrize("run", ["reviews-from1-2", "reviews-from2-1"])
-def test_a_pipeline_and_one_process_resume_from_each_other(pipeline, run):
-    assert_equal_run(pipeline / "reviews-1", pipeline / run)
-
-
-def test_the_run_records_the_mesh(pipeline):
-    mesh = json.loads((pipeline / "reviews-2" / "run.json").read_text())["mesh"]
-    assert mesh == {"replicas": 1, "fsdp": 1, "tensor": 1, "pipeline": 2}
-
-
-@pytest.fixture(scope="module")
-def everything(tmp_path_factory) -> Path:
-    """Returns the output folders of all runs, on one process, on pipelines of two, replicas, and split layers."""
-    output = prepare(tmp_path_factory.mktemp("everything"), 2, everything=True)
-    for world, name in ((4, "tied"), (8, "reviews")):
-        pipeline_runs.without_last_step(output, name, 2, world)
-        launch([Path(pipeline_runs.__file__), output, "all"], world)
-    return output
-
-
-@pytest.mark.slow
-def test_every_run_in_a_pipeline_trains_like_one_process(everything):
-    runs = {**pipeline_runs.FAST, **pipeline_runs.SLOW}
-    compared = [folder for folder in everything.iterdir() if folder.name.split("-")[0] in runs]
-    expected = len(runs) + 2 + 2 + 3 + 2  # on one process; both engines, schedules and resumes on two
+def test_every_run_in_a_pipeline_trains_like_one_process(runs):
+    known = {**pipeline_runs.EVERYWHERE, **pipeline_runs.OTHERS}
+    compared = [folder for folder in runs.iterdir() if folder.name.split("-")[0] in known]
+    expected = len(known) + 2 + 2 + 3 + 2  # on one process; both engines, schedules and resumes on two
     expected += len(pipeline_runs.ZERO_BUBBLE_TOO) + 2
     assert len(compared) >= expected
     for folder in compared:
-        assert_equal_run(everything / f"{folder.name.split('-')[0]}-1", folder)
+        assert_equal_run(runs / f"{folder.name.split('-')[0]}-1", folder)
 
 
-@pytest.mark.slow
-def test_dropout_does_not_depend_on_the_schedule(everything):
+def test_both_engines_do_the_same(runs):
+    assert_same_weights(runs / "reviews-2", runs / "reviews-trainer-2")
+
+
+def test_the_run_records_the_mesh(runs):
+    mesh = json.loads((runs / "reviews-2" / "run.json").read_text())["mesh"]
+    assert mesh == {"replicas": 1, "fsdp": 1, "tensor": 1, "pipeline": 2}
+
+
+def test_dropout_does_not_depend_on_the_schedule(runs):
     for schedule in ("gpipe", "zero_bubble"):
-        assert_same_weights(everything / f"dropout-{schedule}-2", everything / "dropout-1f1b-2")
+        assert_same_weights(runs / f"dropout-{schedule}-2", runs / "dropout-1f1b-2")

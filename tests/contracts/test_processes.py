@@ -17,6 +17,8 @@ from tolerances import FLOAT64, float32_tolerance
 from toolkit.catalog.checksums import file_sha256
 from toolkit.report.system import read_samples
 
+pytestmark = pytest.mark.distributed
+
 
 @pytest.fixture(scope="module")
 def runs(many_runs) -> Path:

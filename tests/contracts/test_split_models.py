@@ -15,24 +15,41 @@ from split_runs import CELLS, ENGINES, STRATEGIES, TASKS, names_of, run_name
 
 pytestmark = pytest.mark.distributed
 
-FAST = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews", "tensor:uneven", "zero1:reviews")
+SHARED = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews", "tensor:uneven", "zero1:reviews")
+"""Runs of which each process should hold its share."""
 FIGURES = ROOT / "docs" / "strategies.json"
+
+
+def train_all(folder: Path, processes: int) -> None:
+    """Trains every run of the strategies for this number of processes, and the same runs on one process."""
+    names = [name for strategy in strategies_for(processes) for name in names_of(strategy)]
+    launch([Path(split_runs.__file__), folder, *names], processes, timeout=1500)
+    split_runs.main(folder, *dict.fromkeys(name.split(":")[1] for name in names))
+
+
+def strategies_for(processes: int) -> list[str]:
+    return [strategy for strategy in STRATEGIES if STRATEGIES[strategy][0] == processes]
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory) -> Path:
+    """Returns the output folders of all runs on two processes, and on one."""
     folder = tmp_path_factory.mktemp("split")
-    launch([Path(split_runs.__file__), folder, *FAST], 2)
-    split_runs.main(folder, *{name.split(":")[1] for name in FAST})
+    train_all(folder, 2)
     return folder
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_a_split_model_trains_like_one_process(output, name):
-    assert_like_one_process(output, name)
+def test_every_run_on_two_processes_is_that_of_one(output):
+    assert_like_one_process(output, 2)
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("processes", [4, 8])
+def test_every_run_on_more_processes_is_that_of_one(tmp_path, processes):
+    train_all(tmp_path, processes)
+    assert_like_one_process(tmp_path, processes)
+
+
+@pytest.mark.parametrize("name", SHARED)
 def test_each_process_holds_its_share(output, name):
     one, split = (json.loads((output / run / "run.json").read_text())["memory"] for run in folders(name))
     strategy = name.split(":")[0]
@@ -60,21 +77,17 @@ def test_the_table_in_the_docs_has_the_cells_that_are_tested():
 
 def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
     main, other = (json.loads((output / f"on_meta-{rank}.json").read_text()) for rank in (0, 1))
-    assert main == dict.fromkeys(FAST, False)
-    assert other == {name: not name.startswith("zero1") for name in FAST}
+    assert main == dict.fromkeys(main, False)
+    assert {name: other[name] for name in SHARED} == {name: not name.startswith("zero1") for name in SHARED}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [2, 4, 8])
-def test_every_run_of_every_strategy_is_that_of_one_process(tmp_path, processes):
-    strategies = [strategy for strategy in STRATEGIES if STRATEGIES[strategy][0] == processes]
-    names = [name for strategy in strategies for name in names_of(strategy)]
-    launch([Path(split_runs.__file__), tmp_path, *names], processes, timeout=1500)
-    split_runs.main(tmp_path, *dict.fromkeys(name.split(":")[1] for name in names))
-    for name in names:
-        assert_like_one_process(tmp_path, name)
+def assert_like_one_process(folder: Path, processes: int) -> None:
+    strategies = strategies_for(processes)
+    for strategy in strategies:
+        for name in names_of(strategy):
+            assert_equal_run(folder, name)
     if os.environ.get("WRITE_FIGURES"):
-        write_figures(tmp_path, strategies)
+        write_figures(folder, strategies)
 
 
 def write_figures(folder: Path, strategies: list[str]) -> None:
@@ -112,7 +125,7 @@ def folders(name: str) -> tuple[str, str]:
     return name.split(":")[1], name.replace(":", "-of-")
 
 
-def assert_like_one_process(folder: Path, name: str) -> None:
+def assert_equal_run(folder: Path, name: str) -> None:
     """Asserts that a run has the losses, norms, metrics, predictions and parameters of the same run on one process."""
     one, split = (folder / run for run in folders(name))
     assert_close(lines(one, "loss"), lines(split, "loss"), 1e-10, name)

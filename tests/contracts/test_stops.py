@@ -54,7 +54,7 @@ def uninterrupted(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("processes", "torchrun"),
     [

@@ -53,12 +53,14 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert_close(left, right, FLOAT64)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("task", TASKS)
 def test_two_processes_with_a_budget_train_like_one_without(runs, counts, task):
     assert_same_run(runs / f"{task}-one", runs / task)
     assert all(max(rank[task]) > 1 for rank in counts)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains_with_a_budget(runs, counts, strategy):
     one = "layers-one" if strategy == "interleaved_1f1b" else "reviews-one"
@@ -67,6 +69,7 @@ def test_every_strategy_trains_with_a_budget(runs, counts, strategy):
         assert all(count % 2 == 0 for count in counts[0][strategy])
 
 
+@pytest.mark.distributed
 def test_one_process_may_have_three_micro_batches_while_another_has_one(runs, counts):
     first, second = (rank["uneven"] for rank in counts)
     assert {*zip(first, second, strict=True)} == {(1, 3)}
@@ -74,17 +77,20 @@ def test_one_process_may_have_three_micro_batches_while_another_has_one(runs, co
     assert_same_weights(runs / "uneven", runs / "uneven-trainer")
 
 
+@pytest.mark.distributed
 def test_processes_that_gather_parameters_get_stand_ins(runs, counts):
     assert [{*rank["uneven-fsdp"]} for rank in counts] == [{3}, {3}]
     assert_same_run(runs / "uneven-one", runs / "uneven-fsdp")
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(("loop", "trainer"), [("reviews", "trainer"), ("local-loop", "local-trainer")])
 def test_both_engines_do_the_same_on_two_processes(runs, loop, trainer):
     assert_same_weights(runs / loop, runs / trainer)
     assert lines(runs / loop) == lines(runs / trainer)
 
 
+@pytest.mark.distributed
 def test_a_budget_is_halved_on_all_processes_when_one_runs_out_of_memory(runs):
     assert_same_run(runs / "reviews-one", runs / "memory")
 

@@ -1,4 +1,4 @@
-"""Runs on pipelines to compare with one process: `accelerate launch pipeline_runs.py OUTPUT_DIR [all]`."""
+"""Runs on pipelines to compare with one process: `accelerate launch pipeline_runs.py OUTPUT_DIR`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ RUN = (
 )
 ADAM = ("train.optim=adamw_torch", "train.learning_rate=0.01", "train.weight_decay=0.1")
 FOUR_LAYERS = "model.from_config.num_hidden_layers=4"
-FAST: dict[str, tuple[str, ...]] = {
+EVERYWHERE: dict[str, tuple[str, ...]] = {
     "reviews": ("reviews", FOUR_LAYERS, *ADAM),
     "tied": ("language_modeling", "data.max_train_samples=1000", "train.max_steps=3"),
 }
-"""Runs by name: the configuration, and settings."""
-SLOW: dict[str, tuple[str, ...]] = {
+"""Runs for every number of processes, by name: the configuration, and settings."""
+OTHERS: dict[str, tuple[str, ...]] = {
     "qa": ("qa", "train.max_steps=4"),
     "masked": ("language_modeling/smoke_masked", "data.max_train_samples=1000", "train.max_steps=3"),
     "vit": ("reviews/smoke_image", "model.from_config={model_type: vit, image_size: 32, patch_size: 8, hidden_size: 32,"
@@ -52,7 +52,7 @@ SLOW: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 ZERO_BUBBLE = "parallel.schedule=zero_bubble"
 ZERO_BUBBLE_TOO = ("qa", "masked", "vit", "gpt2", "lora", "ema", "frozen", "gradual", "muon", "three")
-"""Runs of `SLOW` that differ in what the separate passes for weights compute."""
+"""Runs of `OTHERS` that differ in what the separate passes for weights compute."""
 DROPOUT = ("reviews", "model.from_config.hidden_dropout_prob=0.5", *ADAM)
 
 
@@ -68,29 +68,28 @@ def placed(world: int) -> tuple[str, ...]:
     return split(1) if world == 1 else (*split(world // 2), "parallel.pipeline=2")
 
 
-def main(output: Path, world: int, everything: bool) -> None:
+def main(output: Path, world: int) -> None:
     """Trains all runs for this number of processes."""
-    for name, run in (FAST | SLOW if everything and world < 4 else FAST).items():
+    for name, run in (EVERYWHERE | OTHERS if world < 4 else EVERYWHERE).items():
         start(output / f"{name}-{world}", run, world)
     if world == 1:
         return
     resume(output, "reviews", world)
-    start(output / f"tied-zero_bubble-{world}", FAST["tied"], world, ZERO_BUBBLE)
+    start(output / f"tied-zero_bubble-{world}", EVERYWHERE["tied"], world, ZERO_BUBBLE)
     if world == 8:
         return
-    start(output / f"reviews-trainer-{world}", FAST["reviews"], world, "engine=trainer")
-    if everything:
-        resume(output, "tied", world)
-        start(output / f"tied-trainer-{world}", FAST["tied"], world, "engine=trainer")
-        for schedule in ("gpipe", "interleaved_1f1b", "zero_bubble"):
-            start(output / f"reviews-{schedule}-{world}", FAST["reviews"], world, f"parallel.schedule={schedule}")
-        for schedule in ("gpipe", "1f1b", "zero_bubble"):
-            start(output / f"dropout-{schedule}-{world}", DROPOUT, world, f"parallel.schedule={schedule}")
-    if everything and world == 2:
+    start(output / f"reviews-trainer-{world}", EVERYWHERE["reviews"], world, "engine=trainer")
+    resume(output, "tied", world)
+    start(output / f"tied-trainer-{world}", EVERYWHERE["tied"], world, "engine=trainer")
+    for schedule in ("gpipe", "interleaved_1f1b", "zero_bubble"):
+        start(output / f"reviews-{schedule}-{world}", EVERYWHERE["reviews"], world, f"parallel.schedule={schedule}")
+    for schedule in ("gpipe", "1f1b", "zero_bubble"):
+        start(output / f"dropout-{schedule}-{world}", DROPOUT, world, f"parallel.schedule={schedule}")
+    if world == 2:
         for name in ZERO_BUBBLE_TOO:
-            start(output / f"{name}-zero_bubble-{world}", SLOW[name], world, ZERO_BUBBLE)
+            start(output / f"{name}-zero_bubble-{world}", OTHERS[name], world, ZERO_BUBBLE)
     if world == 4:
-        start(output / f"deep-{world}", SLOW["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
+        start(output / f"deep-{world}", OTHERS["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
 
 
 def start(folder: Path, run: tuple[str, ...], world: int, *more: str) -> None:
@@ -109,9 +108,9 @@ def without_last_step(output: Path, name: str, begun: int, ended: int) -> None:
 def resume(output: Path, name: str, world: int) -> None:
     """Resumes the copies of a run of other numbers of processes."""
     for folder in sorted(output.glob(f"{name}-from*-{world}")):
-        start(folder, FAST[name], world, "checkpoint.resume=auto")
+        start(folder, EVERYWHERE[name], world, "checkpoint.resume=auto")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")), "all" in sys.argv)
+    main(Path(sys.argv[1]), int(os.environ.get("WORLD_SIZE", "1")))
     finish()

@@ -1,6 +1,6 @@
 """Trains small models of architectures with a tensor plan, split over two processes, beside an unsplit copy.
 
-`accelerate launch tensor_models.py FOLDER NAME...` writes what the main process saw to FOLDER/results.json.
+`accelerate launch tensor_models.py FOLDER` writes what the main process saw to FOLDER/results.json.
 """
 
 from __future__ import annotations
@@ -268,14 +268,14 @@ def wrong_plan(mesh: Any) -> str:
     return ""
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Compares the named models, or all, and writes the results."""
+def main(folder: Path) -> None:
+    """Compares all models, and writes the results."""
     accelerator = Accelerator(cpu=True)
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("data", "tensor"))["tensor"]
     results: dict[str, Any] = {}
     # Gemma's norms convert to float32, whose roundings differ as soon as two computations differ in their 16th digit.
     with patch.object(Tensor, "float", Tensor.double):
-        for i, name in enumerate(names or MODELS):
+        for i, name in enumerate(MODELS):
             results[name] = difference(name, mesh, [*OPTIMIZERS][i % 2])
     results |= {"masks": dropout_masks(mesh), "recomputed": recomputed_gradients(mesh)}
     results |= {"losses": other_losses(mesh), "frozen": frozen_stay_frozen(mesh), "wrong": wrong_plan(mesh)}
@@ -284,5 +284,5 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]))
     finish()

@@ -68,7 +68,10 @@ def test_a_folder_of_pictures_laid_out_like_a_hub_s(tmp_path):
 @pytest.mark.parametrize("where", ["data.dataset_name={folder}", "data.train_file={folder}/train.parquet"])
 def test_recordings_inside_a_table_need_no_decoder_of_datasets(where, tmp_path):
     (tmp_path / "set").mkdir()
-    rows = [{"audio": {"bytes": recording(tone(0.5, frequency=200.0 + i)), "path": f"{i}.wav"}, "label": i % 2} for i in range(16)]
+    rows = [
+        {"audio": {"bytes": recording(tone(0.5, frequency=200.0 + i)), "path": f"{i}.wav"}, "label": i % 2}
+        for i in range(16)
+    ]
     kinds = datasets.Features(audio=datasets.Audio(), label=datasets.ClassLabel(names=["cat", "dog"]))
     table = pa.Table.from_pylist(rows).replace_schema_metadata(
         {"huggingface": json.dumps({"info": {"features": kinds.to_dict()}})}

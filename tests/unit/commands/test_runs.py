@@ -241,6 +241,7 @@ def change_facts(run, **changes) -> None:
     (run / "run.json").write_text(json.dumps(sealed(noted | changes)))
 
 
+@pytest.mark.slow
 def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")  # a launcher's wish is not part of the old run
     monkeypatch.chdir(folder)  # paths in its configuration are relative to another folder

@@ -23,6 +23,7 @@ def losses(run: Path) -> list[float]:
     return [line["loss"] for line in lines(run, "loss")]
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize(
     ("one", "other", "tolerance"),
     [
@@ -38,12 +39,14 @@ def test_period_1_and_the_warm_up_are_synchronous_sgd(many_runs, one, other, tol
     assert losses(many_runs / one) == pytest.approx(losses(many_runs / other), rel=tolerance)
 
 
+@pytest.mark.distributed
 def test_a_process_counts_by_its_items(many_runs, tmp_path):
     alone = ("train.per_device_train_batch_size=8", "train.gradient_accumulation_steps=1")
     train("reviews", tmp_path / "one", *EXACT, *EMPTY, *alone, double=True)
     assert_close_weights(tmp_path / "one", many_runs / "local-empty", FLOAT64)
 
 
+@pytest.mark.distributed
 def test_period_8_sends_an_eighth_and_all_ranks_are_equal_after_each_average(many_runs):
     often, seldom = (lines(many_runs / f"period-{period}", "loss") for period in (1, 8))
     parameters = sum(value.numel() * 4 for value in weights(many_runs / "period-8").values())
@@ -57,6 +60,7 @@ def test_period_8_sends_an_eighth_and_all_ranks_are_equal_after_each_average(man
     assert losses(many_runs / "period-1") != losses(many_runs / "period-8")
 
 
+@pytest.mark.distributed
 def test_buffers_are_averaged_and_frozen_parameters_are_not_sent(many_runs):
     """The run itself asserts that all ranks are equal and frozen parameters are unchanged."""
     assert json.loads((many_runs / "averages-buffers.json").read_text()) == [2, 3, 4, 5]
@@ -75,16 +79,19 @@ def test_buffers_are_averaged_and_frozen_parameters_are_not_sent(many_runs):
     assert (second, third) == (first, first + 2 * 4 * (3 * trained - 2 * (running + unused)))
 
 
+@pytest.mark.distributed
 def test_engines_and_resumed_runs_end_with_the_same_bits(many_runs):
     for other in ("local-trainer", "local-parts"):
         assert_same_weights(many_runs / "local-loop", many_runs / other)
         assert lines(many_runs / "local-loop") == lines(many_runs / other)
 
 
+@pytest.mark.distributed
 def test_bf16_trains_to_a_like_loss(many_runs):
     assert losses(many_runs / "local-bf16") == pytest.approx(losses(many_runs / "local-loop"), rel=0.02)
 
 
+@pytest.mark.distributed
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_gradient_that_is_not_finite_on_one_rank_stops_all(many_runs, engine):
     messages = {(many_runs / f"nan-{engine}-{rank}").read_text() for rank in (0, 1)}

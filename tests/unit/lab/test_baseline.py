@@ -68,6 +68,7 @@ def test_reviews_have_a_constant_answer_a_linear_model_and_the_model_itself(tmp_
         assert LINEAR in open_page(tmp_path / "out/baseline.html", width=width)[0]
 
 
+@pytest.mark.slow
 def test_several_labels_and_numbers_have_linear_models_too(tmp_path):
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(["red", "big", "old", "wet", "the", "a"], 6)) for _ in range(120)]

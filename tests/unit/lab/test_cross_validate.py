@@ -39,6 +39,7 @@ def found_in(folder: Path) -> dict:
 
 
 @needs_browser
+@pytest.mark.slow
 def test_a_killed_cross_validation_does_only_the_rest(tmp_path, capsys):
     folder = tmp_path / "out"
     first = None

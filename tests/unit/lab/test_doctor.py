@@ -326,6 +326,7 @@ def test_every_kind_of_finding_can_be_shown():
     assert max(map(len, lines(found))) <= 80
 
 
+@pytest.mark.slow
 def test_wrong_labels_of_all_rows_are_found_with_the_folds_of_a_cross_validation(tmp_path, capsys):
     random = np.random.default_rng(0)
     good, bad = WORDS[:10], WORDS[10:20]

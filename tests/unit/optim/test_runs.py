@@ -56,13 +56,19 @@ EXTRA = {
 }
 
 
+QUICK = ("adamw_torch", "adamw_torch_fused", "adafactor", "adamw_bnb_8bit", "sgd", "schedule_free_adamw", "muon")
+"""Optimizers of the fast tests."""
+
+
 def test_the_table_has_them_all():
     assert set(SCHEDULES) <= set(PRESETS)
     # The tests of `toolkit lr-find` compare the engines under its schedule.
     assert {name for name, _ in SCHEDULES.values()} == set(SHAPES) - {"range_test"}
 
 
-@pytest.mark.parametrize("optim", PRESETS)
+@pytest.mark.parametrize(
+    "optim", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in PRESETS]
+)
 def test_both_engines_and_a_resumed_run_end_alike(optim, tmp_path, monkeypatch):
     """The whole run is the loop's and the one in parts the Trainer's, so one comparison shows both."""
     schedule, arguments = SCHEDULES.get(optim, ("linear", {}))
