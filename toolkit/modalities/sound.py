@@ -17,6 +17,9 @@ from toolkit.data.files import open_file
 
 COMPRESSED = (".aac", ".m4a", ".wma")
 """Suffixes of files that soundfile cannot read."""
+FORMATS = "aac,asf,flac,matroska,mov,mp3,ogg,wav"
+"""What such a file may be. Other formats of FFmpeg's are lists that name further files, which it would open."""
+FFMPEG_SECONDS = 600.0
 
 
 @contextmanager
@@ -56,7 +59,7 @@ def _wave(opened: BinaryIO, name: Path) -> bytes:
 def _by_av(av: Any, opened: BinaryIO) -> bytes:
     import soundfile
 
-    with av.open(opened) as container:
+    with av.open(opened, options={"format_whitelist": FORMATS}) as container:
         if not container.streams.audio:
             raise ValueError("has no audio")
         stream = container.streams.audio[0]
@@ -73,8 +76,12 @@ def _by_ffmpeg(program: str, content: bytes, suffix: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:  # a pipe cannot be rewound, which these formats need
         source, target = Path(folder, f"in{suffix}"), Path(folder, "out.wav")
         source.write_bytes(content)
-        command = [program, "-v", "error", "-nostdin", "-i", str(source), "-vn", "-c:a", "pcm_f32le", str(target)]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        read = ["-format_whitelist", FORMATS, "-i", str(source)]
+        command = [program, "-v", "error", "-nostdin", *read, "-vn", "-c:a", "pcm_f32le", str(target)]
+        try:
+            done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False, timeout=FFMPEG_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"not decoded by ffmpeg within {FFMPEG_SECONDS:g} s") from None
         if done.returncode:
             reason = done.stderr.replace(str(source), "it").strip().splitlines() or [f"exit code {done.returncode}"]
             raise ValueError(f"cannot be decoded by ffmpeg: {reason[-1]}")

@@ -20,6 +20,7 @@ from toolkit.api.task import BadRow
 from toolkit.data.files import reference
 from toolkit.modalities import audio, image, image_files
 from toolkit.modalities.options import AudioOptions, ImageOptions
+from toolkit.modalities.sound import FORMATS
 
 
 class Options:
@@ -93,7 +94,12 @@ def test_other_formats_are_decoded_like_the_wave_they_were_made_from(tmp_path, n
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"words", "cannot be decoded: "), (compressed(tone(1.0))[:900], "cannot be decoded: ")]
+    ("content", "reason"),
+    [
+        (b"words", "cannot be decoded: "),
+        (compressed(tone(1.0))[:900], "cannot be decoded: "),
+        (b"ffconcat version 1.0\nfile other.m4a\n", "cannot be decoded: Invalid argument"),  # names another file
+    ],
 )
 def test_a_broken_file_is_a_bad_row(tmp_path, content, reason):
     with pytest.raises(BadRow, match=f"^call.m4a: {reason}"):
@@ -126,7 +132,7 @@ def test_without_pyav_the_program_ffmpeg_decodes(tmp_path, ffmpeg):
     program.chmod(0o755)
     (ffmpeg / "wave").write_bytes(recording(tone(0.5), subtype="FLOAT"))
     assert audio.check(written(tmp_path, "-call.m4a", b"any"), Options())["frames"] == 8000
-    assert "-nostdin -i /" in (ffmpeg / "arguments").read_text()
+    assert f"-nostdin -format_whitelist {FORMATS} -i /" in (ffmpeg / "arguments").read_text()
     (ffmpeg / "wave").unlink()
     with pytest.raises(BadRow, match=r"^call\.wma: cannot be decoded by ffmpeg: it: Invalid data found$"):
         audio.check(written(tmp_path, "call.wma", b"any"), Options())
