@@ -93,9 +93,9 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callabl
 def many_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the output folders of `many_processes` on 2 processes, launched once for all tests and workers."""
     import many_processes
-    from launching import launch
+    from launching import fork
 
-    return made_once(tmp_path_factory, "many_runs", lambda folder: launch([Path(many_processes.__file__), folder], 2))
+    return made_once(tmp_path_factory, "many_runs", lambda folder: fork([Path(many_processes.__file__), folder], 2))
 
 
 @pytest.fixture(scope="session")

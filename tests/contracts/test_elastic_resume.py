@@ -7,7 +7,7 @@ from pathlib import Path
 
 import layouts
 import pytest
-from launching import launch
+from launching import fork
 from layouts import LAYOUTS, SAVED_STEP
 from runs import assert_close, assert_same_weights, lines, weights
 from tolerances import FLOAT64
@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for action in ("save", "resume"):
         layouts.main(action, folder, TASK)
         for processes in SEVERAL:
-            launch([Path(layouts.__file__), action, folder, TASK], processes)
+            fork([Path(layouts.__file__), action, folder, TASK], processes)
     return folder
 
 

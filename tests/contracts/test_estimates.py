@@ -9,7 +9,7 @@ from statistics import fmean
 import estimate_runs
 import pytest
 from estimate_runs import MODELS, SHORT, STEPS, STRATEGIES
-from launching import launch
+from launching import fork
 from runs import ROOT
 
 from toolkit.footprint.simulate import simulate
@@ -46,7 +46,7 @@ def estimate(name: str, processes: int, folder: Path) -> Estimate:
 
 @pytest.mark.parametrize("processes", ALL)
 def test_bytes_are_those_counted_and_memory_is_that_held(tmp_path, processes):
-    launch([Path(estimate_runs.__file__), tmp_path / "counted.json", *ALL[processes]], processes)
+    fork([Path(estimate_runs.__file__), tmp_path / "counted.json", *ALL[processes]], processes)
     counted = json.loads((tmp_path / "counted.json").read_text())
     for name in ALL[processes]:
         found, ranks = estimate(name, processes, tmp_path), counted[name]

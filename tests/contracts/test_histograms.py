@@ -6,7 +6,7 @@ from pathlib import Path
 
 import histogram_runs
 import pytest
-from launching import launch
+from launching import fork
 from runs import assert_close
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import FLOAT64
@@ -24,7 +24,7 @@ def histograms(run: Path) -> dict[str, list[float]]:
 
 def test_every_strategy_shows_the_tensors_of_one_process(tmp_path):
     names = ("ddp", "fsdp", "tensor", "pipeline")
-    launch([Path(histogram_runs.__file__), tmp_path, *names], 2)
+    fork([Path(histogram_runs.__file__), tmp_path, *names], 2)
     histogram_runs.main(tmp_path, "one")
     expected = histograms(tmp_path / "one")
     assert len([name for name in expected if name.startswith("gradients/")]) == len(expected) / 2 > 20

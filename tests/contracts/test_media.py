@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launching import launch
+from launching import fork
 from runs import assert_same_weights, lines, predictions, train
 from stopping import StoppedError, stopper
 
@@ -80,7 +80,7 @@ def test_what_auto_became_is_in_run_json(tmp_path):
 
 
 def test_processes_of_a_machine_share_what_they_keep(tmp_path):
-    launch([SUPPORT / "kept_runs.py", tmp_path], 2)
+    fork([SUPPORT / "kept_runs.py", tmp_path], 2)
     assert json.loads((tmp_path / "seen-0.json").read_text()) == json.loads((tmp_path / "seen-1.json").read_text()) == {
         "train": [1, 2, 3], "validation": [4, None], "left": []
     }  # fmt: skip

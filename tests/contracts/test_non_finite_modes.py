@@ -8,7 +8,7 @@ from pathlib import Path
 
 import non_finite_runs
 import pytest
-from launching import launch
+from launching import fork
 from non_finite_runs import BAD, RUN, STRATEGIES, bad_windows, breaking_updates
 from runs import ROOT, assert_same_weights, lines, train
 from stopping import StoppedError, stopper
@@ -118,7 +118,7 @@ def test_the_number_is_limited(tmp_path, mode):
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_every_strategy_leaves_out_the_same(tmp_path):
-    launch([Path(non_finite_runs.__file__), tmp_path], 2)
+    fork([Path(non_finite_runs.__file__), tmp_path], 2)
     for name in STRATEGIES:
         one, other = tmp_path / f"{name}-skip", tmp_path / f"{name}-rollback"
         assert_same_weights(one, other)

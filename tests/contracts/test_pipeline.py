@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pipeline_runs
 import pytest
-from launching import launch
+from launching import fork
 from runs import assert_close, assert_same_weights, lines, predictions, weights
 from tolerances import FLOAT64
 
@@ -28,13 +28,13 @@ def runs(tmp_path_factory) -> Path:
     pipeline_runs.main(output, 1)
     for name in pipeline_runs.EVERYWHERE:
         pipeline_runs.without_last_step(output, name, 1, 2)
-    launch([script, output], 2)
+    fork([script, output], 2)
     for name in pipeline_runs.EVERYWHERE:
         pipeline_runs.without_last_step(output, name, 2, 1)
         pipeline_runs.resume(output, name, 1)
     for world, name in ((4, "tied"), (8, "reviews")):
         pipeline_runs.without_last_step(output, name, 2, world)
-        launch([script, output], world)
+        fork([script, output], world)
     return output
 
 

@@ -9,7 +9,7 @@ import many_processes
 import pytest
 import reference_schedules
 import torch
-from launching import launch
+from launching import fork
 from runs import SGD, assert_close, assert_same_weights, lines, predictions, train, weights
 from small_memory import RUN as SMALL_MEMORY
 from tolerances import FLOAT64, float32_tolerance
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.distributed
 def runs(many_runs) -> Path:
     """Returns the output folders of `many_processes` on 1, 2 and 3 processes."""
     many_processes.main(many_runs, 1)
-    launch([Path(many_processes.__file__), many_runs], 3)
+    fork([Path(many_processes.__file__), many_runs], 3)
     return many_runs
 
 
@@ -40,7 +40,7 @@ def further_runs(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("further")
     many_processes.train_tasks(folder, 1, many_processes.FURTHER)
     for processes in (2, 3):
-        launch([Path(many_processes.__file__), folder, "further"], processes)
+        fork([Path(many_processes.__file__), folder, "further"], processes)
     return folder
 
 

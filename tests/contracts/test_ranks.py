@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import rank_runs
-from launching import launch
+from launching import fork
 from rank_runs import DROPPED, STRATEGIES
 
 from toolkit.base.phases import OTHER
@@ -33,7 +33,7 @@ SHARES = {
 def found(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
     """Returns what each process holds and drops, by strategy, and what one process holds."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch([Path(rank_runs.__file__), folder], 2)
+    fork([Path(rank_runs.__file__), folder], 2)
     files = {name: [folder / f"{name}-{rank}.json" for rank in range(2)] for name in STRATEGIES}
     one = {"held": vars(rank_runs.count(folder, "one"))}
     return {"one": [one], **{name: [json.loads(file.read_text()) for file in two] for name, two in files.items()}}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import split_runs
 import torch
-from launching import launch
+from launching import fork
 from runs import ROOT, assert_close, lines, predictions, weights
 from split_runs import CELLS, ENGINES, STRATEGIES, TASKS, names_of, run_name
 
@@ -23,7 +23,7 @@ FIGURES = ROOT / "docs" / "strategies.json"
 def train_all(folder: Path, processes: int) -> None:
     """Trains every run of the strategies for this number of processes, and the same runs on one process."""
     names = [name for strategy in strategies_for(processes) for name in names_of(strategy)]
-    launch([Path(split_runs.__file__), folder, *names], processes, timeout=1500)
+    fork([Path(split_runs.__file__), folder, *names], processes, timeout=1500)
     split_runs.main(folder, *dict.fromkeys(name.split(":")[1] for name in names))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensor_models
 import tensor_runs
-from launching import launch
+from launching import fork
 from runs import assert_same_weights, lines, predictions
 
 pytestmark = pytest.mark.distributed
@@ -20,7 +20,7 @@ EXACT = 1e-10
 def results(tmp_path_factory) -> dict:
     """Returns what two processes found out about every architecture."""
     folder = tmp_path_factory.mktemp("tensor")
-    launch([Path(tensor_models.__file__), folder], 2)
+    fork([Path(tensor_models.__file__), folder], 2)
     return json.loads((folder / "results.json").read_text())
 
 
@@ -49,7 +49,7 @@ def test_dropout_is_independent_inside_of_split_layers(results):
 
 
 def test_a_resumed_run_with_split_layers_and_dropout_ends_like_one_that_was_not(tmp_path):
-    launch([Path(tensor_runs.__file__), tmp_path], 2)
+    fork([Path(tensor_runs.__file__), tmp_path], 2)
     through, resumed = tmp_path / "through", tmp_path / "resumed"
     assert_same_weights(through, resumed)
     for one, other in zip(lines(through), lines(resumed), strict=True):

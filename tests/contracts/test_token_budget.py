@@ -8,7 +8,7 @@ from pathlib import Path
 import budget_runs
 import pytest
 from budget_runs import BUDGET, ONE, RUN, STRATEGIES, TASKS
-from launching import launch
+from launching import fork
 from random_runs import RANDOM
 from runs import assert_close, assert_same_weights, lines, predictions, train, weights
 from stopping import StoppedError, stopper
@@ -31,7 +31,7 @@ SLOW = [task for task in BUDGETS if task not in ("reviews", "translation")]
 def runs(tmp_path_factory) -> Path:
     """Returns the output folders of `budget_runs` on two processes, and of one process without a budget."""
     folder = tmp_path_factory.mktemp("budget")
-    launch([Path(budget_runs.__file__), folder], 2)
+    fork([Path(budget_runs.__file__), folder], 2)
     for task in TASKS:
         train(task, folder / f"{task}-one", *budget_runs.settings_of(task), *ONE, double=True)
     layers = STRATEGIES["interleaved_1f1b"][-1]

@@ -185,11 +185,11 @@ class ForkServer:
         self._number += 1
         log = self.folder / f"run-{self._number}.log"
         log.touch()
-        port = _free_port() if processes > 1 else 0
+        port = free_port() if processes > 1 else 0
         pids = []
         for rank in range(processes):
             own = [*hooks, *(rank_hooks or {}).get(rank, ())]
-            variables = _rank_variables(rank, processes, port) if processes > 1 else {}
+            variables = rank_variables(rank, processes, port) if processes > 1 else {}
             job = {"argv": [str(word) for word in argv], "env": variables | (env or {}), "log": str(log), "hooks": own}
             pids.append(self.ask({"start": job}))
         return Started(self, pids, log)
@@ -206,13 +206,15 @@ class ForkServer:
         self.ask({"import": str(modules)})
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Returns a port that nobody listens at now."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
 
 
-def _rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
+def rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    """Returns the environment variables of a rank on this machine."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from launching import launch
+from launching import fork
 from runs import ROOT, assert_same_weights, lines, train, weights
 from safetensors.torch import load_file
 from tolerances import FLOAT64
@@ -37,7 +37,7 @@ def test_the_processes_of_a_run_with_a_hook_stay_as_many():
 
 @pytest.mark.distributed
 def test_hooks_on_two_processes(tmp_path):
-    launch([ROOT / "tests" / "support" / "comm_hook_runs.py", tmp_path], 2)
+    fork([ROOT / "tests" / "support" / "comm_hook_runs.py", tmp_path], 2)
     assert json.loads((tmp_path / "formula.json").read_text()) < FLOAT64
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     assert lines(tmp_path / "whole", "loss") == lines(tmp_path / "parts", "loss")
