@@ -80,10 +80,10 @@ class Clients:
             return
         seconds = time.monotonic() - began
         if malformed:
-            right = found.status == 422 and bool(content["error"])
+            right = found.status == 422 and bool(content.get("error"))
         else:
             wanted = [self._expected[place] for place in places]
-            right = found.status == 429 or (found.status == 200 and same(content["predictions"], wanted))
+            right = found.status == 429 or (found.status == 200 and same(content.get("predictions"), wanted))
         with self._lock:
             self.statuses[f"{found.status}{' malformed' if malformed else ''}"] += 1
             self.wrong += not right
@@ -99,10 +99,11 @@ class Clients:
 def same(found: Any, expected: Any) -> bool:
     """Whether two answers are equal, with numbers up to `TOLERANCE`."""
     if isinstance(expected, dict):
-        return found.keys() == expected.keys() and all(same(found[name], expected[name]) for name in expected)
+        fits = isinstance(found, dict) and found.keys() == expected.keys()
+        return fits and all(same(found[name], expected[name]) for name in expected)
     if isinstance(expected, list):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(expected, float):
+        return isinstance(found, list) and len(found) == len(expected) and all(map(same, found, expected))
+    if isinstance(expected, float) and isinstance(found, int | float):
         return math.isclose(found, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
     return found == expected
 

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,7 @@ def rendered(found: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     return {f"{name}.svg": sheet([drawing]) for name, drawing in drawn.items()}
 
 
-def main(arguments: Sequence[str] | Iterable[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measures if `--measure` is given, and draws."""
     if "--measure" in arguments:
         MEMORY.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")

@@ -37,7 +37,7 @@ INTRODUCTION = """\
 
 For teachers, and for everyone who wants to see what a technique does before using it. Each lesson is one command, which
 takes less than three minutes on a laptop with two cores, needs no network and no GPU, and draws the picture below it.
-Change one thing and run it again: every number on the command line is a setting ([settings.md](settings.md)).
+Change one thing and run it again: each `section.key=value` is a setting ([settings.md](settings.md)).
 
 `python docs/render_lessons.py --run` runs all commands and writes this page."""
 COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
@@ -105,31 +105,26 @@ def picture(lesson: Mapping[str, Any]) -> str:
 def took(figures: Mapping[str, Any]) -> str:
     """Returns how long a command took, and on what."""
     return (
-        f"It took {figures['processor_seconds']} seconds of processor time, and {figures['seconds']} seconds on "
-        f"{figures['cores']} cores with a load average of {figures['load_average']} before it."
+        f"It took {figures['processor_seconds']} seconds of processor time and {figures['seconds']} seconds in all, on "
+        f"{figures['cores']} cores with a load average of {figures['load_average']} at the start."
     )
 
 
-def section(lesson: Mapping[str, Any], figures: Mapping[str, Any] | None) -> str:
-    """Returns a lesson as Markdown; without figures, only what to do."""
+def section(lesson: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """Returns a lesson as Markdown."""
     lines = textwrap.wrap(
         shlex.join(shlex.split(lesson["command"])), 90, break_on_hyphens=False, break_long_words=False
     )
-    parts = [f"## {lesson['title']}", lesson["text"], fenced(" \\\n    ".join(lines), "bash")]
-    if figures is not None:
-        parts += [took(figures), f"![{lesson['title']}: what the command draws](images/lessons/{picture(lesson)})"]
-        parts += [table(["#", "variant", *lesson["columns"]], figures["rows"])] if figures["rows"] else []
-    else:
-        parts.append(
-            f"Not run for this page yet: `python docs/render_lessons.py --run {lesson['name']}` adds its picture."
-        )
+    parts = [f"## {lesson['title']}", lesson["text"], fenced(" \\\n    ".join(lines), "bash"), took(figures)]
+    parts.append(f"![{lesson['title']}: what the command draws](images/lessons/{picture(lesson)})")
+    parts += [table(["#", "variant", *lesson["columns"]], figures["rows"])] if figures["rows"] else []
     return "\n\n".join([*parts, f"**Look at:** {lesson['look']}", f"**Ask:** {lesson['ask']}"])
 
 
 def rendered() -> str:
     """Returns the page for the figures that the commands wrote."""
     figures = known()
-    return "\n\n".join([INTRODUCTION, *(section(each, figures.get(each["name"])) for each in lessons())]) + "\n"
+    return "\n\n".join([INTRODUCTION, *(section(each, figures[each["name"]]) for each in lessons())]) + "\n"
 
 
 def known() -> dict[str, Any]:

@@ -27,15 +27,17 @@ def navigation() -> list[dict[str, list[str]]]:
     """Returns the pages of each section of docs/README.md.
 
     Raises:
-        PluginError: if a page of docs/ is in none.
+        PluginError: if a page of docs/ is in none, or a page is in two places.
     """
     found = []
     for section in source(CONTENTS).split("\n## ")[1:]:
         title, _, text = section.partition("\n")
         found.append({title: [place(path) for path in links(text, CONTENTS)]})
-    named = {page for section in found for pages in section.values() for page in pages}
+    named = [page for section in found for pages in section.values() for page in pages]
+    if twice := sorted({page for page in named if named.count(page) > 1}):
+        raise PluginError(f"list these pages once in {CONTENTS}: {', '.join(twice)}")
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md")} - {"README.md"}
-    if missing := sorted(pages - named):
+    if missing := sorted(pages - set(named)):
         raise PluginError(f"list these pages in {CONTENTS}: {', '.join(missing)}")
     found[0][next(iter(found[0]))].append(place(CONTENTS))
     return found

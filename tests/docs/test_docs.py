@@ -117,18 +117,19 @@ def test_commands_about_settings_run(command: str, reader, capsys) -> None:
     assert capsys.readouterr().out
 
 
-def check_trained_run_command(arguments: list[str]) -> None:
+def parse(name: str, arguments: list[str]) -> None:
+    """Parses the arguments of a sub-command of `toolkit`."""
+    module = import_module(COMMANDS[name][0])
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    import_module(f"toolkit.commands.{arguments[0]}").add_arguments(parser)
-    parser.parse_intermixed_args(with_current_names(arguments[0], arguments[1:]))
+    module.add_arguments(parser)
+    arguments = with_current_names(name, arguments)
+    parser.parse_intermixed_args(module.rewritten(arguments) if hasattr(module, "rewritten") else arguments)
 
 
-RUNS = "predict|evaluate|export|merge|certify|plan|runs|diff|reproduce|checkpoint|data|fetch|preflight|slurm"
-
-
-@pytest.mark.parametrize("command", commands(f"toolkit (?:{RUNS})"))
-def test_commands_about_runs_parse(command: str) -> None:
-    check_trained_run_command(shlex.split(command, comments=True)[1:])
+@pytest.mark.parametrize("command", commands("toolkit"))
+def test_commands_of_the_toolkit_parse(command: str) -> None:
+    _, name, *arguments = shlex.split(command.split(" > ")[0], comments=True)
+    parse(name, arguments)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +138,7 @@ def test_commands_about_runs_parse(command: str) -> None:
 )
 def test_the_commands_for_every_starting_point_parse(command: str) -> None:
     name, *arguments = shlex.split(command)
-    module = import_module(COMMANDS[name][0])
-    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    module.add_arguments(parser)
-    arguments = with_current_names(name, arguments)
-    parser.parse_intermixed_args(module.rewritten(arguments) if hasattr(module, "rewritten") else arguments)
+    parse(name, arguments)
 
 
 @pytest.mark.parametrize("command", [*commands("toolkit train"), *trainings(), *docker_trainings()])
@@ -170,7 +167,8 @@ def test_launches_parse_and_their_settings_are_valid(command: str, reader) -> No
         assert Path(launched.config_file).is_file()
     if launched.module:
         assert launched.training_script == "toolkit"
-        check_trained_run_command(launched.training_script_args)
+        name, *arguments = launched.training_script_args
+        parse(name, arguments)
     else:
         config, overrides = config_and_overrides(launched.training_script_args)
         assert problems(launched.training_script, config, overrides) == []

@@ -13,6 +13,7 @@ import pytest
 from browser import needs_browser, open_page
 from launching import ROOT
 
+import toolkit
 from toolkit.commands.cli import COMMANDS
 
 LOADED = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"([^\"]+)\"|<link\b[^>]*\bhref=\"([^\"]+)\"")
@@ -64,6 +65,8 @@ def test_the_reference_is_that_of_the_code(site: Path) -> None:
     ):
         assert part in interface
     assert ":::" not in interface
+    named = (ROOT / "docs/python_reference.md").read_text(encoding="utf-8")
+    assert [name for name in toolkit.__all__ if f".{name} -->" not in named] == ["__version__"]
 
 
 def test_files_outside_the_docs_are_pages_that_show_them(site: Path) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
 import socket
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from commands import run_command
 from launching import ROOT
+from served import Server
 
 from toolkit.commands.cli import COMMANDS
+from toolkit.commands.serve import PORT
 
 PAGES = sorted(ROOT.glob("docs/tutorials/*.md"))
 RECIPES = {path.stem for path in ROOT.glob("recipes/*.py")}
+STEPS = {"cp", "data", "init", "validate", "train", "predict", "evaluate", "export", "serve"}
+ADDRESS = f"http://127.0.0.1:{PORT}"
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -32,17 +38,18 @@ def test_there_is_a_tutorial_for_every_task_and_kind_of_input() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_has_only_commands_of_the_toolkit_and_all_steps(page: Path) -> None:
-    found = commands(page)
+def test_a_tutorial_has_all_steps_and_ends_with_a_request_to_its_server(page: Path) -> None:
+    *found, request = commands(page)
     assert {words[0] for words in found} == {"toolkit"}
-    assert [words[1] for words in found if words[1] not in COMMANDS] == []
-    assert {"cp", "data", "init", "validate", "train", "predict", "evaluate", "export"} <= {words[1] for words in found}
+    assert STEPS <= {words[1] for words in found} <= COMMANDS.keys()
+    assert found[-1][1] == "serve"
+    assert request[:2] == ["curl", f"{ADDRESS}/predict"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_settings_of_a_tutorial_are_valid(page: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for _, name, *arguments in commands(page):
+    for _, name, *arguments in commands(page)[:-1]:
         parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
         import_module(COMMANDS[name][0]).add_arguments(parser)
         parser.parse_intermixed_args(arguments)
@@ -54,7 +61,7 @@ def test_the_settings_of_a_tutorial_are_valid(page: Path, tmp_path: Path, monkey
 
 @pytest.fixture
 def no_network(monkeypatch) -> None:
-    """Lets every connection fail."""
+    """Lets every connection of this process fail."""
 
     def refuse(*_: object) -> None:
         raise AssertionError("a tutorial used the network")
@@ -62,12 +69,25 @@ def no_network(monkeypatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
+def answer(folder: Path, serve: list[str], request: list[str]) -> dict[str, object]:
+    """Serves a run at another port than the page's, and returns the answer to the page's request for one row."""
+    with Server(folder, *serve) as server:
+        program, *words = (word.replace(ADDRESS, server.address) for word in request)
+        command = [program, "--silent", "--show-error", "--noproxy", "*", *words]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["predictions"]
+    return dict(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_tutorial_runs(page: Path, tmp_path: Path, monkeypatch, no_network, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    for _, *arguments in commands(page):
+    *found, (_, serve, run), request = commands(page)
+    for _, *arguments in found:
         assert run_command(*arguments) == 0, (arguments, capsys.readouterr().err)
+    assert "prediction" in answer(tmp_path, [serve, str(tmp_path / run)], request)
     written = re.findall(r"--output (\S+)", page.read_text(encoding="utf-8"))
     assert [name for name in written if not (tmp_path / name).stat().st_size] == []
     assert (next(tmp_path.glob("outputs/*-trial")) / "report.html").is_file()

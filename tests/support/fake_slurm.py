@@ -1,7 +1,8 @@
 """Stand-ins for Slurm's commands on one machine: a job's script runs here, and its nodes are processes.
 
 `python fake_slurm.py srun ...` is what `srun` does in a job: it starts the tasks of all nodes with the variables that
-Slurm sets, passes signals on, and ends with the largest exit code.
+Slurm sets, kills them when it receives SIGTERM, and ends with the largest exit code. `python fake_slurm.py scancel
+--signal=NAME JOB` sends a signal to the tasks.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -29,8 +31,10 @@ def programs(folder: Path, **others: str) -> Path:
     made = folder / "programs"
     made.mkdir(exist_ok=True)
     hosts = 'for _ in $(seq "$SLURM_JOB_NUM_NODES"); do echo 127.0.0.1; done'
+    here = f"exec {sys.executable} {Path(__file__).resolve()}"
     texts = {
-        "srun": f'exec {sys.executable} {Path(__file__).resolve()} srun "$@"',
+        "srun": f'{here} srun "$@"',
+        "scancel": f'{here} scancel "$@"',
         "scontrol": f'if [ "$1" = show ]; then {hosts}; else echo "$2" >> "$SLURM_SUBMIT_DIR/{REQUEUED}"; fi',
     }
     for name, text in {**texts, **others}.items():
@@ -49,10 +53,49 @@ def submit(script: Path, job: int, log: Path, bin_folder: Path, task: int | None
         "SLURM_JOB_NUM_NODES": asked["nodes"], "SLURM_NTASKS_PER_NODE": asked["ntasks-per-node"],
         "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
     }  # fmt: skip
-    if task is not None:
-        environ["SLURM_ARRAY_TASK_ID"] = str(task)
+    if task is not None:  # the last task of an array has the number of the whole array
+        environ |= {"SLURM_ARRAY_JOB_ID": str(job), "SLURM_ARRAY_TASK_ID": str(task)}
     with log.open("ab") as output:
         return subprocess.Popen(["bash", str(script)], env=environ, stdout=output, stderr=output)
+
+
+def warn(job: subprocess.Popen, script: Path) -> None:
+    """Signals a job's script as Slurm does before the time limit."""
+    name = options_of(script)["signal"].removeprefix("B:").partition("@")[0]
+    job.send_signal(signal.Signals[f"SIG{name}"])
+
+
+def cancel(job: subprocess.Popen, script: Path, number: str) -> None:
+    """Ends a job as `scancel` does without a signal: its script and its tasks get SIGTERM."""
+    job.terminate()
+    signal_tasks(script.parent, number, signal.SIGTERM)
+
+
+def job_of(environ: Mapping[str, str]) -> str:
+    """Returns the number by which commands name a job; of the task of an array, alone."""
+    array = environ.get("SLURM_ARRAY_JOB_ID")
+    return f"{array}_{environ['SLURM_ARRAY_TASK_ID']}" if array else environ["SLURM_JOB_ID"]
+
+
+def tasks_of(folder: Path, job: str) -> Path:
+    """Returns the file with the process numbers of a job's tasks; the folder is that of the script."""
+    return folder / f".tasks-{job}"
+
+
+def signal_tasks(folder: Path, job: str, number: signal.Signals) -> None:
+    """Sends a signal to the tasks of a job, once they have started."""
+    while not tasks_of(folder, job).exists():
+        time.sleep(0.05)
+    for task in tasks_of(folder, job).read_text().split():
+        with suppress(ProcessLookupError):
+            os.kill(int(task), number)
+
+
+def scancel(option: str, job: str) -> int:
+    """Sends a signal to the tasks of a job, but not to its script."""
+    number = signal.Signals[f"SIG{option.removeprefix('--signal=')}"]
+    signal_tasks(Path(os.environ["SLURM_SUBMIT_DIR"]), job, number)
+    return 0
 
 
 def srun(words: Sequence[str]) -> int:
@@ -72,17 +115,22 @@ def srun(words: Sequence[str]) -> int:
         environ = os.environ | {name: str(value) for name, value in own.items()}
         tasks.append(subprocess.Popen(command, env=environ, start_new_session=True))
 
-    def pass_on(number: int, frame: object) -> None:
+    def kill(*_: object) -> None:
         for process in tasks:
-            process.send_signal(number)
+            process.kill()
 
-    signal.signal(signal.SIGTERM, pass_on)
+    signal.signal(signal.SIGTERM, kill)
+    file = tasks_of(Path(os.environ["SLURM_SUBMIT_DIR"]), job_of(os.environ))
+    file.with_suffix(".new").write_text(" ".join(str(process.pid) for process in tasks))
+    file.with_suffix(".new").rename(file)
     while any(process.poll() is None for process in tasks):
         if "--kill-on-bad-exit=1" in given and any(process.returncode for process in tasks):
-            pass_on(signal.SIGKILL, None)
+            kill()
         time.sleep(0.05)
+    file.unlink()
     return max(process.returncode if process.returncode >= 0 else 128 - process.returncode for process in tasks)
 
 
 if __name__ == "__main__":
-    sys.exit(srun(sys.argv[2:]))
+    command, *rest = sys.argv[1:]
+    sys.exit(scancel(*rest) if command == "scancel" else srun(rest))

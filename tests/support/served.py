@@ -140,7 +140,7 @@ def run_of(name: str, folder: Path) -> Path:
 
 
 def in_json(case: Case) -> list[dict[str, Any]]:
-    """Returns the rows of a case with files in base64: alone, as an address of data, and with a name."""
+    """Returns the rows of a case with files in base64: alone, as a `data:` URL, and with a name."""
     if case.files is None:
         return case.rows
     column, _, suffix = case.files.partition(".")
@@ -196,7 +196,7 @@ class Server:
         """What it has printed."""
         return self._log.read_text(encoding="utf-8")
 
-    def stop(self) -> int:
-        """Sends SIGTERM, and returns the exit code."""
-        self.process.send_signal(signal.SIGTERM)
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Sends a signal, and returns the exit code."""
+        self.process.send_signal(number)
         return self.process.wait(120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -19,6 +20,8 @@ def main(output: Path) -> None:
     accelerator, made = Accelerator(cpu=True), list[str]()
     copy = stage._copy
     stage._copy = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
+    while not accelerator.is_main_process and not (output / "seen-0.json").exists():
+        time.sleep(0.05)  # the first process, which waits for nobody, has copied both
     found = []
     for name in ("one", "two"):
         data = DataConfig(train_file=str(output / name), stage_to=str(output / "stage"))

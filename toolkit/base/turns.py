@@ -72,13 +72,16 @@ def from_local_main(accelerator: Accelerator, make: Callable[[], T], place: str)
     Args:
         accelerator: the run's Accelerator; every process calls this the same number of times.
         make: called on the first process of each node; `str` of what it returns is sent.
-        place: name of the call, which no other call has.
+        place: name of the call.
     """
     if accelerator.num_processes == 1:
         return make()
     from torch.distributed.distributed_c10d import _get_default_store
 
-    store, key = _get_default_store(), f"toolkit/{place}/{accelerator.process_index - accelerator.local_process_index}"
+    store, node = _get_default_store(), accelerator.process_index - accelerator.local_process_index
+    turns = _turns(store)
+    turns[place] += 1
+    key = f"toolkit/{place}/{turns[place]}/{node}"  # of this call: the next one may come before all have read it
     with local_main_first(accelerator):
         if not accelerator.is_local_main_process:
             return store.get(key).decode()
@@ -107,5 +110,5 @@ def _meet(has_come: bool, place: str) -> None:
 
 @cache
 def _turns(store: Any) -> Counter[str]:
-    """Returns how often this process has waited at each place: a key per turn would fill the store."""
+    """Returns how often this process has come to each place where it waits, or received a value."""
     return Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from toolkit.base.files import expanded
@@ -32,14 +33,17 @@ def work(arguments: argparse.Namespace) -> None:
         RunError: if the output cannot be written, or its model differs from the run's.
     """
     from toolkit.base.console import quiet_libraries
+    from toolkit.base.errors import InputError
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError("toolkit export runs in one process; start it without a launcher")
     folder = expanded(arguments.run)
     if arguments.format == "zip":
         output = _zip_file(arguments, folder)
         quiet_libraries()
         _write_zip(arguments, folder, output)
     else:
-        default = folder.absolute().with_name(f"{folder.absolute().name}-{arguments.format}")
+        default = f"{folder.absolute()}-{arguments.format}"
         output = _options.output_folder(arguments.output or default, "--output", make=False)
         quiet_libraries()
         _write_folder(arguments, folder, output)
@@ -52,7 +56,7 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
     for option in ("--data", "--parity-rows"):
         if getattr(arguments, option[2:].replace("-", "_")) is not None:
             raise InputError(f"{option}: a zip has the run's own model, which is not compared; remove it")
-    output = _options.output_file(arguments.output or folder.absolute().with_suffix(".zip"))
+    output = _options.output_file(arguments.output or f"{folder.absolute()}.zip")
     if output.suffix.lower() != ".zip":
         raise InputError(f"--output: received {output.name!r}, expected a name that ends in .zip")
     return output

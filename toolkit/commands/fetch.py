@@ -78,12 +78,14 @@ def _fetch(target: Target, cfg: Config, task: Task) -> None:
     from toolkit.base.errors import InputError
     from toolkit.base.fetched import MODEL, Source
     from toolkit.lab.fetch.folder import MODEL_FOLDER
-    from toolkit.lab.fetch.model import commit_of, model_file_names, model_source
+    from toolkit.lab.fetch.hub import commit_of
+    from toolkit.lab.fetch.model import model_file_names, model_source
     from toolkit.lab.fetch.rows import fetch_dataset, fetch_files
 
     model = cfg.model
     if model.name_or_path is not None:
-        source = Source(model.name_or_path, MODEL_FOLDER, model.revision, None, commit_of(model))
+        now = commit_of(model.name_or_path, model.revision, "model")
+        source = Source(model.name_or_path, MODEL_FOLDER, model.revision, None, now)
         if not target.has(MODEL, source):
             pinned = replace(model, revision=source.commit or model.revision)
             folder, commit = model_source(pinned)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options
 from toolkit.deploy.merge import (
@@ -41,7 +41,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.deploy.trained import open_run, read_settings
     from toolkit.distributed.launch import build_accelerator
 
-    folder = Path(arguments.run)
+    folder = expanded(arguments.run)
     cfg, task = read_settings(folder, arguments.recipe)
     output = _options.output_folder(arguments.output_dir or RunFolder(folder).merged)
     refuse_unmergeable(cfg)

@@ -76,6 +76,7 @@ def _ask(cfg: Config, task: Task, findings: Findings, processes: int) -> Iterato
     if needs.memory is None:
         yield Found("prediction", f"none: {reason or 'DeepSpeed keeps more than is known'}")
     yield from disks.folders(cfg, needs)
+    yield from disks.stage(cfg, task)
     yield from machine.devices(needs)
     yield machine.port()
     yield from machine.trackers(cfg)

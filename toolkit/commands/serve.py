@@ -33,11 +33,17 @@ def work(arguments: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: if an override does not concern the columns of rows.
-        InputError: if the run cannot be opened, or the address cannot be used.
+        InputError: if the limits contradict each other, the run cannot be opened, or the address cannot be used.
     """
+    from toolkit.base.errors import InputError
     from toolkit.deploy.serving.limits import Limits
     from toolkit.deploy.serving.server import serve_run
 
     limits = Limits(**{name: getattr(arguments, name) for name in vars(Limits())})
+    if limits.batch_wait_ms >= 1000 * limits.timeout:
+        raise InputError(
+            f"--batch-wait-ms: received {limits.batch_wait_ms:g}, but rows are answered within --timeout, "
+            f"{limits.timeout:g} s; choose a shorter wait"
+        )
     run, name, opened = _trained_run.open_served(arguments, ("fastapi", "uvicorn", "python_multipart"))
     serve_run(run, name, opened, limits)

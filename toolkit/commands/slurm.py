@@ -21,8 +21,8 @@ SBATCH = {
     "reservation": "reservation", "mem": "memory of each machine, for example 120G",
 }  # fmt: skip
 """Options of `sbatch` that are passed on, and their meaning."""
-LONGEST_LEAD = 0.5
-"""Largest part of the time limit that the signal may come before its end."""
+SHORTEST_LEAD, LONGEST_LEAD = 30, 0.5
+"""Least seconds between the signal and the time limit, and the largest part of the limit that they may be."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpus", help="cores of each process (default: what the settings need)", **number)
     about = "seconds between the signal and the time limit, for a step, an evaluation and a checkpoint"
     default = "5%% of the time limit, from 180 to 900"
-    parser.add_argument("--lead", type=at_least(1), metavar="N", help=f"{about} (default: {default})")
+    parser.add_argument("--lead", type=at_least(SHORTEST_LEAD), metavar="N", help=f"{about} (default: {default})")
     about = "shell command that makes `toolkit` available (default: activates the virtual environment in use)"
     parser.add_argument("--activate", metavar="COMMAND", help=about)
     parser.add_argument("--interface", metavar="NAME", help="network interface between the machines, for example ib0")
@@ -91,9 +91,6 @@ def _job(arguments: argparse.Namespace) -> Job:
     train = kind == "train"
     if train and (problems := size_problems(cfg, arguments.nodes * per_node)):
         raise ConfigError(problems)
-    array = None if arguments.array is None else f"1-{arguments.array}"
-    if array and train:
-        array = f"{cfg.seed}-{cfg.seed + arguments.array - 1}"
     given = {name: getattr(arguments, name) for name in SBATCH}
     return Job(
         command=arguments.command, work=kind, words=words,
@@ -102,10 +99,11 @@ def _job(arguments: argparse.Namespace) -> Job:
         cpus=arguments.cpus or cores_of(cfg, task_type(cfg), per_node),
         multi_node=str(shortest(shipped_root() / "accelerate_configs/multi_node.yaml")),
         activate=_activation() if arguments.activate is None else arguments.activate,
-        array=array, seeds=cfg.output_dir.rstrip("/") if array and train else None,
+        output_dir=cfg.output_dir.rstrip("/"), array=arguments.array,
+        seed=cfg.seed if arguments.array and train else None,
         interface=arguments.interface, offline=not arguments.online, trackers=cfg.tracking.report_to,
         options=[f"{name}={value}" for name, value in given.items() if value is not None],
-        preflight=arguments.preflight,
+        preflight=arguments.preflight, staged=cfg.data.stage_to is not None,
     )  # fmt: skip
 
 

@@ -52,16 +52,20 @@ def _check_rows(cfg: Config, task: Task) -> None:
     """Reads and checks all rows, and says what was found.
 
     Raises:
-        DataError: if rows cannot be used; lists them.
+        DataError: if rows cannot be used, and lists them, or if there is no room for the copies of `data.stage_to`.
     """
     import datasets
 
     from toolkit.base.console import quiet_libraries, say
+    from toolkit.base.errors import DataError
     from toolkit.data.loading import check_rows
+    from toolkit.data.stage import stage_problem
 
     if cfg.data.dataset_name is not None and not datasets.config.HF_HUB_OFFLINE:
         return  # nothing is downloaded here, which the checks have said
     with quiet_libraries():
+        if cfg.data.stage_to is not None and (problem := stage_problem(cfg.data, task)):
+            raise DataError(problem)
         rows = check_rows(cfg, task)
     counts = ", ".join(f"{len(part):,} {name}" for name, part in rows.splits.items())
     say(f"the rows were read: {counts}")

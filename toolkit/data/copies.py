@@ -20,15 +20,26 @@ def place_of(path: Path, copies: Path | None) -> Path:
 
 def copy_of(path: Path, copies: Path) -> Path:
     """Returns the place of a file's copy. Different files have different ones; two links to a file may have two."""
-    path = path.absolute()
-    if ".." in path.parts:  # behind a link, it is not the parent of the link
-        path = path.parent.resolve() / path.name
+    path = absolute(path)
     return copies / path.relative_to(path.anchor)
+
+
+def absolute(path: Path) -> Path:
+    """Returns the absolute path of a file without `..`."""
+    path = path.absolute()
+    if ".." not in path.parts:
+        return path
+    return Path(os.path.realpath(path.parent), path.name)  # behind a link, `..` is not the parent of the link
+
+
+def with_former_names(text: str, copies: Path | None) -> str:
+    """Returns a text in which copies are named as the files that the user named."""
+    return text if copies is None else text.replace(f"{copies}{os.sep}", os.sep)
 
 
 @contextmanager
 def named_as_before(copies: Path | None) -> Iterator[None]:
-    """Lets errors about copies name the files that the user named.
+    """Applies `with_former_names` to errors.
 
     Raises:
         DataError: as inside the block.
@@ -36,6 +47,6 @@ def named_as_before(copies: Path | None) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if copies is None or str(copies) not in str(error):
+        if (text := with_former_names(str(error), copies)) == str(error):
             raise
-        raise DataError(str(error).replace(f"{copies}{os.sep}", os.sep)) from error
+        raise DataError(text) from error

@@ -19,9 +19,10 @@ from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.copies import place_of
-from toolkit.data.packed import Part, members, part_of
+from toolkit.data.packed import Part, members, part_of, reopen
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Fingerprint, Reading
+from toolkit.data.skipped import is_hidden, is_note, is_skipped
 
 SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"),
@@ -30,10 +31,6 @@ SUFFIXES = {
 """Suffixes of image and audio files, by the column for these files."""
 COLUMN_OF = {suffix: column for column, suffixes in SUFFIXES.items() for suffix in suffixes}
 """Column by suffix."""
-_SYSTEM_FILES = ("desktop.ini", "ehthumbs.db", "thumbs.db")
-_SYSTEM_FOLDERS = ("@eadir", "__macosx")
-"""Files and folders of Windows, macOS and network drives, in lower case; the others are hidden."""
-_NOTES = (".md", ".txt")
 _EMPTY = "{}: the file is empty (0 bytes)"
 SHOWN_CHARS = 80
 """Characters of a long file name in messages."""
@@ -51,12 +48,12 @@ def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
     Raises:
         DataError: if labelled files are needed, but the folder has no folders of classes.
     """
-    if labelled and not any(entry.is_dir() and not _is_hidden(entry.name) for entry in folder.iterdir()):
+    if labelled and not any(entry.is_dir() and not is_hidden(entry.name) for entry in folder.iterdir()):
         raise DataError(
             f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
             "or a table (.csv, .jsonl and so on) with the paths of the files."
         )
-    names = [name for name in file_names(folder) if Path(name).suffix.lower() not in _NOTES]
+    names = [name for name in file_names(folder) if not is_note(name)]
     return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
 
 
@@ -75,11 +72,8 @@ def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
     Raises:
         DataError: if it is damaged, or labelled files are needed, but it has no folders of classes.
     """
-    found = {
-        name: member.reason
-        for name, member in members(archive).items()
-        if Path(name).suffix.lower() not in _NOTES and not any(_is_hidden(part) for part in name.split("/"))
-    }
+    reopen(archive)
+    found = {name: member.reason for name, member in members(archive).items() if not is_skipped(name)}
     if labelled and not any("/" in name for name in found):
         raise DataError(f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>.")
     for number, (name, reason) in enumerate(found.items(), start=1):
@@ -103,7 +97,7 @@ def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
 
 def folder_note(folder: Path, reading: Reading) -> str | None:
     """Returns how many text files (.txt, .md) of a folder are skipped, or None if there are none."""
-    skipped = [name for name in file_names(folder) if Path(name).suffix.lower() in _NOTES]
+    skipped = list(filter(is_note, file_names(folder)))
     if not skipped:
         return None
     files = "1 text file is" if len(skipped) == 1 else f"{len(skipped)} text files are"
@@ -138,13 +132,9 @@ def file_names(folder: Path) -> list[str]:
     for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
         here = Path(place)
         # A link to one of its parent folders would never end.
-        folders[:] = [name for name in folders if not _is_hidden(name) and not _leads_back(here / name)]
-        names += [(here / name).relative_to(folder).as_posix() for name in files if not _is_hidden(name)]
+        folders[:] = [name for name in folders if not is_hidden(name) and not _leads_back(here / name)]
+        names += [(here / name).relative_to(folder).as_posix() for name in files if not is_hidden(name)]
     return sorted(names)
-
-
-def _is_hidden(name: str) -> bool:
-    return (name.startswith(".") and name not in (".", "..")) or name.lower() in (*_SYSTEM_FILES, *_SYSTEM_FOLDERS)
 
 
 def _leads_back(folder: Path) -> bool:

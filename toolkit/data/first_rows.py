@@ -53,7 +53,8 @@ def _unused_columns(data: DataConfig, task: Task) -> list[str]:
     files = [file for file in (data.train_file, data.validation_file, data.test_file) if file]
     if not data.columns or not files or any(columns_in(file, task, data.columns) == data.columns for file in files):
         return []
-    return ["data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"]
+    fixed = "the columns of folders, archives and .txt files have fixed names"
+    return [f"data.columns: has no effect, because {fixed}; remove it"]
 
 
 def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> tuple[list[Row], list[str]]:

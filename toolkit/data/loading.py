@@ -23,7 +23,7 @@ from toolkit.data.keys import units
 from toolkit.data.reading import Reading
 from toolkit.data.rows import Table, load_hub_table, load_table
 from toolkit.data.splits import set_aside
-from toolkit.data.stage import Stage, stage_problem, staged
+from toolkit.data.stage import Stage, staged
 
 if TYPE_CHECKING:
     import datasets
@@ -83,8 +83,6 @@ def check_rows(cfg: Config, task: Task) -> CheckedRows:
     Raises:
         DataError: for files or rows that cannot be used.
     """
-    if cfg.data.stage_to is not None and (problem := stage_problem(cfg.data, task)):
-        raise DataError(problem)
     return _checked(cfg, task, _tables(cfg, task, None), sampled=False, examined=True)
 
 

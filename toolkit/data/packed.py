@@ -14,6 +14,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import NamedTuple
 from toolkit.base.errors import DataError
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.readers.raw import not_text
+from toolkit.data.skipped import is_skipped
 
 MOST_BYTES = 2**30
 """Largest size of a file in an archive."""
@@ -29,10 +31,12 @@ MOST_OPEN = 16
 """Archives that a process keeps open."""
 _BLOCK = 512
 """Bytes of a header of a tar archive; a block of zeros ends the archive."""
+_CHUNK = 2**20
 _LOCAL = struct.Struct("<4s22xHH")
 """What precedes a file in a zip archive: a signature, and the lengths of its name and of further fields."""
-_METHODS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
-_ENCRYPTED = 0x1 | 0x40
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_ENCRYPTED, _UTF8 = 0x1 | 0x40, 0x800
+"""Flags of a file in a zip archive; the latter says how its name is encoded."""
 _PLACE = re.compile(
     r"(?P<archive>.+)#(?P<offset>\d+)\+(?P<size>\d+)(?:,(?P<unpacked>\d*),(?P<checksum>\d+))?", re.DOTALL
 )
@@ -137,22 +141,22 @@ def _opened(path: str) -> _Archive:
     return found
 
 
-def reopen(path: str | Path) -> None:
+def reopen(archive: Path) -> None:
     """Lets the next read open an archive again; another one may have its name since this process read it."""
-    _open.pop(str(path), None)
+    _open.pop(str(archive.absolute()), None)
 
 
 def members(archive: Path) -> Mapping[str, Member]:
-    """Returns the files of an archive by name, sorted, without what is in its folder's name alone.
+    """Returns the files of an archive by name, sorted.
 
     If all files are in one folder, with folders of classes inside, as `tar cf train.tar train` makes it, that folder is
-    left out of the names.
+    left out of the names. Files that are skipped do not count.
 
     Raises:
         DataError: if the archive cannot be read to its end.
     """
     facts = archive.stat()
-    return _members(archive, facts.st_size, facts.st_mtime_ns, facts.st_ino)
+    return _members(archive.absolute(), facts.st_size, facts.st_mtime_ns, facts.st_ino)
 
 
 @lru_cache(maxsize=4)
@@ -166,8 +170,6 @@ def _members(archive: Path, size: int, changed: int, inode: int) -> Mapping[str,
             found[name] = member._replace(
                 reason=_name_problem(name, again) or member.reason or _too_large(member, size)
             )
-    except DataError:
-        raise
     except Exception as error:  # each library has several exception types for damaged archives
         kind = archive.suffix.lower()[1:]
         raise DataError(
@@ -179,16 +181,12 @@ def _members(archive: Path, size: int, changed: int, inode: int) -> Mapping[str,
 
 
 def _without_outer_folder(found: dict[str, Member]) -> dict[str, Member]:
-    names = [Path(name).parts for name, member in found.items() if not _is_hidden_in(name)]
+    names = [Path(name).parts for name in found if not is_skipped(name)]
     outer = {parts[0] for parts in names}
     if len(outer) != 1 or any(len(parts) < 3 for parts in names):
         return found
     (folder,) = outer
     return {name.removeprefix(f"{folder}/"): member for name, member in found.items()}
-
-
-def _is_hidden_in(name: str) -> bool:
-    return any((part.startswith(".") and part not in (".", "..")) or part == "__MACOSX" for part in name.split("/"))
 
 
 def _name_problem(name: str, again: bool) -> str | None:
@@ -218,11 +216,19 @@ def _of_tar(archive: Path) -> Iterator[tuple[str, Member]]:
             end = entry.offset_data
             if not entry.isdir():
                 yield entry.name, Member(entry.offset_data, entry.size, reason=_kind_of_entry(entry))
-        with archive.open("rb") as opened:
-            opened.seek(tar.offset)
-            last = opened.read(_BLOCK)
-    if len(last) < _BLOCK or last.strip(b"\0"):
-        raise ValueError(f"it breaks off at byte {tar.offset:,}")
+    _check_end(archive, tar.offset)
+
+
+def _check_end(archive: Path, end: int) -> None:
+    """Checks that a tar archive has zeros, and nothing else, behind its last file."""
+    with archive.open("rb") as opened:
+        opened.seek(end)
+        last = opened.read(_BLOCK)
+        if len(last) < _BLOCK or last.strip(b"\0"):
+            raise ValueError(f"it breaks off at byte {end:,}")
+        while last := opened.read(_CHUNK):
+            if last.strip(b"\0"):
+                raise ValueError("something follows its end; join archives with `tar --concatenate`, not with `cat`")
 
 
 def _kind_of_entry(entry: tarfile.TarInfo) -> str | None:
@@ -238,10 +244,17 @@ def _of_zip(archive: Path) -> Iterator[tuple[str, Member]]:
         for entry in opened.infolist():
             if not entry.is_dir():
                 packed = entry.compress_type != zipfile.ZIP_STORED
-                yield entry.orig_filename, Member(
+                yield _name_in_zip(entry), Member(
                     entry.header_offset, entry.compress_size, entry.file_size if packed else None, entry.CRC,
                     _kind_in_zip(entry),
                 )  # fmt: skip
+
+
+def _name_in_zip(entry: zipfile.ZipInfo) -> str:
+    """Returns a name; macOS writes UTF-8 without the flag for it, which `zipfile` reads as code page 437."""
+    with suppress(UnicodeError):
+        return entry.orig_filename if entry.flag_bits & _UTF8 else entry.orig_filename.encode("cp437").decode()
+    return entry.orig_filename
 
 
 def _kind_in_zip(entry: zipfile.ZipInfo) -> str | None:

@@ -29,7 +29,7 @@ from toolkit.data.columns import (
     require_group,
     used_columns,
 )
-from toolkit.data.copies import named_as_before
+from toolkit.data.copies import named_as_before, with_former_names
 from toolkit.data.files import content_digest, is_archive, reference
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.hub import hub_rows, load_hub
@@ -144,7 +144,7 @@ def load_table(
 
     with named_as_before(copies):
         for note in sources.reading_notes(place, reading):
-            say(note)
+            say(with_former_names(note, copies))
         key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
         if files := file_columns(source, task, columns):
             key = content_digest(key, read(), files, folder, copies, how)

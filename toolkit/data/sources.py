@@ -154,7 +154,8 @@ def folder_of(source: Source) -> Path:
     path = expanded(source)
     if path.is_dir() or is_archive(path):
         return path.absolute()
-    return (Path() if path.suffix.lower() in COLUMN_OF else path.parent).absolute()
+    table = expanded(sheet_of(str(source))[0])
+    return (Path() if path.suffix.lower() in COLUMN_OF else table.parent).absolute()
 
 
 def fingerprint(source: Source, how: Fingerprint = "content") -> str:

@@ -3,8 +3,8 @@
 A folder of copies belongs to one user and serves all of that user's runs on the machine. The copies of one source, in
 the state that it has now, are one entry: a folder, written under another name and renamed when it is complete and
 compared with the source, and a lock, which every run that reads the entry holds. Another state of the source is another
-entry. What is made or removed in the folder, one process at a time does, which has the lock of the folder. Entries stay
-for later runs until there is too little room: then those that no run holds are removed, the longest unused first.
+entry. Entries are made and removed by one process at a time, the one that holds the lock of the folder. They stay for
+later runs until there is too little room: then those that no run holds are removed, the longest unused first.
 """
 
 from __future__ import annotations
@@ -16,22 +16,31 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.disk import why
 from toolkit.base.errors import DataError
-from toolkit.base.files import expanded, naming, remove_leftovers, written_folder
+from toolkit.base.files import expanded, naming, written_folder
 from toolkit.base.turns import from_local_main
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
 from toolkit.data.columns import columns_in, file_columns
-from toolkit.data.copies import copy_of
+from toolkit.data.copies import absolute, copy_of
 from toolkit.data.files import file_digest, files_in, paths_in
 from toolkit.data.reading import Reading
 from toolkit.data.sources import folder_of, read_rows
-from toolkit.data.stage_room import LOCK, SourceFiles, locked, make_room, room_problem, size_of, unused
+from toolkit.data.stage_room import (
+    LOCK,
+    SourceFiles,
+    locked,
+    make_room,
+    remove_incomplete,
+    room_problem,
+    size_of,
+    unused,
+)
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -82,7 +91,7 @@ def stage_files(data: DataConfig, task: Task) -> Stage:
     with _disk_errors(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _disk_errors(folder), _turn(folder):
-        remove_leftovers(folder)
+        remove_incomplete(folder)
         missing = {each.key: each for each in sources if not _is_whole(folder, each, data)}
         held = Stage(folder, {each.name: each.key for each in sources})
         make_room(folder, list(missing.values()))
@@ -106,8 +115,10 @@ def stage_problem(data: DataConfig, task: Task) -> str | None:
     folder = _own_folder(data)
     sources = [source_files(source, data, task) for source in _sources(data)]
     _refuse_nesting(folder, sources)
-    missing = {each.key: each for each in sources if not (folder / each.key).exists()}
-    return room_problem(folder, list(missing.values()), sum(map(size_of, unused(folder))))
+    needed = {each.key: each for each in sources}
+    with _disk_errors(folder):
+        missing = [each for each in needed.values() if not (folder / each.key).exists()]
+        return room_problem(folder, missing, sum(size_of(each) for each in unused(folder) if each.name not in needed))
 
 
 def _sources(data: DataConfig) -> list[str]:
@@ -117,7 +128,7 @@ def _sources(data: DataConfig) -> list[str]:
 def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
     """Returns the files of a source: itself, all files of a folder, and the files that the rows of a table refer to.
 
-    What is no file, or does not exist, is left to the check of the rows.
+    What is no file, does not exist or cannot be read is left to the check of the rows.
 
     Raises:
         DataError: if it cannot be read.
@@ -130,13 +141,13 @@ def source_files(source: str, data: DataConfig, task: Task) -> SourceFiles:
     for each in paths:
         with suppress(OSError, ValueError):
             facts = each.stat()
-            if each.is_file():
-                found[str(each.absolute())] = (facts.st_size, facts.st_mtime_ns)
+            if each.is_file() and os.access(each, os.R_OK):
+                found[str(absolute(each))] = (facts.st_size, facts.st_mtime_ns)
     return SourceFiles(source, found)
 
 
 def _own_folder(data: DataConfig) -> Path:
-    """Returns the folder of copies, to which nobody else can write, whether it exists or not.
+    """Returns the folder of copies, whether it exists or not.
 
     Raises:
         DataError: if it belongs to somebody else.
@@ -214,17 +225,17 @@ def _is_intact(entry: Path, line: dict[str, Any], data: DataConfig) -> bool:
 def _copy(folder: Path, source: SourceFiles) -> None:
     """Makes the entry of a source."""
     say(f"copying {source.name} to {folder} ({len(source.files):,} files, {source.num_bytes:,} bytes)")
-    with naming(folder, source.num_bytes), written_folder(folder / source.key) as entry, _record(entry) as record:
+    with (
+        naming(folder, source.num_bytes),
+        written_folder(folder / source.key) as entry,
+        (entry / RECORD).open("w", encoding="utf-8") as record,
+    ):
         for name, (size, changed) in source.files.items():
             copy = copy_of(Path(name), entry / FILES)
             copy.parent.mkdir(parents=True, exist_ok=True)
             digest = _copy_file(Path(name), copy, (size, changed))
             line = {"path": name, "size": size, "changed": changed, "sha256": digest}
             record.write(json.dumps(line) + "\n")
-
-
-def _record(entry: Path) -> IO[str]:
-    return (entry / RECORD).open("w", encoding="utf-8")
 
 
 def _copy_file(source: Path, copy: Path, state: tuple[int, int]) -> str:

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
+from toolkit.base.files import is_temporary
 from toolkit.base.limits import available_memory
 
-LOCK = ".lock"
-"""Suffix of locks."""
+ENTRY, LOCK = "copies-", ".lock"
+"""How the names of entries begin, so that nothing else in the folder is taken for one, and the suffix of locks."""
 BLOCK = 4096
 """Files take up whole blocks."""
 WAIT_SECONDS, POLL_SECONDS = 24 * 60 * 60, 0.2
@@ -39,7 +40,7 @@ class SourceFiles:
     @property
     def key(self) -> str:
         """Name of its entry."""
-        return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
+        return ENTRY + hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()[:32]
 
     @property
     def num_bytes(self) -> int:
@@ -81,6 +82,12 @@ def locked(path: Path, shared: bool, wait: bool) -> int:
         raise
 
 
+def remove_incomplete(folder: Path) -> None:
+    """Removes the entries that killed processes were making; no other process may be making any."""
+    for entry in filter(is_temporary, folder.glob(f".{ENTRY}*")):
+        shutil.rmtree(entry)
+
+
 def make_room(folder: Path, missing: Sequence[SourceFiles]) -> None:
     """Removes entries that no run holds while there is too little room.
 
@@ -99,10 +106,10 @@ def make_room(folder: Path, missing: Sequence[SourceFiles]) -> None:
 def unused(folder: Path) -> list[Path]:
     """Returns the entries that no run holds, the longest unused first."""
     found = []
-    for lock in folder.glob(f"?*{LOCK}") if folder.exists() else ():
+    for lock in folder.glob(f"{ENTRY}*{LOCK}") if folder.exists() else ():
         entry = lock.with_suffix("")
         if entry.is_dir():
-            with suppress(BlockingIOError):
+            with suppress(BlockingIOError, FileNotFoundError):  # used, or just removed by another run
                 used = lock.stat().st_mtime
                 os.close(locked(lock, shared=False, wait=False))
                 os.utime(lock, (used, used))
@@ -121,7 +128,7 @@ def room_problem(folder: Path, missing: Sequence[SourceFiles], removable: int = 
     place = next(each for each in (folder, *folder.parents) if each.is_dir())
     space = os.statvfs(place)
     free = space.f_bavail * space.f_frsize
-    if _is_memory(place):
+    if _is_memory(place.resolve()):
         free = min(free, available_memory())
     advice = "free some, name another folder, or remove data.stage_to."
     if needed > free + removable:

@@ -6,14 +6,14 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from toolkit.api.supports import reads_files
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.launcher import FIRST_PORT, PORTS
-from toolkit.config.sections import Config, DataConfig
+from toolkit.config.sections import Config
 
 Launcher = Literal["srun", "torchrun", "accelerate"]
 Work = Literal["train", "compare", "search"]
@@ -25,8 +25,8 @@ LEAST_LEAD, MOST_LEAD, SHARE_OF_LEAD = 180, 900, 0.05
 """Seconds between the signal and the end of the job, and the part of the job's time that they are in between."""
 SPARE_SECONDS = 20
 """Seconds before the end of the job in which a launcher ends its processes."""
-STAGE = "stage_to"
-"""Field of the section `data` for copies of the data on a node, in versions that have it."""
+IS_HOST = '"is_host=$([ "$SLURM_NODEID" -eq 0 ] && echo true || echo false)"'
+"""Whether a machine is the one at which the launchers meet, as they and the shell write it."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,15 @@ class Job:
         launcher: what starts the processes.
         multi_node: configuration file of `accelerate launch` for several machines.
         activate: shell command that makes `toolkit` available; empty if it is.
-        array: values of the array's index, as Slurm writes them, or None.
-        seeds: whether the array's index is a seed, and the folder of the runs; None if it is not.
+        output_dir: output folder of the run; with `seed`, the folder with those of all tasks.
+        array: number of tasks of an array, or None.
+        seed: the seed of the first task, if each task of the array has its own.
         interface: network interface between the machines, or None for what the libraries choose.
         offline: whether nothing is asked of the Hub.
         trackers: trackers of the run.
-        options: further lines `#SBATCH`, without that word.
+        options: further options of `sbatch`, without dashes.
         preflight: whether each machine is checked first.
+        staged: whether the settings copy the data to each machine.
     """
 
     command: Sequence[str]
@@ -67,13 +69,15 @@ class Job:
     launcher: Launcher
     multi_node: str
     activate: str
-    array: str | None = None
-    seeds: str | None = None
+    output_dir: str
+    array: int | None = None
+    seed: int | None = None
     interface: str | None = None
     offline: bool = True
     trackers: Sequence[str] = ()
-    options: Sequence[str] = field(default_factory=tuple)
+    options: Sequence[str] = ()
     preflight: bool = False
+    staged: bool = False
 
     @property
     def per_node(self) -> int:
@@ -141,26 +145,28 @@ def script(job: Job) -> str:
 
 def _head(job: Job) -> Iterator[str]:
     yield "#!/bin/bash"
-    yield f"# Written by: {shlex.join(job.command)}"
+    yield f"# Written by: {' '.join(shlex.join(job.command).splitlines())}"
     yield "#"
     if job.work == "train":
-        yield f"# {job.lead} s before the time limit, and before a preemption, Slurm signals this script."
-        yield "# The run then saves a checkpoint, and the job returns to the queue. It resumes where it"
-        yield "# was, as it does after the failure of a machine."
+        yield f"# {job.lead} s before the time limit, Slurm signals this script. The run then saves a"
+        yield "# checkpoint, and the job returns to the queue, as it does after a preemption or the"
+        yield "# failure of a machine. It resumes from the newest checkpoint."
     else:
         yield "# The tasks of an array share the work. A task whose time is over returns to the queue, and"
         yield "# goes on with what is left."
+    yield "# A job that is cancelled (scancel) does not return."
     yield ""
     gpus = [f"gpus-per-node={job.gpus}"] if job.gpus else []
     tasks, cpus = (job.per_node, job.cpus) if job.by_task else (1, job.cpus * job.per_node)
     log = "%x-%A_%a.log" if job.array else "%x-%j.log"
-    array = [f"array={job.array}"] if job.array else []
+    array = [f"array=1-{job.array}"] if job.array else []
     for option in (
         *(f"job-name={job.name}", f"nodes={job.nodes}", f"ntasks-per-node={tasks}", *gpus, f"cpus-per-task={cpus}"),
         *(f"time={shown_time(job.seconds)}", *job.options, *array, f"output={log}", "open-mode=append", "requeue"),
-        f"signal=B:TERM@{job.lead}",
+        f"signal=B:USR1@{job.lead}",
     ):
-        yield f"#SBATCH --{option}"
+        name, equals, value = option.partition("=")
+        yield f"#SBATCH --{name}{equals}{value and shlex.quote(value)}"
 
 
 def _environment(job: Job) -> Iterator[str]:
@@ -174,7 +180,8 @@ def _environment(job: Job) -> Iterator[str]:
     one = job.by_task or job.per_node == 1
     yield f"export OMP_NUM_THREADS={'$SLURM_CPUS_PER_TASK' if one else f'$((SLURM_CPUS_PER_TASK / {job.per_node}))'}"
     if job.interface:
-        yield f"export NCCL_SOCKET_IFNAME={job.interface} GLOO_SOCKET_IFNAME={job.interface}"
+        name = shlex.quote(job.interface)
+        yield f"export NCCL_SOCKET_IFNAME={name} GLOO_SOCKET_IFNAME={name}"
     if job.work == "train":
         yield 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         ports = f"{FIRST_PORT} + SLURM_JOB_ID % {PORTS}"
@@ -182,35 +189,41 @@ def _environment(job: Job) -> Iterator[str]:
         if not job.by_task:
             yield "# Otherwise the launcher kills its processes 30 s after the signal."
             yield f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={job.lead - SPARE_SECONDS}"
-    if any(each.name == STAGE for each in fields(DataConfig)):
-        yield f"# To copy the data to each machine first, add data.{STAGE}=/dev/shm/... or a folder on its own disk."
+    if not job.staged:
+        yield "# To copy the data to each machine first, add data.stage_to=/dev/shm/... or a folder on its own disk."
 
 
 def _settings(job: Job) -> Iterator[str]:
     if job.preflight:
-        yield f'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 {shlex.join(_preflight(job))} || exit 2'
+        machines = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
+        check = shlex.join(["toolkit", "preflight", *job.words, "--processes", str(job.per_node)])
+        yield f"srun {machines} {check} || exit 2"
     if job.work != "train":
         return
     yield "settings=(checkpoint.resume=auto)"
-    if job.seeds is not None:
-        folder = shlex.quote(job.seeds)
-        yield f'settings+=("seed=$SLURM_ARRAY_TASK_ID" output_dir={folder}/"seed-$SLURM_ARRAY_TASK_ID")'
-
-
-def _preflight(job: Job) -> list[str]:
-    return ["toolkit", "preflight", *job.words, "--processes", str(job.per_node)]
+    yield f"output={shlex.quote(job.output_dir)}"
+    if job.seed is not None:
+        yield f"seed=$(({job.seed - 1} + SLURM_ARRAY_TASK_ID))"
+        yield "output=$output/seed-$seed"
+        yield 'settings+=("seed=$seed" "output_dir=$output")'
+    yield 'newest() { ls -t "$output/checkpoints" 2> /dev/null | head -n 1; }'
+    yield "before=$(newest)"
 
 
 def _start(job: Job) -> Iterator[str]:
     """Yields the lines that start the run and wait for it."""
-    yield "stopped="
+    yield f"job={'${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID' if job.array else '$SLURM_JOB_ID'}"
+    yield "stopped= cancelled="
     if job.work == "train":
-        yield "trap 'stopped=1; kill -TERM \"$run\"' TERM"
+        yield "# srun kills its processes when it receives SIGTERM; scancel sends SIGTERM to the processes."
+        yield "trap 'stopped=1; scancel --signal=TERM \"$job\"' USR1"
+        yield "trap 'cancelled=1' TERM"
         yield from _launch(job)
     else:
         yield "set -m # the run gets a group of its own, to which the signal is sent"
-        yield "trap 'stopped=1; kill -INT -- \"-$run\"' TERM"
-        yield f"{shlex.join(['toolkit', job.work, *job.words])} {_share(job)}&".replace("  ", " ")
+        yield "trap 'stopped=1; kill -INT -- \"-$run\"' USR1"
+        yield "trap 'cancelled=1; kill -INT -- \"-$run\"' TERM"
+        yield f"{shlex.join(['toolkit', job.work, *job.words])} {_share(job)}&"
     yield "run=$!"
     yield 'while kill -0 "$run" 2> /dev/null; do # a signal ends the wait, but the run is still saving'
     yield '    wait "$run"'
@@ -226,32 +239,36 @@ def _launch(job: Job) -> Iterator[str]:
         yield f"srun {cpus} \\"
         yield f'    toolkit train {run} "${{settings[@]}}" &'
         return
-    host = '"is_host=$([ "$SLURM_NODEID" -eq 0 ] && echo true || echo false)"'
-    if job.launcher == "torchrun":
-        options = [
-            f'--nnodes {job.nodes} --nproc-per-node {job.per_node} --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"',
-            '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
-            f"--rdzv-conf {host}",
-        ]
-    else:
-        options = [
-            f"--config_file {shlex.quote(job.multi_node)} --num_machines {job.nodes} "
-            f'--num_processes {job.nodes * job.per_node} --machine_rank "$SLURM_NODEID"',
-            '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
-            f"--rdzv_conf {host}",
-        ]
-    program = {"torchrun": "torchrun", "accelerate": "accelerate launch"}[job.launcher]
-    yield f"on_each_machine='exec {program} \\"
-    yield from (f"    {line} \\" for line in options)
-    yield '    -m toolkit train "$@"\''
+    options = _torchrun(job) if job.launcher == "torchrun" else _accelerate(job)
+    on_each_machine = " \\\n    ".join([f"exec {options[0]}", *options[1:], '-m toolkit train "$@"'])
+    yield f"on_each_machine={shlex.quote(on_each_machine)}"
     yield f'srun {cpus} bash -c "$on_each_machine" toolkit \\'
     yield f'    {run} "${{settings[@]}}" &'
 
 
+def _torchrun(job: Job) -> list[str]:
+    return [
+        "torchrun",
+        f'--nnodes {job.nodes} --nproc-per-node {job.per_node} --rdzv-backend c10d --rdzv-id "$SLURM_JOB_ID"',
+        '--rdzv-endpoint "$MASTER_ADDR:$MASTER_PORT"',
+        f"--rdzv-conf {IS_HOST}",
+    ]
+
+
+def _accelerate(job: Job) -> list[str]:
+    # The backend in a configuration file has no effect. On one machine, c10d would always use the same port.
+    meet = [f"--rdzv_backend c10d --rdzv_conf {IS_HOST}"] if job.nodes > 1 else []
+    return [
+        f"accelerate launch --config_file {shlex.quote(job.multi_node)}",
+        f'--num_machines {job.nodes} --num_processes {job.nodes * job.per_node} --machine_rank "$SLURM_NODEID"',
+        '--main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT"',
+        *meet,
+    ]
+
+
 def _share(job: Job) -> str:
     if job.work == "compare":
-        count = (job.array or "1-1").rpartition("-")[2]
-        return f'--part "$SLURM_ARRAY_TASK_ID/{count}" ' if job.array else ""
+        return f'--part "$SLURM_ARRAY_TASK_ID/{job.array}" ' if job.array else ""
     hours = shown_time(job.seconds - job.lead)
     days, _, rest = hours.rpartition("-")
     if days:
@@ -263,8 +280,13 @@ def _end(job: Job) -> Iterator[str]:
     again = '[ "$code" -eq 143 ] || { [ -n "$stopped" ] && [ "$code" -ne 0 ] && [ "$code" -ne 2 ]; }'
     if job.work == "search":  # after its own time, a search ends with 0, and its trials have saved
         again = f'{{ [ -n "$stopped" ] && [ "$code" -ne 2 ]; }} || [ "$SECONDS" -ge {job.seconds - job.lead} ]'
-    yield f"if {again}; then"
-    yield '    scontrol requeue "$SLURM_JOB_ID"'
-    yield "    exit 0"
+    yield f'if [ -z "$cancelled" ] && {{ {again}; }}; then'
+    if job.work == "train":  # otherwise a run that is too slow to save would return for ever
+        yield '    if [ "$(newest)" = "$before" ]; then'
+        yield '        echo "No checkpoint was written, so the job does not return to the queue: use a longer" \\'
+        yield '            "--time or --lead, or save more often (checkpoint.save_steps)." >&2'
+        yield '        exit "$code"'
+        yield "    fi"
+    yield '    scontrol requeue "$job" && exit 0'
     yield "fi"
     yield 'exit "$code"'

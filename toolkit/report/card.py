@@ -32,7 +32,7 @@ _SIDES = {
     "target": "Of a target, training used at most",
     "generated": "A generated text has at most",
 }
-"""How the card begins to tell the limit of a side of the model (`toolkit.api.task.limits_of`)."""
+"""Beginning of the sentence about the limit of each side of the model (see `toolkit.api.task.limits_of`)."""
 SHOWN_DIGITS = 12
 """Shown digits of a file's sha256."""
 SCORES = "## Scores\n\n"
@@ -106,9 +106,9 @@ def _front(card: Card, licence: str) -> str:
     base, task = card.cfg.model.name_or_path, _pipeline(card)
     lines = [
         "---",
-        f"library_name: {'peft' if card.adapted else 'transformers'}",
+        *([] if card.usage else [f"library_name: {'peft' if card.adapted else 'transformers'}"]),
         *([f"pipeline_tag: {task}"] if task else []),
-        *([f"base_model: {base_name(base)}"] if base and not Path(base).is_dir() else []),
+        *([f"base_model: {base_name(base)}"] if base and not (Path(base).is_absolute() or Path(base).is_dir()) else []),
         f"license: {f'[{licence}]' if ', ' in licence else licence}",
         "---",
     ]

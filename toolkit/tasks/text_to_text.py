@@ -221,7 +221,8 @@ class TextToText(ABC):
         """
         raise InputError(
             "--format: an encoder-decoder generates text in a loop around the model, with beams and a cache that a "
-            "single graph does not have; use zip, whose predict.py generates with transformers, or merged"
+            "single graph does not have; use zip, whose predict.py generates with transformers, or merged if the run "
+            "has adapters"
         )
 
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from commands import run_command
-from fake_slurm import REQUEUED, options_of, programs, submit
+from fake_slurm import REQUEUED, cancel, options_of, programs, submit, warn
 from runs import ROOT, assert_same_weights
 
 from toolkit.base.errors import InputError
-from toolkit.lab.job_script import lead_of, seconds_of, shown_time
+from toolkit.lab.job_script import Job, lead_of, seconds_of, shown_time
+from toolkit.lab.job_script import script as text_of
 
 CONFIG = ["reviews", "--config", f"{ROOT}/recipes/configs/reviews/smoke.yaml"]
+SAVE = "mkdir -p outputs/reviews-smoke{,/seed-43}/checkpoints/step-$RANDOM"
+"""Makes a checkpoint where the smoke configuration, and the second task of an array, have them."""
+SAVES = f"trap 'sleep 1; {SAVE}; echo saved; exit %s' TERM\necho ready\nwhile true; do sleep .1; done"
+"""What a program does that saves when it is told to stop, and ends with an exit code."""
 ECHO = 'echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $TORCH_ELASTIC_SHUTDOWN_TIMEOUT $*"'
 """What a program in place of a launcher prints."""
 WAIT = 1200
@@ -47,7 +51,7 @@ def requeued(folder: Path) -> list[str]:
     ("code", "queue"), [(0, []), (2, []), (1, []), (143, ["45123"])], ids=["finished", "wrong", "failed", "stopped"]
 )
 def test_the_job_ends_as_its_run_and_returns_to_the_queue_when_it_was_stopped(code, queue, tmp_path):
-    ended, _ = run(tmp_path, write(tmp_path, "--gpus", "0"), toolkit=f"exit {code}")
+    ended, _ = run(tmp_path, write(tmp_path, "--gpus", "0"), toolkit=f"{SAVE}; exit {code}")
     assert (ended, requeued(tmp_path)) == (0 if queue else code, queue)
 
 
@@ -60,23 +64,77 @@ def test_each_process_is_a_task(tmp_path):
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
 def test_a_signal_reaches_the_run_and_the_job_waits_for_it(code, tmp_path):
-    saves = f"trap 'sleep 1; echo saved; exit {code}' TERM\necho ready\nwhile true; do sleep .1; done"
     script = write(tmp_path, "--gpus", "0")
-    log = tmp_path / "log"
-    job = submit(script, 7, log, programs(tmp_path, toolkit=saves))
-    stop(job, log, "ready")
-    assert log.read_text().split() == ["ready", "saved"]
+    job = started(script, tmp_path, toolkit=SAVES % code)
+    warn(job, script)
+    job.wait(WAIT)
+    assert (tmp_path / "log").read_text().split() == ["ready", "saved"]
     # Launchers end with 1 after a stop; a run that has finished, or is wrong, must not run again.
     assert (job.returncode, requeued(tmp_path)) == ((code, []) if code in (0, 2) else (0, ["7"]))
 
 
-def stop(job: subprocess.Popen, log: Path, ready: str) -> None:
-    """Signals a job once it has printed a word, as Slurm does, and waits until it has ended."""
-    while ready not in log.read_text():
+def started(script: Path, folder: Path, task: int | None = None, **others: str) -> subprocess.Popen:
+    """Starts job 7 with programs in place of others, and returns it once they have printed `ready`."""
+    log = folder / "log"
+    job = submit(script, 7, log, programs(folder, **others), task)
+    while "ready" not in log.read_text():
         assert job.poll() is None, log.read_text()
         time.sleep(0.05)
-    job.send_signal(signal.SIGTERM)
-    job.wait(WAIT)
+    return job
+
+
+def test_of_an_array_one_task_is_stopped_and_returns_to_the_queue(tmp_path):
+    script = write(tmp_path, "--gpus", "0", "--array", "2", "--launcher", "torchrun")
+    job = started(script, tmp_path, task=2, torchrun=SAVES % 1)
+    warn(job, script)
+    assert job.wait(WAIT) == 0
+    assert requeued(tmp_path) == ["7_2"]
+
+
+def test_a_job_that_is_cancelled_does_not_return_to_the_queue(tmp_path):
+    script = write(tmp_path, "--gpus", "0")
+    job = started(script, tmp_path, toolkit=SAVES % 143)
+    cancel(job, script, "7")
+    assert job.wait(WAIT) == 143
+    assert (tmp_path / "log").read_text().split() == ["ready", "saved"]
+    assert not requeued(tmp_path)
+
+
+def test_a_run_that_saves_nothing_does_not_return_to_the_queue_for_ever(tmp_path):
+    script = write(tmp_path, "--gpus", "0")
+    assert run(tmp_path, script, toolkit=f"{SAVE}; exit 143")[0] == 0
+    code, said = run(tmp_path, script, toolkit="exit 143")
+    assert (code, requeued(tmp_path)) == (143, ["45123"])
+    assert said[0].startswith("No checkpoint was written, so the job does not return to the queue")
+
+
+def test_a_job_that_cannot_return_to_the_queue_fails(tmp_path):
+    no_queue = '[ "$1" = show ] && echo 127.0.0.1'
+    assert run(tmp_path, write(tmp_path, "--gpus", "0"), toolkit=f"{SAVE}; exit 143", scontrol=no_queue)[0] == 143
+
+
+def test_each_machine_is_checked_first(tmp_path):
+    script = write(tmp_path, "--nodes", "2", "--gpus", "2", "--preflight")
+    code, said = run(tmp_path, script, toolkit='echo "$1" "${@: -2}"')
+    check, run_of = "preflight --processes 2", f"train {CONFIG[-1]} checkpoint.resume=auto"
+    assert (code, said) == (0, [check] * 2 + [run_of] * 4)
+    code, said = run(tmp_path, script, toolkit='echo "$1"; [ "$1" = train ] || exit 2')
+    assert (code, set(said), requeued(tmp_path)) == (2, {"preflight"}, [])
+
+
+@pytest.mark.parametrize("launcher", ["srun", "torchrun", "accelerate"])
+def test_spaces_and_quotes_arrive_as_they_were_given(launcher, tmp_path):
+    words, file = ["my recipe.py", """data.columns.text=Ann's  "own" $text"""], "my env/multi_node.yaml"
+    machine = {"nodes": 1, "gpus": 1, "cpus": 1, "seconds": 3600, "lead": 60, "output_dir": "my runs"}
+    job = Job(["toolkit"], "train", words, "my job", **machine, launcher=launcher, multi_node=file, activate="")
+    (tmp_path / "job.sbatch").write_text(text_of(job))
+    assert options_of(tmp_path / "job.sbatch")["job-name"] == "'my job'"  # as sbatch reads it
+    prints = 'printf "%s\\n" "$@"'
+    code, said = run(tmp_path, tmp_path / "job.sbatch", toolkit=prints, torchrun=prints, accelerate=prints)
+    assert code == 0
+    assert set(said) >= {*words, "checkpoint.resume=auto"}
+    assert (file in said) == (launcher == "accelerate")
+    assert ("c10d" in said) == (launcher == "torchrun")  # accelerate would use one port for it on every machine
 
 
 def test_what_the_job_asks_for_follows_from_the_settings(tmp_path):
@@ -84,13 +142,13 @@ def test_what_the_job_asks_for_follows_from_the_settings(tmp_path):
     assert {name: asked[name] for name in ("nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time")} == {
         "nodes": "2", "ntasks-per-node": "4", "gpus-per-node": "4", "cpus-per-task": "2", "time": "04:00:00"
     }  # fmt: skip
-    assert (asked["partition"], asked["account"], asked["signal"]) == ("gpu", "lab", "B:TERM@720")
+    assert (asked["partition"], asked["account"], asked["signal"]) == ("gpu", "lab", "B:USR1@720")
     workers = options_of(write(tmp_path, "--gpus", "2", "train.dataloader_num_workers=5"))
     assert (workers["cpus-per-task"], workers["ntasks-per-node"]) == ("7", "2")
     rows = options_of(write(tmp_path, "--gpus", "2", "data.preprocessing_num_workers=32"))
     assert rows["cpus-per-task"] == "16"
     one = options_of(write(tmp_path, "--gpus", "4", "--launcher", "torchrun", "--lead", "60"))
-    assert (one["ntasks-per-node"], one["cpus-per-task"], one["signal"]) == ("1", "8", "B:TERM@60")
+    assert (one["ntasks-per-node"], one["cpus-per-task"], one["signal"]) == ("1", "8", "B:USR1@60")
     assert "gpus-per-node" not in options_of(write(tmp_path, "--gpus", "0"))
 
 
@@ -118,7 +176,8 @@ def test_torchrun_and_accelerate_meet_at_the_first_machine(tmp_path):
         options = launch_command_parser().parse_args(words)
         assert (timeout, launch, Path(options.config_file).name) == ("700", "launch", "multi_node.yaml")
         assert (options.num_machines, options.num_processes, options.main_process_port) == (2, 8, 15123)
-        assert options.rdzv_conf == f"is_host={str(options.machine_rank == 0).lower()}"
+        is_host = f"is_host={str(options.machine_rank == 0).lower()}"
+        assert (options.rdzv_backend, options.rdzv_conf) == ("c10d", is_host)
         assert options.training_script_args == ["train", *CONFIG, "checkpoint.resume=auto"]
         ranks.add(options.machine_rank)
     assert ranks == {0, 1}
@@ -126,8 +185,8 @@ def test_torchrun_and_accelerate_meet_at_the_first_machine(tmp_path):
 
 def test_the_tasks_of_an_array_are_seeds(tmp_path):
     script = write(tmp_path, "--gpus", "0", "--array", "3", "output_dir=my runs")
-    assert options_of(script)["array"] == "42-44"
-    _, (said,) = run(tmp_path, script, task=43, toolkit=ECHO)
+    assert options_of(script)["array"] == "1-3"  # Slurm limits the index, which seeds may exceed
+    _, (said,) = run(tmp_path, script, task=2, toolkit=ECHO)
     assert said.endswith("checkpoint.resume=auto seed=43 output_dir=my runs/seed-43")
 
 
@@ -146,10 +205,10 @@ def test_the_tasks_of_an_array_share_a_comparison_or_a_search(tmp_path):
 def test_a_stopped_share_goes_on(tmp_path):
     script = write(tmp_path, "--gpus", "0", "--compare", "--preset memory", "--array", "2")
     waits = "trap 'echo saved; exit 130' INT\necho ready\nwhile true; do sleep .1; done"
-    log = tmp_path / "log"
-    job = submit(script, 9, log, programs(tmp_path, toolkit=waits), task=1)
-    stop(job, log, "ready")
-    assert (job.returncode, requeued(tmp_path), log.read_text().split()) == (0, ["9"], ["ready", "saved"])
+    job = started(script, tmp_path, task=1, toolkit=waits)
+    warn(job, script)
+    assert job.wait(WAIT) == 0
+    assert (requeued(tmp_path), (tmp_path / "log").read_text().split()) == (["7_1"], ["ready", "saved"])
 
 
 @pytest.mark.parametrize(
@@ -157,10 +216,8 @@ def test_a_stopped_share_goes_on(tmp_path):
     [
         (["--time", "soon"], "--time: received soon, must be a time such as 4:00:00"),
         (["--lead", "9000"], "--lead: the signal would come 9000 s before the end of 14400 s"),
-        (
-            ["--compare", "--preset memory", "--nodes", "2"],
-            "--nodes: compare trains on one machine; share the work",
-        ),
+        (["--lead", "10"], "--lead: received 10, must be a whole number of at least 30"),
+        (["--compare", "--preset memory", "--nodes", "2"], "--nodes: compare trains on one machine; share the work"),
         (["--search", "--space s.yaml --time 1:00:00"], "--search: --time is set by the job script; remove it"),
         (["--compare", "--preset no-such"], "argument --preset: invalid choice: 'no-such'"),
         (["checkpoint.resume=none"], "checkpoint.resume: is set by the job script, to auto"),
@@ -197,21 +254,9 @@ def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_pat
     few = ["train.max_steps=60", "tracking.logging_steps=1", "checkpoint.save_steps=1000", "eval.eval_steps=null"]
     few += ["train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1", "data.max_eval_samples=8"]
     few += ["model.from_config.hidden_size=32", "model.from_config.intermediate_size=48"]
+    machines = ["--nodes", "2", "--gpus", "1", "--cpus", "1", "--launcher", launcher]
     for name in ("one", "stopped"):
-        options = [
-            "--nodes",
-            "2",
-            "--gpus",
-            "1",
-            "--time",
-            "15:00",
-            "--lead",
-            str(lead),
-            "--launcher",
-            launcher,
-            "--cpus",
-            "1",
-        ]
+        options = [*machines, "--time", "15:00", "--lead", str(lead)]
         scripts[name] = write(tmp_path, *options, *few, f"output_dir={tmp_path}/{name}", name=f"{name}.sbatch")
     for number, (name, script) in enumerate(scripts.items(), start=101):
         jobs[name] = submit(script, number, tmp_path / f"{name}.log", bin_folder)
@@ -219,7 +264,7 @@ def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_pat
     while not (metrics.exists() and step in metrics.read_text()):
         assert jobs["stopped"].poll() is None, (tmp_path / "stopped.log").read_text()
         time.sleep(0.05)
-    jobs["stopped"].send_signal(signal.SIGTERM)
+    warn(jobs["stopped"], scripts["stopped"])
     assert jobs["stopped"].wait(lead) == 0
     assert requeued(tmp_path) == ["102"], (tmp_path / "stopped.log").read_text()
     assert not (tmp_path / "stopped/model").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pictures_task import Pictures
@@ -15,7 +16,7 @@ from toolkit.data.columns import columns_in
 from toolkit.data.files import open_file, reference
 from toolkit.data.keys import row_keys
 from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED
+from toolkit.data.reading import RECOGNISED, Reading
 from toolkit.data.rows import load_table
 from toolkit.data.sources import fingerprint, read_rows, reading_notes
 
@@ -93,6 +94,31 @@ def test_the_content_of_a_file_counts_as_the_input_whatever_else_is_known_of_it(
     files = [reference(write(tmp_path / name).name, tmp_path, 1) for name in ("1.png", "2.png")]
     keys = [row_keys({"image": file | {"frames": 9}, "label": "a"}, Pictures(), None) for file in files]
     assert keys[0] == keys[1]
+
+
+def test_by_size_and_time_only_these_count_and_no_file_is_opened_again(tmp_path, monkeypatch):
+    picture = write(tmp_path / "set" / "a" / "1.png", b"picture")
+    facts, usual = picture.stat(), Path.open
+
+    def refusing(path: Path, *arguments: Any, **more: Any) -> Any:
+        assert path != picture
+        return usual(path, *arguments, **more)
+
+    def found() -> str:
+        reading = Reading(fingerprint="stat")
+        return load_table(tmp_path / "set", Pictures(), {}, True, tmp_path / "cache", reading=reading).fingerprint
+
+    first = found()
+    picture.write_bytes(b"another")
+    os.utime(picture, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refusing)
+        assert found() == first
+    os.utime(picture, ns=(facts.st_atime_ns, facts.st_mtime_ns + 10**9))
+    second = found()
+    picture.write_bytes(b"longer than before")
+    os.utime(picture, ns=(facts.st_atime_ns, facts.st_mtime_ns + 10**9))
+    assert len({first, second, found()}) == 3
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):

@@ -45,7 +45,8 @@ def test_names_of_columns_that_no_file_uses_are_named(problems, tmp_path):
     for label in ("a", "b"):
         (tmp_path / "set" / label).mkdir(parents=True)
         (tmp_path / "set" / label / "1.png").touch()
-    unused = "data.columns: has no effect, because the columns of folders and .txt files have fixed names; remove it"
+    fixed = "the columns of folders, archives and .txt files have fixed names"
+    unused = f"data.columns: has no effect, because {fixed}; remove it"
     files = {f"{name}_file": "set" for name in ("train", "validation", "test")}
     assert unused in problems("a,good\nb,bad\n", columns={"text": "image"}, **files)
     files["test_file"] = "test.csv"

@@ -66,11 +66,16 @@ def _cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-40])
 
 
+def _name(file: Path) -> None:
+    arrow_of({"text": ["a"]}, file)
+    file.write_bytes(file.read_bytes().replace(b"text", b"te\xfft"))
+
+
 def _words(file: Path) -> None:
     file.write_bytes(b"just words")
 
 
-@pytest.mark.parametrize("make", [_wild_offsets, _wild_classes, _cut, _words])
+@pytest.mark.parametrize("make", [_wild_offsets, _wild_classes, _cut, _name, _words])
 def test_files_that_are_not_sound_are_refused_before_they_are_read(make, tmp_path):
     make(tmp_path / "a.arrow")
     with pytest.raises(DataError, match=r"a\.arrow is not a valid Arrow file or stream"):

@@ -81,7 +81,7 @@ def test_an_archive_has_the_rows_of_its_folder(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", PACK)
 def test_the_folder_that_was_packed_is_not_a_class(kind, tmp_path):
-    for name in ("train/a/1.png", "train/b/2.png"):
+    for name in ("train/a/1.png", "train/b/2.png", "train/README.md", "train/Thumbs.db", "LICENSE.txt"):
         write(tmp_path / "set" / name)
     archive = PACK[kind](tmp_path / "set", tmp_path / f"set.{kind}")
     assert list(read_rows(archive)) == list(read_rows(tmp_path / "set" / "train"))
@@ -91,6 +91,18 @@ def test_the_folder_that_was_packed_is_not_a_class(kind, tmp_path):
 def test_names_may_begin_with_a_point(tmp_path):
     archive = tar_with(tmp_path / "a.tar", ("./b/1.png", b"x"), ("./a/1.png", b"y"))
     assert [row.values["image"] for row in read_rows(archive)] == ["a/1.png", "b/1.png"]
+
+
+def test_names_that_macos_writes_in_utf8_without_saying_so(tmp_path):
+    archive = zip_with(tmp_path / "a.zip", ("größe/1.png", b"x"))
+    content = bytearray(archive.read_bytes())
+    for header, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = content.index(header) + flags
+        assert content[place : place + 2] == b"\0\x08"
+        content[place : place + 2] = b"\0\0"
+    archive.write_bytes(content)
+    assert [row.values["label"] for row in read_rows(archive)] == ["größe"]
+    assert contents(archive) == [b"x"]
 
 
 def test_entries_of_a_tar_that_are_not_plain_files_are_bad_rows(tmp_path):
@@ -182,6 +194,13 @@ def test_a_tar_that_leads_back_ends(tmp_path):
         list(read_rows(archive))
 
 
+def test_archives_in_one_file_one_after_the_other_are_refused(tmp_path):
+    one, two = (tar_with(tmp_path / f"{name}.tar", (f"{name}/1.png", b"x")) for name in "ab")
+    one.write_bytes(one.read_bytes() + two.read_bytes())
+    with pytest.raises(DataError, match="something follows its end; join archives with `tar --concatenate`"):
+        list(read_rows(one))
+
+
 def test_archives_that_are_compressed_as_a_whole_are_refused_with_what_to_do(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a/1.png"), io.BytesIO())
@@ -204,11 +223,14 @@ def test_an_archive_without_classes_and_an_empty_file(tmp_path):
         reference("a/2.png", empty, 1)
 
 
-def test_another_archive_of_the_same_name_is_read_after_it_is_opened_again(tmp_path):
+def test_another_archive_of_the_same_name_is_read_when_its_rows_are(tmp_path):
     archive = tar_with(tmp_path / "a.tar", ("a/1.png", b"former"))
-    assert contents(archive) == [b"former"]
+    file = reference("a/1.png", archive, 1)
+    assert open_file(file).read() == b"former"
     archive.rename(tmp_path / "b.tar")
     tar_with(archive, ("a/1.png", b"newest"))
-    assert contents(archive) == [b"former"]  # a run reads what it has checked
+    assert open_file(file).read() == b"former"  # a run reads what it has checked
     packed.reopen(archive)
-    assert contents(archive) == [b"newest"]
+    assert open_file(file).read() == b"newest"
+    tar_with(tmp_path / "c.tar", ("a/1.png", b"others")).rename(archive)
+    assert contents(archive) == [b"others"]

@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> DataConfig:
 
 
 def entries(data: DataConfig) -> list[Path]:
-    return [each for each in Path(data.stage_to or "").iterdir() if each.is_dir()]
+    return [each for each in Path(data.stage_to or "").glob("copies-*") if each.is_dir()]
 
 
 def copied(data: DataConfig, stage: Stage) -> list[Path]:
@@ -44,9 +44,11 @@ def copied(data: DataConfig, stage: Stage) -> list[Path]:
     return sorted(each for each in stage.copies(data.train_file or "").rglob("*") if each.is_file())
 
 
-def test_rows_are_read_from_copies_and_named_as_before(tmp_path, data):
-    other = write(tmp_path / "elsewhere" / "3.png")
-    write(tmp_path / "rows" / "rows.csv", f"image,label\n../set/a/1.png,a\n{other},b\nnone.png,b\n".encode())
+def test_rows_are_read_from_copies_and_named_as_before(tmp_path, data, monkeypatch):
+    other, same, said = write(tmp_path / "elsewhere" / "3.png"), tmp_path / "set" / "a" / "1.png", list[str]()
+    monkeypatch.setattr("toolkit.data.rows.say", said.append)
+    rows = f"image;label\n../set/a/1.png;a\n{same};a\n{other};b\nnone.png;b\n"
+    write(tmp_path / "rows" / "rows.csv", rows.encode())
     table = replace(data, train_file=str(tmp_path / "rows" / "rows.csv"))
     held = stage_files(table, Pictures())
     assert len(copied(table, held)) == 3
@@ -54,6 +56,7 @@ def test_rows_are_read_from_copies_and_named_as_before(tmp_path, data):
     staged = load_table(
         table.train_file, Pictures(), {}, True, tmp_path / "cache", copies=held.copies(table.train_file)
     )
+    assert said == [f"{table.train_file}: recognised data.delimiter=';'"] * 2
     assert staged.fingerprint == plain.fingerprint
     assert staged.bad == plain.bad  # with the path where the file is looked for, not that of a copy
     assert [row["image"]["name"] for row in staged.rows] == [row["image"]["name"] for row in plain.rows]
@@ -121,6 +124,8 @@ def test_the_longest_unused_copies_make_room_and_used_ones_do_not(data, tmp_path
     for age, held in ((100, first), (50, second)):
         lock = Path(data.stage_to or "") / f"{next(iter(held.keys.values()))}.lock"
         os.utime(lock, (time.time() - age, time.time() - age))
+    mine = write(Path(data.stage_to or "") / "mine" / "file")
+    write(mine.parent.with_name("mine.lock"))
     monkeypatch.setattr(stage_room, "_is_memory", lambda folder: True)
     monkeypatch.setattr(stage_room, "available_memory", lambda: (2 - len(entries(data))) * 16_384)
     assert "need 16,384 bytes" in (stage_problem(sets[2], Pictures()) or "")
@@ -131,6 +136,7 @@ def test_the_longest_unused_copies_make_room_and_used_ones_do_not(data, tmp_path
     assert stage_problem(sets[2], Pictures()) is None
     third = stage_files(sets[2], Pictures())
     assert {each.name for each in entries(data)} == {keys["second"], *third.keys.values()}
+    assert mine.exists()  # nothing but copies is removed
 
 
 def test_too_few_inodes_are_said(data, monkeypatch):
@@ -144,9 +150,11 @@ def test_too_few_inodes_are_said(data, monkeypatch):
 
 def test_what_a_killed_run_left_is_removed(data):
     stage_files(data, Pictures())
-    left = write(Path(data.stage_to or "") / ".abc.123.toolkit-tmp" / "files" / "1.png")
+    names = (".copies-ab.123.toolkit-tmp", ".run.123.toolkit-tmp")
+    left, other = (write(Path(data.stage_to or "") / name / "files" / "1.png") for name in names)
     stage_files(data, Pictures())
     assert not left.exists()
+    assert other.exists()  # which is no copy
 
 
 def test_folders_that_cannot_hold_copies(data, tmp_path, monkeypatch):

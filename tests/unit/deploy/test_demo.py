@@ -15,9 +15,13 @@ import demo_pages
 import pytest
 from runs import ROOT
 from served import CASES, PICTURES, run_of
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.testclient import TestClient
 
 import toolkit
 from toolkit.deploy.demo.examples import as_text, from_text, validation_examples
+from toolkit.deploy.demo.own_files import UPLOAD, OwnFiles
 from toolkit.deploy.demo.page import row_of, shown
 from toolkit.deploy.serving.reading import Columns
 
@@ -86,6 +90,22 @@ def test_the_page_names_no_other_machine(pages):
     assert page["config"].get("stylesheets", []) == []
     allowed = {word for part in page["policy"].split(";") for word in part.split()[1:]}
     assert allowed == {"'self'", "'unsafe-inline'", "'unsafe-eval'", "data:", "blob:"}
+
+
+def test_a_request_that_refers_to_another_file_is_refused_whatever_it_says_it_is(tmp_path):
+    async def echo(scope, receive, send) -> None:
+        await Response(await Request(scope, receive).body())(scope, receive, send)
+
+    server, address = TestClient(OwnFiles(echo, tmp_path, max_body=1000)), "/gradio_api/call/predict"
+    own, other = (json.dumps({"data": [{"path": str(place)}]}).encode() for place in (tmp_path / "a", __file__))
+    assert server.post(address, content=own).content == own
+    assert server.post(address, content=iter([own[:5], own[5:]])).content == own
+    form, data = ("content-type", "multipart/form-data"), ("content-type", "application/json")
+    for headers in ([data], [form], [data, form], [form, data]):
+        assert server.post(address, content=other, headers=headers).status_code == 403
+    assert server.post(address, content=b"--b", headers=[form]).status_code == 400
+    assert server.post(address, content=b" " * 1001).status_code == 413
+    assert server.post(UPLOAD, content=b" " * 1001, headers=[form]).content == b" " * 1001
 
 
 def test_a_run_whose_rows_are_gone_has_no_examples(runs, tmp_path, capsys):

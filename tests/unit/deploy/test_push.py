@@ -38,6 +38,9 @@ def calls(monkeypatch, capsys) -> list[tuple]:
             made.append(("create", name, private, capsys.readouterr().out))
             return SimpleNamespace(repo_id=name if "/" in name else f"me/{name}")
 
+        def create_branch(self, repo_id, branch, exist_ok):
+            made.append(("branch", repo_id, branch, exist_ok))
+
         def upload_folder(self, repo_id, folder_path, commit_message, revision):
             made.append(("upload", repo_id, sorted(path.name for path in folder_path.iterdir()), revision))
             return SimpleNamespace(repo_url=SimpleNamespace(url=f"https://hub/{repo_id}"))
@@ -61,6 +64,21 @@ def test_the_model_is_pushed_with_its_card_after_what_goes_is_said(run, calls, c
     assert run_command("push", run, "--repo", "lab/model", "--private") == 0
     assert calls[2][:3] == ("create", "lab/model", True)
     assert "go to lab/model; if it is new, it is private:" in calls[2][3]
+
+
+def test_the_settings_of_the_run_name_the_repository_and_the_branch(run, calls, capsys):
+    settings = (run / "config.yaml").read_text()
+    own = {"hub_model_id": "lab/own", "hub_private_repo": "true", "hub_revision": "second"}
+    for name, value in own.items():
+        assert f"  {name}: null\n" in settings
+        settings = settings.replace(f"  {name}: null\n", f"  {name}: {value}\n")
+    (run / "config.yaml").write_text(settings)
+    assert run_command("push", run) == 0
+    created, branch, uploaded = calls
+    assert created[:3] == ("create", "lab/own", True)
+    assert "go to lab/own, branch second; if it is new, it is private:" in created[3]
+    assert branch == ("branch", "lab/own", "second", True)
+    assert uploaded[3] == "second"
 
 
 def test_a_run_that_is_not_whole_is_not_pushed(run, calls, monkeypatch, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -58,20 +59,22 @@ def test_parallel_requests_are_answered_as_predict_does_and_nothing_leaks(run, t
 
 @pytest.mark.slow
 def test_sigterm_finishes_the_requests_in_flight(run, tmp_path):
-    body = {"rows": [{"text": "word " * 60}] * 256}
-    with Server(tmp_path, "serve", run) as server, ThreadPoolExecutor(8) as threads:
+    body = {"rows": [{"text": "word " * 60}] * 128}
+    slowly = ("--per-device-eval-batch-size", "1")
+    with Server(tmp_path, "serve", run, *slowly) as server, ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(sent, server.address, body) for _ in range(8)]
         while httpx.get(f"{server.address}/health").json()["queue"]["requests"] < 8:
+            assert not any(each.done() for each in waiting)  # answered before all were sent: too few rows
             time.sleep(0.01)
         assert server.stop() == 0, server.log
-        assert [len(each.result().json()["predictions"]) for each in waiting] == [256] * 8
+        assert [len(each.result().json()["predictions"]) for each in waiting] == [128] * 8
         with pytest.raises(httpx.ConnectError):
             sent(server.address, body)
 
 
 @pytest.mark.slow
 def test_a_client_that_goes_or_sends_slowly_holds_nobody_up(run, tmp_path):
-    with Server(tmp_path, "serve", run, "--timeout", "2") as server:
+    with Server(tmp_path, "serve", run, "--timeout", "10") as server:
         host, port = re.fullmatch(r"http://(.+):(\d+)", server.address).groups()
         head = f"POST /predict HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         for start in ("", "GET", f"{head}Content-Length: 90\r\n\r\n{{"):
@@ -83,5 +86,5 @@ def test_a_client_that_goes_or_sends_slowly_holds_nobody_up(run, tmp_path):
             slow.settimeout(60)
             assert b" 408 " in slow.recv(1000).splitlines()[0]
         assert httpx.get(f"{server.address}/health").json()["queue"]["requests"] == 0
-        assert server.stop() == 0
+        assert server.stop(signal.SIGINT) == 0
         assert "Traceback" not in server.log

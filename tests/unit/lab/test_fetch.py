@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
+from fetch_runs import YAML, make_hub, reviews
 from image_files import noise
 from runs import ROOT, assert_same_weights, lines
 
@@ -19,68 +20,12 @@ from toolkit.config.sections import ModelConfig
 from toolkit.lab.fetch.model import model_file_names
 from toolkit.lab.fetch.rows import save_split
 
-WORDS = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "good",
-    "bad",
-    "fine",
-    "poor",
-    "the",
-    "film",
-    "was",
-    "a",
-    "b",
-    "c",
-    "d",
-    "e",
-]
-SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 32}
-YAML = """
-output_dir: unused
-task: {max_length: 16}
-model: {name_or_path: tiny/bert}
-data: {dataset_name: tiny/reviews}
-train: {max_steps: 3, per_device_train_batch_size: 2}
-"""
-
-
-def reviews(letters: str) -> list[dict[str, str]]:
-    classes = (("good", "pos"), ("bad", "neg"), ("fine", "pos"), ("poor", "neg"))
-    return [{"text": f"the film was {word} {each}", "label": label} for each in letters for word, label in classes]
-
-
-def make_model(folder: Path) -> None:
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
-
-    folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("\n".join(WORDS))
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(vocab_size=len(WORDS), max_position_embeddings=32, **SMALL))
-    model.save_pretrained(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"the same weights")
-    (folder / "onnx").mkdir()
-    (folder / "onnx/model.onnx").write_bytes(b"the same weights")
-
-
-def write_rows(file: Path, letters: str) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in reviews(letters)))
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with the YAML, a run from a hub on this machine (`run`), and what was fetched (`fetched`)."""
     folder = tmp_path_factory.mktemp("fetch")
-    make_model(folder / "hub/models/tiny/bert")
-    rows = folder / "hub/datasets/tiny/reviews"
-    rows.mkdir(parents=True)
-    write_rows(rows / "train.jsonl", "abcd")
-    write_rows(rows / "validation.jsonl", "e")
+    make_hub(folder / "hub")
     (folder / "run.yaml").write_text(YAML)
     program = [sys.executable, str(ROOT / "tests/support/fetch_runs.py"), str(folder / "hub")]
     places = [str(folder / name) for name in ("run.yaml", "run", "fetched")]
@@ -201,6 +146,22 @@ def test_local_files_and_those_of_their_rows_are_copied(tmp_path, capsys):
     assert_same_weights(tmp_path / "one", tmp_path / "other")
     changed = {key for key, value in identity(tmp_path / "one").items() if identity(tmp_path / "other")[key] != value}
     assert changed == {"offline_dir", "output_dir", "data.train_file"}  # the file's content is in data.fingerprint
+
+
+def test_a_group_of_an_hdf5_file_is_fetched(tmp_path):
+    import h5py
+
+    (tmp_path / "data").mkdir()
+    with h5py.File(tmp_path / "data/rows.h5", "w") as file:
+        for name in ("text", "label"):
+            values = [row[name] for row in reviews("abc")]
+            file.create_dataset(f"all/train/{name}", data=values, dtype=h5py.string_dtype())
+    config = ["--config", "smoke", f"data.train_file={tmp_path}/data/rows.h5#all/train", "data.validation_file=null"]
+    config += ["data.validation_split=0.3"]
+    assert run_command("fetch", "reviews", *config, "--to", f"{tmp_path}/fetched") == 0
+    assert list(read_fetched(tmp_path / "fetched").files) == ["files/0/rows.h5"]
+    shutil.rmtree(tmp_path / "data")
+    assert run_command("validate", "reviews", *config, f"offline_dir={tmp_path}/fetched") == 0
 
 
 def test_files_of_others_and_paths_out_of_the_folder_are_refused(made, tmp_path, capsys):

@@ -46,10 +46,12 @@ def test_a_machine_without_faults_passes(tmp_path, capsys):
 
 def test_all_problems_are_in_one_list(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(GIB, GIB, 1000))
+    monkeypatch.setattr("toolkit.data.stage.room_problem", lambda *_: "data.stage_to: the copies need much")
     with socket.create_server(("", 0)) as taken:
         number = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(number))
         wrong = ["tracking.report_to=[wandb]", f"output_dir={tmp_path}/run", "train.mixed_precision=fp16"]
+        wrong += [f"data.stage_to={tmp_path}/stage"]
         monkeypatch.delenv("WANDB_MODE", raising=False)
         monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{_closed_port()}")
         assert run_command("preflight", *CONFIG, *wrong) == 2
@@ -59,6 +61,7 @@ def test_all_problems_are_in_one_list(tmp_path, monkeypatch, capsys):
         "output_dir: 0.977 KiB are free",
         "cache: 0.977 KiB are free",
         "temporary folder: 0.977 KiB are free",
+        "data.stage_to: the copies need much",
         f"port {number}, where the processes meet, cannot be used (Address already in use)",
         "tracking.report_to: wandb cannot reach 127.0.0.1",
         "set WANDB_MODE to offline",
@@ -140,6 +143,8 @@ def test_the_port_is_that_of_the_job():
     assert machine.port({}).shown == ""
     assert machine.port({"SLURM_JOB_ID": "45123"}).shown.startswith("15123")
     assert machine.port({"MASTER_PORT": str(_closed_port())}).problems == ()
+    for wrong in ("none", "65536"):
+        assert machine.port({"MASTER_PORT": wrong}).problems[0].startswith(f"MASTER_PORT: received {wrong}, must be")
 
 
 def test_trackers_that_need_no_server():

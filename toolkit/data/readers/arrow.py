@@ -32,7 +32,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
         with pq.ParquetFile(file) as opened:
             features = _features(file, opened.schema_arrow)
             yield from arrow_rows(opened.iter_batches(batch_size=ARROW_BATCH_ROWS), features)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last for names of columns
         raise DataError(f"{file} is not a valid parquet file: {error}") from error
 
 
@@ -52,7 +52,7 @@ def read_ipc(file: Path, reading: Reading) -> Iterator[RawRow]:
                 numbers = range(0 if is_stream else content.num_record_batches)
                 batches = content if is_stream else (content.get_batch(number) for number in numbers)
                 yield from arrow_rows(_sound(batches), _features(file, content.schema))
-    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError, OverflowError) as error:
         raise DataError(f"{file} is not a valid Arrow file or stream: {error}") from error
 
 

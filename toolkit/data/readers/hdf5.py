@@ -42,8 +42,8 @@ MOST_COMPRESSED = 1100
 _FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """Filters that h5py has itself; others are libraries that HDF5 would load."""
 
-_SAMPLES = {np.dtype(np.int16): "PCM_16", np.dtype(np.int32): "PCM_32"}
-"""Whole numbers that are samples of a recording."""
+_WAVE = struct.Struct("<4sI4s4sIHHIIHH4sI")
+"""Header of a WAV file."""
 
 Convert = Callable[[Any], Any]
 
@@ -61,7 +61,7 @@ def read(file: Path, reading: Reading) -> Iterator[RawRow]:
     with _opened(file) as opened:
         group = _group(file, opened, reading.sheet)
         columns = {name: _dataset(file, group, name) for name in _names(file, group)}
-        if any(dataset.dtype.hasobject or RATE in dataset.attrs for dataset in columns.values()):
+        if any(dataset.dtype.hasobject for dataset in columns.values()):
             facts = file.stat()
             _check_heaps(file, facts.st_size, facts.st_mtime_ns)
         converts = {name: _converter(file, name, dataset) for name, dataset in columns.items()}
@@ -227,8 +227,9 @@ def _converter(file: Path, name: str, dataset: h5py.Dataset) -> Convert:
     if inner is not None and inner.kind in "iufb" and not axes:
         return _plain
     if kind.kind in "iufb":
-        if axes == 1 and RATE in dataset.attrs and (kind.kind == "f" or kind in _SAMPLES):
-            return _recording(file, name, dataset.attrs[RATE])
+        if axes == 1 and RATE in dataset.attrs and (kind.kind == "f" or (kind.kind == "i" and kind.itemsize in (2, 4))):
+            rate = _rate(file, name, dataset)
+            return lambda samples: {"bytes": _wave(samples, rate), "path": None}
         if kind == np.uint8 and (axes == 2 or (axes == 3 and dataset.shape[-1] in (1, 3, 4))):
             return _image
         if axes <= 1 and RATE not in dataset.attrs:
@@ -264,18 +265,22 @@ def _image(pixels: np.ndarray) -> Mapping[str, Any]:
     return {"bytes": stream.getvalue(), "path": None}
 
 
-def _recording(file: Path, name: str, rate: Any) -> Convert:
-    import soundfile
-
-    number = float(rate) if isinstance(rate, np.number) else 0.0
+def _rate(file: Path, name: str, dataset: h5py.Dataset) -> int:
+    """Returns the samples per second of a dataset of waveforms."""
+    is_text = dataset.attrs.get_id(RATE).dtype.hasobject  # which is in a heap, and is not read
+    value = "text" if is_text else dataset.attrs[RATE]
+    number = float(value) if isinstance(value, np.number) else 0.0
     if not 1 <= number <= MOST_RATE or number != int(number):
-        raise DataError(f"{file}: the attribute {RATE} of {name!r} is {rate!r}, expected samples per second.")
+        raise DataError(f"{file}: the attribute {RATE} of {name!r} is {value}, expected samples per second.")
+    return int(number)
 
-    def convert(samples: np.ndarray) -> Mapping[str, Any]:
-        stream = io.BytesIO()
-        kind = _SAMPLES.get(samples.dtype, "FLOAT")
-        kept = samples.astype(np.float32) if kind == "FLOAT" else samples
-        soundfile.write(stream, kept, int(number), format="WAV", subtype=kind)
-        return {"bytes": stream.getvalue(), "path": None}
 
-    return convert
+def _wave(samples: np.ndarray, rate: int) -> bytes:
+    """Returns samples, `[samples]`, as a WAV file; libsndfile would write the time into it, and equal ones differ."""
+    kind = np.dtype("<f4" if samples.dtype.kind == "f" else f"<i{samples.itemsize}")
+    content, width, code = samples.astype(kind).tobytes(), kind.itemsize, 3 if kind.kind == "f" else 1
+    header = _WAVE.pack(
+        b"RIFF", _WAVE.size - 8 + len(content), b"WAVE", b"fmt ", 16, code, 1, rate, rate * width, width, 8 * width,
+        b"data", len(content),
+    )  # fmt: skip
+    return header + content

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
+UPLOAD = "/gradio_api/upload"
+"""Where the page sends files, as a form; every other request is JSON."""
+
+
 class OwnFiles:
     """Middleware that answers requests which refer to files elsewhere with 403.
 
@@ -31,21 +35,22 @@ class OwnFiles:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request."""
-        kind = dict(scope.get("headers", ())).get(b"content-type", b"")
-        if scope["type"] != "http" or scope["method"] != "POST" or kind.startswith(b"multipart/form-data"):
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] == UPLOAD:
             await self._app(scope, receive, send)
             return
-        received: list[Message] = [await receive()]
-        while received[-1].get("more_body") and sum(len(each.get("body", b"")) for each in received) <= self._max_body:
-            received.append(await receive())
-        body = b"".join(each.get("body", b"") for each in received)
+        received, more = bytearray(), True
+        while more and len(received) <= self._max_body:
+            message = await receive()
+            received += message.get("body", b"")
+            more = message.get("more_body", False)
+        body = bytes(received)
         if refusal := self._refused(body):
             await answer_refusal(send, refusal)
             return
-        waiting = iter(received)
+        whole: list[Message] = [{"type": "http.request", "body": body}]
 
         async def replayed() -> Message:
-            return next(waiting, None) or await receive()
+            return whole.pop() if whole else await receive()
 
         await self._app(scope, replayed, send)
 

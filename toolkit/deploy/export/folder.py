@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 from toolkit.api.device import looked_up
 from toolkit.api.scripts import SupportsGraph, SupportsScript
 from toolkit.api.task import EvalData, Task
+from toolkit.base.console import warn
 from toolkit.base.disk import disk_problem
 from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import read_json, write_json, write_text, written_folder
@@ -144,7 +146,7 @@ def _plain_model(request: Request, cfg: Config, task: Task) -> Iterator[Path]:
 
 def _merged(run: TrainedRun, plain: Path, folder: Path) -> Written:
     for file in plain.iterdir():
-        file.rename(folder / file.name)
+        shutil.move(file, folder / file.name)  # the output may be a link to another disk
     return Written(reloaded(run, folder), {}, [])
 
 
@@ -188,7 +190,11 @@ def _own_card(request: Request) -> str:
 
 
 def _add_to_own_card(request: Request, parity: Parity) -> None:
-    """Adds the parity to the card of the run, unless that cannot be written."""
+    """Adds the parity to the card of the run; warns if that cannot be written, because the export is complete."""
     card, own = RunFolder(request.run_folder).model_card, _own_card(request)
-    if own and os.access(card.parent, os.W_OK):
+    if not own:
+        return
+    try:
         write_text(card, with_section(own, f"Export: {request.format}", parity.markdown()))
+    except OSError as error:
+        warn(f"the figures of this export were not added to {card}: {error.strerror or error}")

@@ -80,7 +80,10 @@ def _write_program(example: Example, folder: Path) -> Written:
 
 
 def _write_onnx(example: Example, folder: Path) -> Written:
-    """Writes ONNX, traced by `torch.export`; weights above 2 GiB are in a file beside it, as ONNX requires."""
+    """Writes ONNX, traced by `torch.export`.
+
+    Weights above 1.5 GiB are in a file beside it, because a file of ONNX has at most 2 GiB.
+    """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     inputs = dict(example.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from toolkit.api.device import looked_up
 from toolkit.api.run import best_metric, overall_scores
 from toolkit.api.task import EvalData
 from toolkit.base.console import format_bytes, format_value
-from toolkit.base.errors import RunError
+from toolkit.base.errors import InputError, RunError
 from toolkit.data.batches import evaluation_loader
 from toolkit.deploy.export.graph import OUTPUTS
 from toolkit.deploy.trained import TrainedRun
@@ -25,6 +26,8 @@ from toolkit.engine.evaluation import evaluate
 
 REPEATS = 3
 """Passes of each model over a batch, of which the fastest counts: other work on the machine only adds to the time."""
+MASKED = 1e30
+"""Outputs beyond this are masks, which some models add at padding: they are no measure of how large outputs are."""
 WEIGHTS = (".safetensors", ".onnx", ".data", ".pt2")
 """Endings of the files of an export that hold the model."""
 
@@ -53,7 +56,7 @@ class Parity:
         format: name of the format.
         rows: number of rows.
         difference: largest absolute difference of an output.
-        largest: largest absolute output of the run's model.
+        largest: largest absolute output of the run's model, without masks.
         tolerance: largest allowed difference, relative to `largest` if that is above 1; None if it is only stated.
         metric: name of the metric that selects the best model.
         metrics: the loss and the metrics of both, without prefix.
@@ -86,13 +89,16 @@ class Parity:
         """Checks the difference.
 
         Raises:
-            RunError: if it is larger than is allowed, or not a number.
+            RunError: if it is larger than is allowed, infinite, or not a number.
         """
-        if self.allowed is not None and not self.difference <= self.allowed:
-            raise RunError(
-                f"the {self.format} export differs from the run: an output by {self.difference:.1e} on {self.rows} "
-                f"rows, at most {self.allowed:.1e} is allowed (outputs go up to {self.largest:.3g}); nothing is written"
-            )
+        allowed = self.allowed
+        if math.isfinite(self.difference) and (allowed is None or self.difference <= allowed):
+            return
+        most = "it must be finite" if allowed is None else f"at most {allowed:.1e} is allowed"
+        raise RunError(
+            f"the {self.format} export differs from the run: an output by {self.difference:.1e} on {self.rows} "
+            f"rows, {most} (outputs go up to {self.largest:.3g}); nothing is written"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns the content of `parity.json`."""
@@ -152,9 +158,14 @@ def measure(
         name: name of the format.
         tolerance: see `Parity`.
         notes: see `Parity`.
+
+    Raises:
+        InputError: if the run's model returns nothing that can be compared.
+        RunError: if the loss of one of them is not finite.
     """  # fmt: skip
-    difference, largest, speed = _compared(run, exported, data)
-    before, after = (evaluate(run, model, data, "compare").metrics for model in (run.model, exported))
+    difference, largest, speed = compared(run, exported, data)
+    before = evaluate(run, run.model, data, "run").metrics
+    after = evaluate(run, exported, data, name).metrics
     shown = {score.name for score in overall_scores(run.task)}
     return Parity(
         name, len(data.rows), difference, largest, tolerance,
@@ -167,7 +178,7 @@ def measure(
 
 
 @torch.no_grad()
-def _compared(run: TrainedRun, exported: nn.Module, data: EvalData) -> tuple[float, float, Pair]:
+def compared(run: TrainedRun, exported: nn.Module, data: EvalData) -> tuple[float, float, Pair]:
     """Returns the largest difference, the largest output, and the rows per second of both, measured in turn."""
     run.model.eval()
     seconds, rows, difference, largest = [0.0, 0.0], 0, 0.0, 0.0
@@ -177,11 +188,20 @@ def _compared(run: TrainedRun, exported: nn.Module, data: EvalData) -> tuple[flo
         for place, model in enumerate((run.model, exported)):
             seconds[place] += min(_seconds(partial(model, **inputs)) for _ in range(REPEATS))
         rows += len(batch["row_ids"])
-        for name in OUTPUTS:
-            if name in before:
-                difference = _greater(difference, (before[name] - after[name]).abs().max())
-                largest = _greater(largest, before[name].abs().max())
+        names = [name for name in OUTPUTS if name in before]
+        if not names:
+            raise InputError(f"the model returns none of {', '.join(OUTPUTS)}, so its export cannot be compared")
+        for name in names:
+            difference = _greater(difference, largest_difference(before[name], after[name]))
+            largest = _greater(largest, before[name].where(before[name].abs() < MASKED, 0.0).abs().max())
     return difference, largest, Pair(*(rows / each for each in seconds))
+
+
+def largest_difference(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the largest absolute difference; NaN if a number is NaN, infinite if the shapes differ."""
+    if one.shape != other.shape:
+        return torch.tensor(math.inf)
+    return torch.where(one == other, 0.0, one - other).abs().max()  # equal infinities do not differ
 
 
 def _seconds(compute: Callable[[], Any]) -> float:

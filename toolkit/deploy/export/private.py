@@ -13,6 +13,8 @@ from toolkit.config.sections import Config
 
 SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
 """Suffixes of the exported files in which paths of this machine are shortened."""
+VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
+"""Files that are left as they are: they hold no paths, but tokens that may look like one."""
 
 
 def private_paths(run_folder: Path, cfg: Config, facts: Mapping[str, Any]) -> list[Path]:
@@ -45,7 +47,7 @@ def shorten_paths(folder: Path, private: Sequence[Path]) -> None:
     folders = sorted({path.parent for path in private if path.parent.name}, key=lambda path: -len(str(path)))
     changes = [(str(path), path.name) for path in private] + [(f"{path}/", "") for path in folders]
     for file in folder.rglob("*"):
-        if file.suffix in SUFFIXES and file.name != "tokenizer.json":
+        if file.suffix in SUFFIXES and file.name not in VOCABULARIES:
             text = before = file.read_text(encoding="utf-8")
             for path, short in changes:
                 text = text.replace(path, short).replace(html.escape(path), short)

@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 # Not inside functions: FastAPI looks the annotations of the endpoints up in this module.
@@ -20,7 +21,6 @@ from toolkit.api.supports import answer
 from toolkit.base.environment import versions
 from toolkit.base.limits import usable_cores
 from toolkit.data.reading import Reading
-from toolkit.data.rows import Table
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.reading import Columns, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.refusals import Refusal
@@ -36,8 +36,11 @@ FORM = "multipart/form-data"
 CHECKERS = 4
 """Largest number of threads that check rows, of which some decode images."""
 LONGEST_RETRY = 60
+"""Largest number of seconds in `Retry-After`."""
 CLOSED = 499
-"""Status for the log when the client has gone; nobody receives it."""
+"""Status when the client has gone; nobody receives it."""
+Read = Callable[[], list[dict[str, Any]]]
+"""Returns the rows of a request that was received, or raises the refusal of it."""
 
 
 class Service:
@@ -71,8 +74,8 @@ class Service:
         """Answers the rows of a request."""
         with self._place():
             request = Request(request.scope, _limited(request, self.limits))
-            rows = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
-            answers = await self._answers(rows)
+            read = await _in_time(self._received(request), self.limits.timeout, 408, "the request was not received")
+            answers = await self._answers(read)
         return _json(200, {"predictions": answers})
 
     async def answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -82,7 +85,7 @@ class Service:
             Refusal: if they cannot be answered.
         """
         with self._place():
-            return await self._answers(rows)
+            return await self._answers(lambda: rows)
 
     async def health(self) -> Response:
         """Whether rows are answered, by what, and how many requests are not answered yet."""
@@ -124,26 +127,24 @@ class Service:
         finally:
             self._inside -= 1
 
-    async def _received(self, request: Request) -> list[dict[str, Any]]:
+    async def _received(self, request: Request) -> Read:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in ("application/json", FORM):
             received = f"received {kind}" if kind else "it is missing"
             raise Refusal(415, f"Content-Type: {received}; expected application/json or {FORM}")
         if kind == FORM:
-            return rows_of_form(await _parts(request, self.limits), self.columns, self.limits)
-        body = await request.body()
-        return await self._checking(lambda: rows_of_json(body, self.columns, self.limits))
+            return partial(rows_of_form, await _parts(request, self.limits), self.columns, self.limits)
+        return partial(rows_of_json, await request.body(), self.limits)
 
-    async def _answers(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return await _in_time(self._predicted(rows), self.limits.timeout, 504, "there is no answer")
+    async def _answers(self, read: Read) -> list[dict[str, Any]]:
+        return await _in_time(self._predicted(read), self.limits.timeout, 504, "the rows were not answered")
 
-    async def _predicted(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        table: Table = await self._checking(lambda: checked_table(rows, self.columns, self._reading))
+    async def _predicted(self, read: Read) -> list[dict[str, Any]]:
+        table = await asyncio.get_running_loop().run_in_executor(
+            self._checkers, lambda: checked_table(read(), self.columns, self._reading)
+        )
         records = await asyncio.wrap_future(self.worker.submit(table).done)
         return [answer(self.run.task, record) for record in records]
-
-    async def _checking(self, work: Callable[[], Any]) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._checkers, work)
 
 
 def application(service: Service) -> FastAPI:

@@ -66,7 +66,7 @@ class Columns:
         return [name for name, column in self.given.items() if column.file]
 
 
-def rows_of_json(body: bytes, columns: Columns, limits: Limits) -> list[dict[str, Any]]:
+def rows_of_json(body: bytes, limits: Limits) -> list[dict[str, Any]]:
     """Returns the rows of `{"rows": [...]}`.
 
     Raises:

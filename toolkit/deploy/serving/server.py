@@ -58,10 +58,14 @@ def bound(host: str, port: int) -> socket.socket:
         opened.bind(address)
     except OSError as error:
         opened.close()
-        raise InputError(
-            f"--host, --port: cannot use port {port} of {host}: {error.strerror}; choose another one (0: any free one)"
-        ) from error
+        raise _unusable(host, port, error) from error
     return opened
+
+
+def _unusable(host: str, port: int, error: OSError) -> InputError:
+    return InputError(
+        f"--host, --port: cannot use port {port} of {host}: {error.strerror}; choose another one (0: any free one)"
+    )
 
 
 def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[str], Sequence[str]]) -> None:
@@ -72,9 +76,18 @@ def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[st
         opened: a bound socket, which is closed at the end.
         grace: seconds after which requests in flight are no longer waited for.
         notes: what is said when it starts, given the address.
+
+    Raises:
+        InputError: if another process has the same address, and began to listen first.
     """
     import uvicorn
 
+    host, port = opened.getsockname()[:2]
+    try:
+        opened.listen(BACKLOG)  # whoever reads the address below can connect
+    except OSError as error:
+        opened.close()
+        raise _unusable(host, port, error) from error
     config = uvicorn.Config(
         app,
         loop="asyncio",
@@ -85,15 +98,18 @@ def serve(app: ASGIApp, opened: socket.socket, grace: float, notes: Callable[[st
         backlog=BACKLOG,
         timeout_graceful_shutdown=math.ceil(grace),
     )
-    opened.listen(BACKLOG)  # whoever reads the address below can connect
-    host, port = opened.getsockname()[:2]
-    for note in notes(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
-        say(note)
-    say("Ctrl-C or SIGTERM ends it, once the requests in flight are answered")
-    # When it has stopped, uvicorn restores these and sends the signal again, so that it would end the process.
-    before = {number: signal.signal(number, lambda *_: None) for number in STOPS}
+    server = uvicorn.Server(config)
+
+    def stop(*_: object) -> None:
+        server.should_exit = True
+
+    # uvicorn has handlers of its own while it runs. At its end, it restores these and sends the signal again.
+    before = {number: signal.signal(number, stop) for number in STOPS}
     try:
-        uvicorn.Server(config).run(sockets=[opened])
+        for note in notes(f"http://{f'[{host}]' if ':' in host else host}:{port}"):
+            say(note)
+        say("Ctrl-C or SIGTERM ends it, once the requests in flight are answered")
+        server.run(sockets=[opened])
     finally:
         opened.close()
         for number, handler in before.items():

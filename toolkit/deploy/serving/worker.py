@@ -1,4 +1,4 @@
-"""The thread that owns the model, the processor and the task: nothing else uses them while a server runs."""
+"""The thread that owns the model and the processor: nothing else uses them while a server runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Worker:
             Refusal: if nothing can be computed any more.
         """
         if not self.is_alive:
-            raise Refusal(503, f"the server computes no more: {self.failure or 'its worker has ended'}")
+            raise self._unable()
         job = Job(table, time.monotonic())
         self._queue.put(job)
         return job
@@ -104,7 +104,7 @@ class Worker:
 
     def _accept(self, job: Job) -> None:
         if job.done.done() or self.failure:
-            _refuse(job, Refusal(503, f"the server computes no more: {self.failure}"))
+            _refuse(job, self._unable())
             return
         with self._failing([job]):
             job.prepare(self._run)
@@ -119,6 +119,7 @@ class Worker:
             except Exception as error:
                 if _is_lasting(error):
                     self._fail(error, [job for job, _ in pieces])
+                    return
             else:
                 self._note(pieces, began)
                 return
@@ -156,9 +157,12 @@ class Worker:
 
     def _fail(self, error: Exception, jobs: Sequence[Job]) -> None:
         """Refuses all jobs from now on."""
-        self.failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
         report_error(unexpected(error))
-        self._drop([*jobs, *self._jobs], Refusal(503, f"the server computes no more: {self.failure}"))
+        self._drop([*jobs, *self._jobs], self._unable())
+
+    def _unable(self) -> Refusal:
+        return Refusal(503, f"the server can compute nothing any more ({self.failure or 'its worker has ended'})")
 
     def _drop(self, jobs: Sequence[Job], refusal: Refusal) -> None:
         for job in jobs:

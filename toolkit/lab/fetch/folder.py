@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -153,6 +151,6 @@ def _manifest(sources: Mapping[str, Source], files: Mapping[str, Entry]) -> dict
 
 
 def _remove_empty(folder: Path) -> None:
-    for place, folders, files in os.walk(folder, topdown=False):
-        if Path(place) != folder and not folders and not files:
-            shutil.rmtree(place)
+    for place in sorted(folder.rglob("*"), reverse=True):  # what is in a folder comes before it
+        if place.is_dir() and not any(place.iterdir()):
+            place.rmdir()

@@ -53,23 +53,6 @@ def model_source(model: ModelConfig) -> tuple[Path, str | None]:
     return folder, folder.name if len(folder.name) == COMMIT_CHARS else None
 
 
-def commit_of(model: ModelConfig) -> str | None:
-    """Returns the commit that a model's revision is now; None for a local folder, or if the Hub cannot be asked."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    name = str(model.name_or_path)
-    if kind_of(Path(name)) == "folder":
-        return None
-    prepare_download(name)
-    if constants.is_offline_mode():
-        return None
-    try:
-        return HfApi().model_info(name, revision=model.revision).sha
-    except (HfHubHTTPError, HFValidationError) as error:
-        raise pretrained_error(MODEL, name, error) from error
-
-
 def model_file_names(folder: Path, model: ModelConfig) -> list[str]:
     """Returns the names of the files in a model's folder that a run reads.
 

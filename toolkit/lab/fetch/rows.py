@@ -10,7 +10,6 @@ from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.fetched import DATA_FILES, DATASET, Source
 from toolkit.base.files import expanded, kind_of, write_json, written_folder
-from toolkit.base.network import prepare_download
 from toolkit.config.paths import files_of
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.bars import progress_bars
@@ -21,6 +20,7 @@ from toolkit.data.reading import Reading
 from toolkit.data.rows import PROGRESS_FROM_BYTES
 from toolkit.data.sources import folder_of, read_rows
 from toolkit.lab.fetch.folder import DATASET_FOLDER, FILES_FOLDER, Target
+from toolkit.lab.fetch.hub import commit_of
 
 if TYPE_CHECKING:
     import datasets
@@ -36,7 +36,7 @@ def fetch_dataset(target: Target, data: DataConfig) -> None:
         DataError: if the dataset cannot be loaded.
     """
     name = str(data.dataset_name)
-    commit = _commit(name, data.revision)
+    commit = commit_of(name, data.revision, "dataset")
     source = Source(name, DATASET_FOLDER, data.revision, data.dataset_config_name, commit)
     if target.has(DATASET, source):
         return
@@ -48,22 +48,6 @@ def fetch_dataset(target: Target, data: DataConfig) -> None:
         write_json(folder / SPLITS, {str(split): rows._fingerprint for split, rows in splits.items()})
     target.add_folder(DATASET_FOLDER)
     target.sources[DATASET] = source
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """Returns the commit that a revision of a dataset is now; None for a folder, or if the Hub cannot be asked."""
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    if kind_of(expanded(name)) == "folder":
-        return None
-    prepare_download(name)
-    if constants.is_offline_mode():
-        return None
-    try:
-        return HfApi().dataset_info(name, revision=revision).sha
-    except (HfHubHTTPError, HFValidationError):
-        return None  # loading it says why
 
 
 def save_split(rows: datasets.Dataset, folder: Path) -> None:
@@ -98,11 +82,11 @@ def fetch_files(target: Target, cfg: Config, task: Task) -> None:
         if value is None:
             continue
         given = expanded(value)
-        parent = given.absolute().parent
+        parent = expanded(files_of(value)[0]).absolute().parent  # a group of an HDF5 file has a path of its own
         place = places.setdefault(parent, f"{FILES_FOLDER}/{len(places)}")
         for inside in sorted({*_own_files(value, parent), *_referenced(key, value, cfg, task, parent)}):
             target.copy(parent / inside, f"{place}/{inside}")
-        target.sources[key] = Source(str(given), f"{place}/{given.name}")
+        target.sources[key] = Source(str(given), f"{place}/{given.absolute().relative_to(parent).as_posix()}")
 
 
 def _own_files(value: str, parent: Path) -> Iterator[str]:

@@ -8,10 +8,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from toolkit.api.task import Task
 from toolkit.base.console import format_bytes
 from toolkit.base.disk import why
+from toolkit.base.errors import problems_of
 from toolkit.config.sections import Config
 from toolkit.data.kept import limit_of
+from toolkit.data.stage import stage_problem
 from toolkit.lab.preflight.found import Found, Needs, existing
 
 LEAST_ROOM = 64 * 2**20
@@ -33,6 +36,14 @@ def folders(cfg: Config, needs: Needs) -> Iterator[Found]:
     kept = 0 if asked in ("0", "auto") else limit_of(asked, temporary)
     yield _folder("temporary folder", temporary, LEAST_ROOM + kept, LEAST_FILES, "TMPDIR")
     yield _shared_memory(needs)
+
+
+def stage(cfg: Config, task: Task) -> Iterator[Found]:
+    """Yields the finding on the folder to which the data files are copied, if there is one."""
+    if cfg.data.stage_to is not None:
+        found: list[str | None] = []
+        refusals = problems_of(lambda: found.append(stage_problem(cfg.data, task)))
+        yield Found("data.stage_to", cfg.data.stage_to, (*refusals, *filter(None, found)))
 
 
 def _cache() -> Path:

@@ -87,8 +87,10 @@ def _memory(what: str, free: int, needed: int, where: str, options: str) -> Foun
 
 def port(environ: Mapping[str, str] = os.environ) -> Found:
     """Returns the finding on the port where the processes of a job meet; none is fixed outside of jobs."""
-    if "MASTER_PORT" in environ:
-        number = int(environ["MASTER_PORT"])
+    if text := environ.get("MASTER_PORT"):
+        if not text.isdecimal() or int(text) >= 2**16:
+            return Found("port", "", (f"MASTER_PORT: received {text}, must be the number of a port",))
+        number = int(text)
     elif "SLURM_JOB_ID" in environ:
         number = FIRST_PORT + int(environ["SLURM_JOB_ID"]) % PORTS
     else:

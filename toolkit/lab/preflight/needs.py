@@ -8,7 +8,7 @@ from typing import Any
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
-from toolkit.data.sources import num_bytes
+from toolkit.data.sources import is_files, num_bytes
 from toolkit.data.workers import num_workers
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.simulate import simulate
@@ -80,7 +80,7 @@ def _checkpoints(cfg: Config) -> int:
 
 def _sizes(cfg: Config) -> Iterator[int]:
     for file in (cfg.data.train_file, cfg.data.validation_file, cfg.data.test_file):
-        if file is not None:
+        if file is not None and not is_files(file):  # of which rows are only references
             try:
                 yield num_bytes(file)
             except DataError:
