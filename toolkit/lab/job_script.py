@@ -220,11 +220,15 @@ def _start(job: Job) -> Iterator[str]:
         yield "trap 'cancelled=1' TERM"
         yield from _launch(job)
     else:
-        yield "set -m # the run gets a group of its own, to which the signal is sent"
-        yield "trap 'stopped=1; kill -INT -- \"-$run\"' USR1"
-        yield "trap 'cancelled=1; kill -INT -- \"-$run\"' TERM"
+        yield "run= told="
+        yield "set -m # the run gets a group of its own, to which the signal is sent once"
+        yield 'tell() { [ -z "$run" ] || [ -n "$told" ] || { told=1; kill -INT -- "-$run"; }; }'
+        yield "trap 'stopped=1; tell' USR1"
+        yield "trap 'cancelled=1; tell' TERM"
         yield f"{shlex.join(['toolkit', job.work, *job.words])} {_share(job)}&"
     yield "run=$!"
+    if job.work != "train":
+        yield '[ -z "$stopped$cancelled" ] || tell # a signal that came before there was a run'
     yield 'while kill -0 "$run" 2> /dev/null; do # a signal ends the wait, but the run is still saving'
     yield '    wait "$run"'
     yield "done"
