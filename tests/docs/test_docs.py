@@ -276,7 +276,7 @@ def settings_named(text: str) -> Iterator[str]:
 def test_the_settings_of_a_page_exist(page: Path) -> None:
     known = known_settings()
     used = set(settings_named(page.read_text(encoding="utf-8")))
-    models, rows = ("onnx", "pt2", "safetensors"), ("conll", "csv", "json", "jsonl", "txt")
+    models, rows = ("onnx", "onnx.data", "pt2", "safetensors"), ("conll", "csv", "json", "jsonl", "txt")
     files = {f"model.{ending}" for ending in models} | {f"train.{ending}" for ending in rows}  # look alike
     assert {
         name for name in used - files if not any(f"{name}.".startswith(f"{key}.") for key in known if "." in key)

@@ -126,7 +126,7 @@ def test_what_files_of_a_model_say_is_never_code_of_a_script(tmp_path):
 
 def test_tokens_that_look_like_paths_are_kept(tmp_path):
     for name in ("vocab.txt", "config.json"):
-        (tmp_path / name).write_text("/home/me/base")
-    shorten_paths(tmp_path, [Path("/home/me/base")])
-    assert (tmp_path / "vocab.txt").read_text() == "/home/me/base"
+        (tmp_path / name).write_text("/of/me/base")
+    shorten_paths(tmp_path, [Path("/of/me/base")])
+    assert (tmp_path / "vocab.txt").read_text() == "/of/me/base"
     assert (tmp_path / "config.json").read_text() == "base"
