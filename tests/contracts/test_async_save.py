@@ -5,21 +5,17 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import failing_rank
-import killed_saves
 import pytest
 import torch
 from launching import launch
 from non_finite_runs import RUN, bad_windows
-from runs import ROOT, assert_same_weights, lines, train
+from runs import assert_same_weights, lines, train
 from safetensors.torch import load_file
 from stopping import DROPOUT, command
 
@@ -263,40 +259,6 @@ def test_callbacks_of_a_user_are_told_of_written_checkpoints_only(tmp_path):
     callback = "trainer.callbacks=[callbacks_for_tests.Recorder]"
     train("reviews", tmp_path / "run", *FEW, "train.max_steps=2", "engine=trainer", callback)
     assert json.loads((tmp_path / "run/run.json").read_text())["resolved"]["checkpoint.async_save"] is False
-
-
-def killed(output: Path, kills: int, processes: int, *settings: str) -> dict[str, int]:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    script = [sys.executable, killed_saves.__file__, str(output), str(kills), str(seed), str(processes), *settings]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-KILLED = {
-    "one": (1, 16, ()),
-    "two": (2, 10, ("checkpoint.format=full",)),
-    "two-sharded": (2, 10, ("checkpoint.format=sharded",)),
-    "two-split": (2, 8, ("checkpoint.format=sharded", "parallel.fsdp=2")),
-    "two-gathered": (2, 6, ("checkpoint.format=full", "parallel.fsdp=2")),
-}
-"""Number of processes, of kills, and settings: 50 kills."""
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", KILLED)
-def test_kill_9_in_flight(name, tmp_path):
-    """Each part of the run has the other engine than the one before."""
-    processes, kills, settings = KILLED[name]
-    length = ("train.num_train_epochs=12",)
-    counts = killed(tmp_path / "parts", kills, processes, *length, *settings)
-    assert counts["killed"] == kills
-    assert counts["in_flight"] > kills / 3
-    killed(tmp_path / "whole", 0, processes, *length, *settings)
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
 
 
 @pytest.mark.slow
