@@ -17,6 +17,13 @@ WITH_QUICK_FORM = sorted(
     file.stem for file in ROOT.glob("benchmarks/bench_*.py") if "read_options(" in file.read_text(encoding="utf-8")
 )
 
+ONE_CASE = {
+    "bench_guards": ["--only", "guards"],
+    "bench_media": ["--case", "audio"],
+    "bench_training": ["--case", "qa"],
+}
+"""Cases of benchmarks whose other cases share their code."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -55,7 +62,7 @@ def test_preprocessing_makes_the_same_features_as_the_example(model, tmp_path, m
 @pytest.mark.parametrize("name", WITH_QUICK_FORM)
 def test_the_quick_form_writes_a_result(name, tmp_path) -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), "--quick", "--results", str(tmp_path)]
-    command += ["--case", "qa"] if name == "bench_training" else []  # its other cases share their code
+    command += ONE_CASE.get(name, [])
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     pages = [json.loads(file.read_text(encoding="utf-8")) for file in tmp_path.glob("*.json")]
