@@ -35,7 +35,8 @@ from toolkit.base.launcher import run_ranks
 """
 # The session of a terminal, whose first process is a Python program.
 BEGIN_SESSION = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

@@ -56,7 +56,13 @@ def submit(script: Path, job: int, log: Path, bin_folder: Path, task: int | None
     if task is not None:  # the last task of an array has the number of the whole array
         environ |= {"SLURM_ARRAY_JOB_ID": str(job), "SLURM_ARRAY_TASK_ID": str(task)}
     with log.open("ab") as output:
-        return subprocess.Popen(["bash", str(script)], env=environ, stdout=output, stderr=output)
+        command = ["bash", str(script)]
+        return subprocess.Popen(command, env=environ, stdout=output, stderr=output, preexec_fn=_heed_signals)
+
+
+def _heed_signals() -> None:
+    """Resets a signal that a shell has ignored for these tests, as of all that it starts in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def warn(job: subprocess.Popen, script: Path) -> None:
