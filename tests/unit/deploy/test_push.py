@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
 from commands import run_command
 from runs import train
+from uploads import record_uploads
 
 FEW = ("train.max_steps=1", "data.max_train_samples=8", "data.max_eval_samples=4")
 
@@ -30,25 +30,8 @@ def run(finished, tmp_path) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch, capsys) -> list[tuple]:
-    """Records the calls to the hub, and what was printed before the upload."""
-    made: list[tuple] = []
-
-    class Api:
-        def create_repo(self, name, private, exist_ok):
-            made.append(("create", name, private, capsys.readouterr().out))
-            return SimpleNamespace(repo_id=name if "/" in name else f"me/{name}")
-
-        def create_branch(self, repo_id, branch, exist_ok):
-            made.append(("branch", repo_id, branch, exist_ok))
-
-        def upload_folder(self, repo_id, folder_path, commit_message, revision):
-            made.append(("upload", repo_id, sorted(path.name for path in folder_path.iterdir()), revision))
-            return SimpleNamespace(repo_url=SimpleNamespace(url=f"https://hub/{repo_id}"))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    return made
+    """Returns the calls to the Hub, with what was printed before the upload."""
+    return record_uploads(monkeypatch, lambda: (capsys.readouterr().out,))
 
 
 def test_the_model_is_pushed_with_its_card_after_what_goes_is_said(run, calls, capsys):
@@ -77,7 +60,7 @@ def test_the_settings_of_the_run_name_the_repository_and_the_branch(run, calls, 
     created, branch, uploaded = calls
     assert created[:3] == ("create", "lab/own", True)
     assert "go to lab/own, branch second; if it is new, it is private:" in created[3]
-    assert branch == ("branch", "lab/own", "second", True)
+    assert branch == ("branch", "lab/own", "second")
     assert uploaded[3] == "second"
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import huggingface_hub
 import pytest
 from runs import train
+from uploads import record_uploads
 
 from toolkit.base.errors import ConfigError, RunError
 
@@ -15,25 +14,7 @@ FEW = ("train.max_steps=1", "data.max_train_samples=8", "data.max_eval_samples=4
 
 @pytest.fixture
 def calls(monkeypatch) -> list[tuple]:
-    """Records the calls to the hub."""
-    made: list[tuple] = []
-
-    class Api:
-        def create_repo(self, name, private, exist_ok):
-            made.append(("create", name, private))
-            return SimpleNamespace(repo_id=f"me/{name}" if "/" not in name else name)
-
-        def create_branch(self, repository, branch, exist_ok):
-            made.append(("branch", repository, branch))
-
-        def upload_folder(self, repo_id, folder_path, commit_message, revision):
-            made.append(("upload", repo_id, sorted(path.name for path in folder_path.iterdir()), revision))
-            return SimpleNamespace(repo_url=SimpleNamespace(url=f"https://hub/{repo_id}"))
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "token")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    return made
+    return record_uploads(monkeypatch)
 
 
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
