@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 READ_FROM_REQUESTS = ("columns", "unescape_html")
 """Settings of the section `data` that concern rows which come from no file."""
+KERNELS = "0"
+"""Prepared kernels that oneDNN keeps on a CPU. It keeps 1024, one for each operation and shape, and batches of requests
+have all shapes: the memory of a server grew for as long as it was measured (ten minutes)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
@@ -81,6 +84,7 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     _refuse_overrides_of_files(arguments.overrides)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
     opened = bound(arguments.host, arguments.port)
     try:
         return open_trained(arguments), expanded(arguments.run).absolute().name, opened
