@@ -24,7 +24,7 @@ KILLED = {
 """Number of processes, of kills, and settings: 50 kills."""
 LENGTH = "train.num_train_epochs=12"
 ENOUGH = 6
-"""Kills of which a third is in flight for certain, as good as."""
+"""With fewer kills, chance decides how many of them come while a checkpoint is written."""
 
 
 def killed(output: Path, kills: int, seed: int, processes: int, *settings: str) -> dict[str, int]:

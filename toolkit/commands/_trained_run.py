@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 READ_FROM_REQUESTS = ("columns", "unescape_html")
 """Settings of the section `data` that concern rows which come from no file."""
 KERNELS = "0"
-"""Prepared kernels that oneDNN keeps on a CPU. It keeps 1024, one for each operation and shape, and batches of requests
-have all shapes: the memory of a server grew for as long as it was measured (ten minutes)."""
+"""Prepared kernels that oneDNN keeps on a CPU. It would keep 1024, one for each operation and shape, and batches of
+requests have all shapes, so the memory of a server would grow for a long time."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
