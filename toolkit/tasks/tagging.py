@@ -15,7 +15,8 @@ from toolkit.api.task import IGNORE_INDEX, BadRow, Predictions, Record
 from toolkit.base.console import shorten
 from toolkit.base.errors import InputError
 from toolkit.metrics.entities import entities
-from toolkit.modalities.text import MODEL_INPUTS, forget_truncation
+from toolkit.modalities.overflow import encode_with_overflow
+from toolkit.modalities.text import MODEL_INPUTS
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -94,11 +95,8 @@ def encode_words(
         raise InputError(
             f"task.stride: received {stride}, but windows hold {room} tokens (task.max_length {max_length})"
         )
-    encoded = tokenizer(
-        [" ".join(words) for words in rows], truncation=True, max_length=max_length, stride=stride,
-        return_overflowing_tokens=True, return_offsets_mapping=True,
-    )  # fmt: skip
-    forget_truncation(tokenizer)
+    texts = [" ".join(words) for words in rows]
+    encoded = encode_with_overflow(tokenizer, texts, truncation=True, max_length=max_length, stride=stride)
     owners = encoded["overflow_to_sample_mapping"]
     labelled: list[list[int]] = [[-1] * len(ids) for ids in encoded["input_ids"]]
     for example, numbers in groupby(range(len(owners)), key=owners.__getitem__):

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolkit.api.task import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
-from toolkit.modalities.text import forget_truncation
+from toolkit.modalities.overflow import encode_with_overflow
 
 Answers = dict[str, list[Any]]
 """Gold answers of a question: `text` and `answer_start` (characters into the context), one entry per answer."""
@@ -149,18 +149,15 @@ def _fit_questions(questions: Sequence[str], tokenizer: Any, limit: int) -> list
 def _encode_pairs(
     questions: list[str], contexts: list[str], tokenizer: Any, max_length: int, doc_stride: int, context_first: bool
 ) -> Any:
-    encoded = tokenizer(
+    return encode_with_overflow(
+        tokenizer,
         *((contexts, questions) if context_first else (questions, contexts)),
         truncation="only_first" if context_first else "only_second",
         max_length=max_length,
         stride=doc_stride,
         padding=False,
-        return_overflowing_tokens=True,
-        return_offsets_mapping=True,
         return_attention_mask=True,
     )
-    forget_truncation(tokenizer)
-    return encoded
 
 
 def _context(window: Any, side: int) -> range:
