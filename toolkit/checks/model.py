@@ -8,8 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from toolkit import modalities
 from toolkit.api.supports import SupportsConfiguring, SupportsLearning, state_of
 from toolkit.api.task import Task
@@ -28,6 +26,7 @@ from toolkit.models.adapters import add_adapters
 from toolkit.models.freezing import freeze
 from toolkit.models.load import (
     attention,
+    build_empty,
     head_problems,
     load_model_config,
     lost_override_problems,
@@ -219,8 +218,7 @@ def _build(cfg: Config, task: Task) -> Any:
         cfg.model, config, auto_class
     )  # refuses what the model's class does not support; the machine is checked separately
     try:
-        with torch.device("meta"):
-            return auto_class.from_config(config, trust_remote_code=cfg.model.trust_remote_code)
+        return build_empty(auto_class, config, trust_remote_code=cfg.model.trust_remote_code)
     except Exception as error:  # each model class has its own checks and exception types
         key = "model.from_config" if cfg.model.from_config is not None else "model.name_or_path"
         raise ConfigError([f"{key}: cannot build {auto_model}: {error}"]) from error

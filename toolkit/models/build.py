@@ -11,7 +11,7 @@ from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.delivery import layout
-from toolkit.models.load import attention, build_model
+from toolkit.models.load import attention, build_empty, build_model
 from toolkit.models.source import source_of
 
 if TYPE_CHECKING:
@@ -63,7 +63,6 @@ def _build_without_weights(
     auto_class = getattr(transformers, auto_model)
     options = {"trust_remote_code": model.trust_remote_code, **attention(model, config, auto_class)}
     try:
-        with torch.device("meta"):
-            return auto_class.from_config(config, dtype=torch.float32, **options)
+        return build_empty(auto_class, config, dtype=torch.float32, **options)
     except Exception:  # the class reads values of its new tensors, or refuses this configuration everywhere
         return None

@@ -167,6 +167,17 @@ def load_code(config: PreTrainedConfig, auto_model: str) -> None:
     getattr(transformers, auto_model)._model_mapping.get(type(config), None)
 
 
+def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> PreTrainedModel:
+    """Returns a model whose tensors are on the meta device; arguments are those of `from_config`.
+
+    Its code is imported before: what libraries compute while they are imported must have values.
+    """
+    auto_class._model_mapping.get(type(config), None)
+    with torch.device("meta"):
+        model: PreTrainedModel = auto_class.from_config(config, **options)
+    return model
+
+
 def build_model(model: ModelConfig, config: PreTrainedConfig, auto_model: str, seed: int) -> PreTrainedModel:
     """Loads pretrained weights or creates new ones, in float32.
 
