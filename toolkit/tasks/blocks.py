@@ -187,7 +187,11 @@ def sums_of_parts(logits: Tensor, labels: Tensor, parts: Tensor, labelled: Tenso
         "correct": are_correct(logits, labels, labelled).long(),
     }
     shape = (len(labels), int(parts.max()) + 1)
-    return {name: each.new_zeros(shape).scatter_add(1, parts, each) for name, each in values.items()}
+    places = parts.cpu()  # a GPU would add in any order
+    return {
+        name: torch.zeros(shape, dtype=each.dtype).scatter_add(1, places, each.cpu()).to(each.device)
+        for name, each in values.items()
+    }
 
 
 def scored_documents(predictions: Predictions, features: Dataset, num_documents: int) -> Iterator[dict[str, Any]]:
