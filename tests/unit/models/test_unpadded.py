@@ -248,29 +248,41 @@ def test_longer_sequences_keep_their_type(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "dropout", "plain", "longest", "expected"),
+    ("device", "dtype", "dropout", "plain", "longest", "size", "expected"),
     [
-        ("cpu", torch.float32, 0.1, True, 64, "together"), ("cpu", torch.float32, 0.1, True, 65, "split"),
-        ("cuda", torch.bfloat16, 0.0, True, 20, "varlen"), ("cuda", torch.float16, 0.0, True, 999, "varlen"),
-        ("cuda", torch.bfloat16, 0.1, True, 20, "split"), ("cuda", torch.float32, 0.0, True, 20, "split"),
-        ("cuda", torch.bfloat16, 0.0, False, 20, "split"),
+        ("cpu", torch.float32, 0.1, True, 64, 64, "together"), ("cpu", torch.float32, 0.1, True, 65, 64, "split"),
+        ("cuda", torch.bfloat16, 0.1, True, 20, 64, "flash"), ("cuda", torch.float16, 0.0, True, 999, 8, "flash"),
+        ("cuda", torch.float32, 0.0, True, 20, 4, "efficient"), ("cuda", torch.float32, 0.1, True, 20, 4, "split"),
+        ("cuda", torch.bfloat16, 0.0, True, 20, 4, "split"), ("cuda", torch.float64, 0.0, True, 20, 64, "split"),
+        ("cuda", torch.bfloat16, 0.0, False, 20, 64, "split"),
     ],
 )  # fmt: skip
-def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_varlen", lambda device: True)
-    assert choose(torch.device(device), dtype, dropout, plain, longest, 64) == expected
-    monkeypatch.setattr(attend, "has_varlen", lambda device: False)
-    assert choose(torch.device(device), dtype, dropout, plain, longest, 64) == expected.replace("varlen", "split")
+def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest, size, expected, monkeypatch):
+    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: True)
+    assert choose(torch.device(device), dtype, dropout, plain, longest, size) == expected
+    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: False)
+    without = expected if device == "cpu" else "split"
+    assert choose(torch.device(device), dtype, dropout, plain, longest, size) == without
 
 
+def test_this_torch_has_the_kernels_of_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    has_kernel = attend.has_kernel.__wrapped__
+    assert all(has_kernel(torch.device("cuda"), kernel) for kernel in ("flash", "efficient"))
+    assert not has_kernel(torch.device("cpu"), "efficient")
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+    assert [has_kernel(torch.device("cuda"), kernel) for kernel in ("flash", "efficient")] == [False, True]
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_kernel_for_any_lengths_gets_every_sequence(causal, monkeypatch):
-    """A stand-in computes what torch documents of `varlen_attn`, which runs on GPUs only."""
+def test_the_kernels_for_any_lengths_get_every_sequence(causal, kernel, monkeypatch):
+    """A stand-in computes what these operations of torch do, which run on GPUs only."""
 
-    def stand_in(query, key, value, ends, key_ends, longest, longest_key, *, scale, window_size):
+    def in_parts(query, key, value, ends, key_ends, longest, longest_key, dropout, is_causal, scale):
         assert ends.dtype == key_ends.dtype == torch.int32
         assert (longest, longest_key) == (int(ends.diff().max()), int(key_ends.diff().max()))
-        assert window_size == ((-1, 0) if causal else (-1, -1))
+        assert (is_causal, dropout) == (causal, 0.25)
         parts = []
         for start, end, first, last in zip(ends[:-1], ends[1:], key_ends[:-1], key_ends[1:], strict=True):
             heads = [x.transpose(0, 1) for x in (query[start:end], key[first:last], value[first:last])]
@@ -278,13 +290,23 @@ def test_the_kernel_for_any_lengths_gets_every_sequence(causal, monkeypatch):
             parts.append(part.transpose(0, 1))
         return torch.cat(parts)
 
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stand_in)
+    def flash(query, key, value, ends, key_ends, longest, longest_key, dropout, is_causal, debug, *, scale):
+        assert not debug
+        return in_parts(query, key, value, ends, key_ends, longest, longest_key, dropout, is_causal, scale), None
+
+    def efficient(query, key, value, bias, ends, key_ends, longest, longest_key, dropout, mask, logs, *, scale):
+        assert (bias, logs) == (None, True)
+        flat = (x[0] for x in (query, key, value))
+        return in_parts(*flat, ends, key_ends, longest, longest_key, dropout, mask == 1, scale)[None], None
+
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash)
+    monkeypatch.setattr(torch.ops.aten, "_efficient_attention_forward", efficient)
     rows = Rows.of(torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool())
     packing = Packing(rows, rows, causal, None, {})
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
     expected = attend.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
-    monkeypatch.setattr(attend, "choose", lambda *_: "varlen")
-    found = attend.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
+    monkeypatch.setattr(attend, "choose", lambda *_: kernel)
+    found = attend.attend(nn.Module(), query, key, value, packing, 0.25, scaling=0.3)[0]
     torch.testing.assert_close(found, expected)
 
 
@@ -313,20 +335,21 @@ def test_which_models_are_covered():
 
 
 @pytest.mark.parametrize(
-    ("kind", "head", "settings", "precision", "varlen", "expected"),
+    ("kind", "head", "settings", "precision", "has_kernel", "expected"),
     [
         ("bert", CLASSIFIER, {}, "bf16", True, True),
         ("bert", CLASSIFIER, {}, "bf16", False, False),
-        ("bert", CLASSIFIER, {}, "no", True, False),
-        ("bert", CLASSIFIER, {"attention_probs_dropout_prob": 0.1}, "bf16", True, False),
+        ("bert", CLASSIFIER, {}, "no", True, True),
+        ("bert", CLASSIFIER, {"attention_probs_dropout_prob": 0.1}, "fp16", True, True),
+        ("bert", CLASSIFIER, {"attention_probs_dropout_prob": 0.1}, "no", True, False),
         ("t5", TRANSLATOR, {}, "bf16", True, False),
         ("mistral", CAUSAL, {"sliding_window": 4}, "bf16", True, False),
         ("mistral", CAUSAL, {"sliding_window": None}, "bf16", True, True),
         ("deberta-v2", CLASSIFIER, {}, "bf16", True, False),
     ],
 )
-def test_what_auto_becomes_on_a_gpu(kind, head, settings, precision, varlen, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_varlen", lambda device: varlen)
+def test_what_auto_becomes_on_a_gpu(kind, head, settings, precision, has_kernel, expected, monkeypatch):
+    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: has_kernel)
     unused: Any = None
     cfg = Config(
         output_dir="unused", task=unused, data=unused, eval=unused, checkpoint=unused, tracking=unused, trainer=unused,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from functools import cache
 from typing import Any, Literal
 
@@ -14,12 +13,22 @@ from toolkit.models.unpadded.rows import Rows
 
 LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
-VARLEN_CAPABILITY = (8, 0)
-"""The oldest compute capability with torch's kernel for sequences of any lengths."""
-VARLEN_HEADS = range(8, 257, 8)
-"""The sizes of heads that it computes."""
+FLASH_CAPABILITY = (8, 0)
+"""The oldest compute capability with PyTorch's flash attention."""
+FLASH_SIZES, EFFICIENT_SIZES = range(8, 257, 8), range(4, 257, 4)
+"""The sizes of heads that a GPU's kernels compute, in 16 bits and in float32."""
+FLASH = ("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal",
+         "return_debug_mask")  # fmt: skip
+EFFICIENT = ("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k",
+             "dropout_p", "custom_mask_type", "compute_log_sumexp")  # fmt: skip
+"""The arguments of PyTorch's kernels for sequences of any lengths, which its nested tensors call, too.
 
-Kernel = Literal["varlen", "together", "split"]
+`torch.nn.attention.varlen` has no dropout and no float32, and takes three times as long for a small batch.
+"""
+CAUSAL = 1
+"""The type of mask of the second kernel under which tokens attend to none after them."""
+
+Kernel = Literal["flash", "efficient", "together", "split"]
 
 
 def attend(
@@ -87,8 +96,9 @@ def _flat_attention(
     kernel = choose(query.device, kept, dropout, plain, longest, query.shape[-1])
     short = device == "cpu" and kept in (torch.bfloat16, torch.float16) and longest <= LONGEST_IN_FLOAT32
     query, key, value = (x.to(torch.float32 if short else kept) for x in (query, key, value))
-    if kernel == "varlen":
-        return _varlen(query, key, value, packing, causal, scale)
+    if kernel in ("flash", "efficient"):
+        flat = _flash if kernel == "flash" else _efficient
+        return flat(query, key, value, packing, dropout, causal, scale)
     bias = _bias(packing, position_bias, causal)
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(query.dtype)
@@ -98,15 +108,13 @@ def _flat_attention(
 
 
 @cache
-def has_varlen(device: torch.device) -> bool:
-    """Returns whether a device and this version of torch have the kernel for sequences of any lengths."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < VARLEN_CAPABILITY:
+def has_kernel(device: torch.device, kernel: Literal["flash", "efficient"]) -> bool:
+    """Returns whether a device and this version of torch have a kernel for sequences of any lengths."""
+    if device.type != "cuda" or (kernel == "flash" and torch.cuda.get_device_capability(device) < FLASH_CAPABILITY):
         return False
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:  # torch before 2.10
-        return False
-    return {"scale", "window_size"} <= inspect.signature(varlen_attn).parameters.keys()
+    expected = FLASH if kernel == "flash" else EFFICIENT
+    found = getattr(torch.ops.aten, f"_{kernel}_attention_forward").default._schema.arguments
+    return tuple(argument.name for argument in found[: len(expected)]) == expected
 
 
 def choose(device: torch.device, dtype: torch.dtype, dropout: float, plain: bool, longest: int, size: int) -> Kernel:
@@ -115,15 +123,28 @@ def choose(device: torch.device, dtype: torch.dtype, dropout: float, plain: bool
     Args:
         device: the device.
         dtype: the type of the queries.
-        dropout: probability of dropout; torch's `varlen_attn` has none.
+        dropout: probability of dropout.
         plain: whether nothing is added to the scores and the window is all, or all before.
         longest: tokens of the longest sequence.
         size: size of a head.
     """
     if device.type == "cuda":
-        fits = dropout == 0 and plain and dtype in (torch.bfloat16, torch.float16) and size in VARLEN_HEADS
-        return "varlen" if fits and has_varlen(device) else "split"
+        return gpu_kernel(device, dtype, dropout, size) if plain else "split"
     return "together" if longest <= LONGEST_TOGETHER else "split"
+
+
+def gpu_kernel(
+    device: torch.device, dtype: torch.dtype, dropout: float, size: int
+) -> Literal["flash", "efficient", "split"]:
+    """Returns how a GPU computes attention to which nothing is added; arguments as for `choose`.
+
+    In torch 2.11, gradients of the kernel for float32 are not those of the weights that its forward pass dropped.
+    """
+    if dtype in (torch.bfloat16, torch.float16) and size in FLASH_SIZES and has_kernel(device, "flash"):
+        return "flash"
+    if dtype == torch.float32 and dropout == 0 and size in EFFICIENT_SIZES and has_kernel(device, "efficient"):
+        return "efficient"
+    return "split"
 
 
 def attention(
@@ -221,19 +242,25 @@ def _together(
     return queries.take(result.transpose(1, 2))
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, causal: bool, scale: float | None) -> Tensor:
-    """Computes all sequences with torch's kernel for sequences of any lengths."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    """Computes all sequences in one call, in 16 bits (Dao 2023, arXiv 2307.08691)."""
     queries, keys = packing.queries, packing.keys
-    result = varlen_attn(
-        query, key, value, _ends(queries, query.device), _ends(keys, key.device), max(queries.lengths),
-        max(keys.lengths), scale=scale, window_size=(-1, 0) if causal else (-1, -1),
-    )  # fmt: skip
-    assert isinstance(result, Tensor)
+    result: Tensor = torch.ops.aten._flash_attention_forward(
+        *(x[0].transpose(0, 1) for x in (query, key, value)), queries.ends, keys.ends, max(queries.lengths),
+        max(keys.lengths), dropout, causal, False, scale=scale,
+    )[0]  # fmt: skip
     return result.unsqueeze(0)
 
 
-def _ends(rows: Rows, device: torch.device) -> Tensor:
-    return torch.tensor([0, *rows.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
+) -> Tensor:
+    """Computes all sequences in one call, in float32, without dropout (Rabe and Staats 2021, arXiv 2112.05682)."""
+    queries, keys = packing.queries, packing.keys
+    result: Tensor = torch.ops.aten._efficient_attention_forward(
+        *(x.transpose(1, 2) for x in (query, key, value)), None, queries.ends, keys.ends, max(queries.lengths),
+        max(keys.lengths), dropout, CAUSAL if causal else 0, True, scale=scale,
+    )[0]  # fmt: skip
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -101,14 +102,14 @@ def choose(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
 
 def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device) -> bool:
     """Returns whether a GPU computes all sequences in one call."""
-    from toolkit.models.unpadded.attend import VARLEN_HEADS, has_varlen
+    import torch
 
-    added = any((getattr(config, name, None) or 0) > 0 for name in (*DROPOUTS, *WINDOWS))
+    from toolkit.models.unpadded.attend import gpu_kernel
+
+    def largest(fields: Iterable[str]) -> float:
+        return max(getattr(config, name, None) or 0 for name in fields)
+
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return (
-        cfg.train.mixed_precision in ("bf16", "fp16")
-        and not added
-        and config.model_type not in POSITION_BIASES
-        and size in VARLEN_HEADS
-        and has_varlen(device)
-    )
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(cfg.train.mixed_precision, torch.float32)
+    plain = largest(WINDOWS) == 0 and config.model_type not in POSITION_BIASES
+    return plain and gpu_kernel(device, dtype, largest(DROPOUTS), size) != "split"

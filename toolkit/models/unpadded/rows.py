@@ -43,6 +43,12 @@ class Rows:
         return sum(self.lengths)
 
     @cached_property
+    def ends(self) -> Tensor:
+        """Where rows end among the tokens, with 0 in front, `[B + 1]` int32."""
+        ends = torch.tensor([0, *self.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return ends if self.where is None else ends.to(self.where.device)
+
+    @cached_property
     def left(self) -> Rows:
         """The same rows with their tokens at the left, padded to the longest only."""
         longest = max(self.lengths)
