@@ -69,6 +69,9 @@ test-slow: setup ## run the slow tests and those of several processes
 test-deepspeed: $(DEEPSPEED) ## run the tests of DeepSpeed, which has an environment of its own
 	.venv-deepspeed/bin/python -m pytest -m "not real" $(wildcard tests/*/test_deepspeed.py tests/unit/*/test_deepspeed.py)
 
+test-gpu: setup ## run the tests that need a GPU
+	TEST_GPU=1 $(BIN)/python -m pytest -m gpu tests/gpu
+
 test-real: setup ## run the tests on public datasets (those of `toolkit data get`; skipped where they are absent)
 	$(BIN)/python -m pytest -m real
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ SAME = ("train.learning_rate=5e-5", "train.warmup_steps=0", "train.weight_decay=
         "tracking.logging_steps=500")  # fmt: skip
 """The Trainer's defaults, in the toolkit's YAML."""
 PRECISIONS = {"no": "fp32", "bf16": "bf16"}
+Interleave = Callable[[Sequence[Side], argparse.Namespace], dict[str, list[dict[str, Any]]]]
 
 
 class Case:
@@ -45,13 +46,16 @@ class Case:
     def __init__(self, name: str, config: str, options: argparse.Namespace, folder: Path) -> None:
         self.name, self.config, self.options, self.folder = name, config, options, folder
         self.size = options.batch_size
-        self.batches = WARM_UP + options.steps
+        self.warm_up = options.warm_up
+        self.batches = self.warm_up + options.steps
         self.orders: dict[str, list[texts.Row]] = {}
         self.models: dict[bool, Path] = {}
         self.flags: list[str] = []
         """Further options of the script."""
         self.settings: list[str] = []
         """The same as settings of the toolkit."""
+        self.waste = no_waste(options.max_tokens)
+        """The toolkit's settings against waste."""
 
     def add(self, order: str, rows: list[texts.Row]) -> None:
         """Adds rows in an order and writes them to a file."""
@@ -65,7 +69,7 @@ class Case:
     def script(self, variant: str, precision: str, order: str, *flags: str, dropout: bool = True) -> Side:
         """Returns the side of the Trainer script."""
         command = [sys.executable, str(ROOT / "benchmarks" / "scripts" / f"{self.name}.py"), "--variant", variant,
-                   "--precision", precision, "--batch_size", str(self.size), "--warm_up", str(WARM_UP), "--model",
+                   "--precision", precision, "--batch_size", str(self.size), "--warm_up", str(self.warm_up), "--model",
                    str(self.models[dropout]), "--train_file", str(self.file(order)), "--output_dir",
                    str(self.folder / "script"), *self.flags, *flags]  # fmt: skip
         return Side(label(variant, precision, order), command)
@@ -79,10 +83,10 @@ class Case:
             f"train.mixed_precision={precision}",
             *SAME,
             *self.settings,
-            *no_waste(self.options.max_tokens),
+            *self.waste,
         ]
         return recipe_side(
-            label("toolkit", precision, order), self.name, self.config, settings, self.folder, WARM_UP
+            label("toolkit", precision, order), self.name, self.config, settings, self.folder, self.warm_up
         )  # fmt: skip
 
 
@@ -91,10 +95,10 @@ def label(side: str, precision: str, order: str) -> str:
     return f"{side}, {PRECISIONS[precision]}, {order}"
 
 
-def qa_case(options: argparse.Namespace, folder: Path) -> Case:
-    """Returns question answering with MiniLM on rows of SQuAD's lengths."""
+def qa_case(options: argparse.Namespace, folder: Path, pretrained: Path | None = None) -> Case:
+    """Returns question answering with an encoder, MiniLM unless one is given, on rows of SQuAD's lengths."""
     case = Case("qa", "recipes/configs/qa/squad.yaml", options, folder)
-    pretrained = texts.new_bert(folder / "tiny") if options.quick else texts.minilm(options.minilm)
+    pretrained = pretrained or (texts.new_bert(folder / "tiny") if options.quick else texts.minilm(options.minilm))
     for dropout in (True, False):
         case.models[dropout] = texts.with_head(pretrained, folder / f"qa-{dropout}", dropout)
     words = texts.one_token_words(pretrained)
@@ -120,21 +124,27 @@ def reviews_case(options: argparse.Namespace, folder: Path) -> Case:
     return case
 
 
-def translation_case(options: argparse.Namespace, folder: Path) -> Case:
-    """Returns translation with the new model of multi30k.yaml on captions of Multi30k's lengths."""
+def translation_case(options: argparse.Namespace, folder: Path, **sizes: int) -> Case:
+    """Returns translation with the new model of multi30k.yaml, or of other sizes, on captions of Multi30k's lengths."""
     case = Case("translation", "recipes/configs/translation/multi30k.yaml", options, folder)
     for order in texts.ORDERS:
         case.add(order, texts.caption_rows(case.batches, case.size, order))
     case.settings = ["model.from_config=null", "data.validation_file=null"]
-    sizes = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64} if options.quick else {}
+    if options.quick:
+        sizes = {"d_model": 32, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64}
     for dropout in (True, False):
         place = folder / f"translation-{dropout}"
         case.models[dropout] = texts.new_mbart(case.orders["random"], place, dropout, **sizes)
     return case
 
 
-def loss_check(case: Case, flags: Sequence[str]) -> dict[str, Any]:
+def loss_check(case: Case, flags: Sequence[str], run: Interleave = interleave) -> dict[str, Any]:
     """Compares the losses of the script with the toolkit's, step by step, in fp32 without dropout.
+
+    Args:
+        case: rows and models.
+        flags: further options of the script.
+        run: runs the sides.
 
     Raises:
         SystemExit: if they differ by more than `TOLERANCE`.
@@ -145,7 +155,7 @@ def loss_check(case: Case, flags: Sequence[str]) -> dict[str, Any]:
         case.ours("no", "random", dropout=False),
     ]
     once = argparse.Namespace(**vars(case.options) | {"pairs": 1})
-    curves = [runs[0]["losses"] for runs in interleave(sides, once).values()]
+    curves = [runs[0]["losses"] for runs in run(sides, once).values()]
     differences = [
         max(abs(other / own - 1) for other, own in zip(curve, curves[-1], strict=True)) for curve in curves[:-1]
     ]
@@ -173,9 +183,9 @@ def result(runs: Any, main: str, cases: dict[str, tuple[str, str]], case: Case, 
         "settings": {
             "batch_size": case.size,
             "steps": case.options.steps,
-            "warm_up_steps": WARM_UP,
+            "warm_up_steps": case.warm_up,
             "max_tokens_per_batch": case.options.max_tokens,
-            "toolkit": no_waste(case.options.max_tokens),
+            "toolkit": case.waste,
         },
     }
 
@@ -253,8 +263,8 @@ def main() -> None:
     options = read_options(made)
     for name in options.case:
         function, size, steps = CASES[name]
-        quick = {"steps": 2, "batch_size": 4}
-        own = {"steps": options.steps or steps, "batch_size": size} if not options.quick else quick
+        quick = {"steps": 2, "batch_size": 4, "warm_up": WARM_UP}
+        own = {"steps": options.steps or steps, "batch_size": size, "warm_up": WARM_UP} if not options.quick else quick
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             function(argparse.Namespace(**vars(options) | own), Path(folder))
 

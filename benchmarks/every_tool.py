@@ -2,9 +2,9 @@
 
     python benchmarks/every_tool.py [--only lr-find search] [--configurations qa/smoke]
 
-A tool runs in an empty folder, with a home and a temporary folder of its own. What it leaves there, beside its output
-folder and the cache of prepared rows, is an error. Finished figures are kept in the file of results, so that the rest
-can be measured later.
+A tool runs in an empty folder, with a home and a temporary folder of its own. What it leaves there is an error, beside
+its output folder, the cache of prepared rows, and what the account keeps: which recipes and runs it has started, and
+matplotlib's list of fonts. Finished figures are kept in the file of results, so that the rest can be measured later.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ TOOLS: Mapping[str, Sequence[str]] = {
 BUDGETS = {"reviews/smoke_image": None, "reviews/smoke_audio": 48_000}
 """Tokens of a micro-batch under certificates: samples of audio; images have no budget."""
 USUAL_BUDGET = 256
+OF_THE_ACCOUNT = (".local/state/finetune-toolkit", ".cache/matplotlib")
+"""What may be left in the home."""
 
 
 def arguments(tool: str, configuration: str) -> list[str]:
@@ -88,10 +90,11 @@ def run(tool: str, configuration: str, options: Any) -> float:
 
 
 def left_elsewhere(work: Path, places: Mapping[str, Path]) -> Iterator[str]:
-    """Yields the files that are neither in the output folder nor in the cache."""
+    """Yields the files that are neither in the output folder nor in the cache, nor kept by the account."""
     folders = (work, places["HOME"], places["TMPDIR"])
+    known = (work / "space.yaml", work / OUTPUT, *(places["HOME"] / name for name in OF_THE_ACCOUNT))
     for file in (each for folder in folders for each in folder.rglob("*") if not each.is_dir()):
-        if file != work / "space.yaml" and not file.is_relative_to(work / OUTPUT):
+        if not any(file.is_relative_to(each) for each in known):
             yield file.relative_to(work.parent).as_posix()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,9 @@ STEPS_ONLY = ("checkpoint.save_steps=null", "eval.eval_steps=null", "data.valida
 
 
 def no_waste(max_tokens: int | None = None) -> list[str]:
-    """Returns overrides for unpadded batches, fast dropout and, if given, a token budget."""
+    """Returns overrides for unpadded batches, fast dropout on a CPU and, if given, a token budget."""
     budget = [] if max_tokens is None else [f"train.max_tokens_per_batch={max_tokens}"]
-    return ["train.unpadded=true", "train.fast_dropout=true", *budget]
+    return ["train.unpadded=true", "train.fast_dropout=auto", *budget]
 
 
 class Steps:
@@ -42,7 +43,7 @@ class Steps:
 
 def fresh(folder: str) -> str:
     """Returns a new output folder of this round in a scratch folder, the same for all ranks of a launch."""
-    return f"{folder}/{os.getppid() if 'LOCAL_RANK' in os.environ else os.getpid()}"
+    return f"{folder}/{os.getppid()}" if "LOCAL_RANK" in os.environ else tempfile.mkdtemp(dir=folder)
 
 
 def train(recipe: str, config: str, overrides: Sequence[str], folder: str, warm_up: int) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def calling(name: str, function: Callable[..., Mapping[str, Any]], **arguments: 
 
 
 class Clock:
-    """Times steps in the process of a side, in wall-clock or CPU time (of all threads of the process)."""
+    """Times steps in the process of a side, in wall-clock or CPU time (of all threads of the process).
+
+    On a GPU, a step ends when its work is done.
+    """
 
     def __init__(self) -> None:
         self.now = time.process_time if os.environ.get(CPU_TIME) else time.perf_counter
@@ -65,6 +68,9 @@ class Clock:
 
     def tick(self) -> None:
         """Notes the time; call it once before the first step or after every step."""
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._at.append(self.now())
 
     def steps(self, warm_up: int) -> list[float]:

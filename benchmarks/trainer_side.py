@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+import torch
 from pairs import Clock, report
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -52,7 +53,7 @@ def training_arguments(options: argparse.Namespace, **further: Any) -> dict[str,
         "logging_steps": 1 if options.losses else 500,
         "report_to": "none",
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": not torch.cuda.is_available(),
         **tuned,
         **further,
     }

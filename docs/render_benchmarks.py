@@ -58,7 +58,8 @@ def machine(page: Result) -> str:
     bf16 = f" with {' and '.join(page['bf16'])}" if page["bf16"] else ""
     clock = "CPU time" if page["clock"] == "CPU" else "wall-clock time"
     threads = "1 thread" if page["threads"] == 1 else f"{page['threads']} threads"
-    return f"{page['cpu']}{bf16}, {threads}, {clock}; {versions}; commit {page['commit'][:12]}"
+    gpu = f"{page['gpu']}, " if page.get("gpu") else ""
+    return f"{gpu}{page['cpu']}{bf16}, {threads}, {clock}; {versions}; commit {page['commit'][:12]}"
 
 
 def scores(cases: Mapping[str, Result]) -> str:
@@ -91,6 +92,17 @@ def each_configuration(cases: Mapping[str, Result]) -> str:
     return table(["seconds", *map(line, tools)], rows, marked_up=True)
 
 
+def sides(cases: Mapping[str, Result]) -> str:
+    """Returns the table of what each side of the cases did, and the memory that it took."""
+    rows = []
+    for name, case in cases.items():
+        for side, rate in case.get("rows_per_second", {}).items():
+            share = f"{case['share_of_matmul'][side]:.1%}" if "share_of_matmul" in case else ""
+            rows.append([line(name), line(side), f"{rate:.0f}", f"{case['gib'][side]:.2f}", share])
+    header = ["case", "side", "rows per second", "GiB at most", "share of the speed of a large matrix product"]
+    return table(header, rows, marked_up=True)
+
+
 def section(file: str, page: Result) -> str:
     """Returns the section of a benchmark: its cases, the check of its losses, and the machine."""
     cases = page.get("cases") or {page.get("case", page["title"]): page}
@@ -101,6 +113,8 @@ def section(file: str, page: Result) -> str:
     ]
     if commit := page.get("other_commit"):
         parts += [scores(cases), f"The earlier commit is {commit[:12]}. Each seed trained with both at the same time."]
+    if any("rows_per_second" in case for case in cases.values()):
+        parts.append(sides(cases))
     if all("each" in case for case in cases.values()):
         parts.append(each_configuration(cases))
     if check := page.get("loss_check"):

@@ -22,9 +22,10 @@ os.environ.update(
     MPLCONFIGDIR=str(Path(CACHE.name) / "matplotlib"),
     MPLBACKEND="agg",
     TOKENIZERS_PARALLELISM="false",
-    CUDA_VISIBLE_DEVICES="",  # what is compared bit for bit is promised on the CPU
     OMP_NUM_THREADS="1",  # several processes share the machine, and the number of threads changes the last bits
 )
+if os.environ.get("TEST_GPU") != "1":  # `make test-gpu`
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what is compared bit for bit is promised on the CPU
 # More specific than HF_HOME, a launcher's setting, what a terminal is like: a developer's own must not reach the tests.
 OWN = {
     *("HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_METRICS_CACHE", "HF_TOKEN"),

@@ -1,0 +1,82 @@
+"""Attention over sequences of any lengths on a GPU, by PyTorch's kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from toolkit.models.unpadded import attend
+from toolkit.models.unpadded.packing import Packing
+from toolkit.models.unpadded.rows import Rows
+
+pytestmark = pytest.mark.gpu
+LENGTHS = (64, 3, 1, 40, 17, 33)
+KERNELS = {torch.bfloat16: "flash", torch.float16: "flash", torch.float32: "efficient"}
+ROUNDING = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 1e-5}
+
+
+def packing(causal: bool = False) -> Packing:
+    longest = max(LENGTHS)
+    mask = torch.arange(longest) < torch.tensor(LENGTHS)[:, None]
+    rows = Rows.of(mask.cuda())
+    assert rows is not None
+    return Packing(rows, rows, causal, None, {})
+
+
+def heads(dtype: torch.dtype, size: int = 64) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    made = [torch.randn(1, 4, sum(LENGTHS), size, device="cuda", dtype=dtype) for _ in range(3)]
+    return [each.requires_grad_() for each in made]
+
+
+def close(found: list[torch.Tensor], expected: list[torch.Tensor], dtype: torch.dtype) -> None:
+    for one, other in zip(found, expected, strict=True):
+        difference = (one.float() - other.float()).abs().max() / other.float().abs().max()
+        assert difference < ROUNDING[dtype]
+
+
+@pytest.mark.parametrize("dtype", KERNELS)
+@pytest.mark.parametrize("size", [8, 64, 80, 256])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_in_one_call_is_that_of_each_sequence(causal, size, dtype, monkeypatch):
+    def computed(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        output = attend.attend(nn.Module(), *inputs, packing(causal))[0]
+        return [output, *torch.autograd.grad((output.float() ** 2).sum(), inputs)]
+
+    inputs = heads(dtype, size)
+    assert attend.choose(torch.device("cuda"), dtype, 0.0, True, 64, size) == KERNELS[dtype]
+    found = computed(inputs)
+    monkeypatch.setattr(attend, "choose", lambda *_: "split")
+    close(found, computed([each.detach().float().requires_grad_() for each in inputs]), dtype)
+
+
+@pytest.mark.parametrize("dtype", KERNELS)
+def test_dropout_of_attention_has_its_rate_and_its_gradient(dtype):
+    """With the unit matrix as values, the output shows which weights were dropped."""
+    rate, packed = 0.25, packing()
+    assert attend.choose(torch.device("cuda"), dtype, rate, True, 64, 64) in ("flash", "split")
+    query, key, value = heads(dtype)
+    ones = torch.cat([torch.eye(length, 64) for length in LENGTHS]).expand(1, 4, -1, -1).to(query)
+
+    def attended(values: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        return attend.attend(nn.Module(), query, key, values, packed, rate)[0]
+
+    kept = [part[0, :, :, :length] > 0 for part, length in zip(
+        attended(ones).transpose(1, 2).split(LENGTHS, 2), LENGTHS, strict=True
+    )]  # fmt: skip
+    count, share = sum(map(torch.numel, kept)), sum(map(torch.sum, kept)) / sum(map(torch.numel, kept))
+    assert abs(share - (1 - rate)) < 4 * (rate * (1 - rate) / count) ** 0.5
+    assert not torch.equal(
+        kept[0], attend.attend(nn.Module(), query, key, ones, packed, rate)[0][0, :64].transpose(0, 1) > 0
+    )
+    output = attended(value)
+    found = [output, *torch.autograd.grad((output.float() ** 2).sum(), (query, key, value))]
+    inputs = [each.detach().float().requires_grad_() for each in (query, key, value)]
+    parts = []
+    for mask, *part in zip(kept, *(each.split(LENGTHS, 2) for each in inputs), strict=True):
+        weights = (part[0][0] @ part[1][0].mT / 8).softmax(-1) * mask / (1 - rate)
+        parts.append((weights @ part[2][0]).transpose(0, 1))
+    expected = torch.cat(parts)[None]
+    close(found, [expected, *torch.autograd.grad((expected**2).sum(), inputs)], dtype)
