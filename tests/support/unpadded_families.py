@@ -183,4 +183,6 @@ def copies(kind: str, head: str, **settings: Any) -> tuple[nn.Module, nn.Module]
 
 def recompute(model: Any) -> None:
     """Makes a model recompute the activations of its layers."""
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    # Under its former name before transformers 5.20 or so.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})

@@ -250,8 +250,8 @@ def test_all_dropout_of_a_model_is_drawn_fast(kind):
         trained(model, inputs)
     # PyTorch's attention with dropout draws inside one operation, or in several.
     assert {*plainly.names} & {"bernoulli_", "_scaled_dot_product_attention_math", "native_dropout"}
-    assert {*fast.names} == {"random_"}
-    assert len(fast.names) >= 2  # one for each layer, or more
+    assert {*fast.names} <= {"random_", "rand"}  # one number for each layer that `layerdrop` might skip
+    assert fast.names.count("random_") >= 2  # one for each layer, or more
     with Drawn() as evaluated:
         assert torch.equal(model.eval()(**inputs).logits, expected)
     assert not {*evaluated.names} & {"random_", "bernoulli_"}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
+from launching import ROOT
 from transformers import (
     AutoConfig,
     AutoModelForAudioClassification,
@@ -179,3 +183,26 @@ def test_a_damaged_folder_is_not_said_to_be_missing(tmp_path):
     with pytest.raises(InputError, match=r"cannot load the model in the folder .*\n  Reason: ") as refused:
         load_model_config(ModelConfig(name_or_path=str(tmp_path)))
     assert "Hub" not in str(refused.value)
+
+
+def test_code_is_not_imported_while_tensors_have_no_memory():
+    """What a library computes while it is imported would have no values either."""
+    code = """
+        import sys
+        from importlib.abc import MetaPathFinder
+        import torch, transformers
+        from toolkit.models.load import build_empty
+        class Seen(MetaPathFinder):
+            names = []
+            def find_spec(self, name, path, target=None):
+                if torch.empty(0).is_meta:
+                    self.names.append(name)
+        sys.meta_path.insert(0, Seen())
+        config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+        model = build_empty(transformers.AutoModelForSequenceClassification, config)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        print([name for name in Seen.names if name.startswith("transformers")])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]"]
