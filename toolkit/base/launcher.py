@@ -52,6 +52,16 @@ def launched_processes(environ: Mapping[str, str] = os.environ) -> int | None:
     return int(environ.get("WORLD_SIZE", "1")) if is_launched(environ) else None
 
 
+def refuse_launcher(command: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Refuses a command that several processes run at once, of which each would do all of its work.
+
+    Raises:
+        InputError: if a launcher has started several.
+    """
+    if int(environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
+
+
 def slurm_rank(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Returns the variables of the rank that a task of `srun` is; nothing for other processes.
 

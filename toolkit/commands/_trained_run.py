@@ -75,15 +75,14 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
     Raises:
         ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
     """
-    from toolkit.base.errors import InputError
     from toolkit.base.files import expanded
+    from toolkit.base.launcher import refuse_launcher
     from toolkit.deploy.serving.server import bound, require_libraries
 
     command = arguments.command[1]
     require_libraries(command, libraries)
     _refuse_overrides_of_files(arguments.overrides)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(f"toolkit {command} runs in one process; start it without a launcher")
+    refuse_launcher(command)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
     opened = bound(arguments.host, arguments.port)
     try:

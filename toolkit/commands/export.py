@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from toolkit.base.files import expanded
@@ -32,21 +31,16 @@ def work(arguments: argparse.Namespace) -> None:
         InputError: if the run cannot be exported, or the output cannot be written.
         RunError: if the output cannot be written, or its model differs from the run's.
     """
-    from toolkit.base.console import quiet_libraries
-    from toolkit.base.errors import InputError
+    from toolkit.base.launcher import refuse_launcher
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError("toolkit export runs in one process; start it without a launcher")
+    refuse_launcher("export")
     folder = expanded(arguments.run)
     if arguments.format == "zip":
-        output = _zip_file(arguments, folder)
-        quiet_libraries()
-        _write_zip(arguments, folder, output)
+        _write_zip(arguments, folder, _zip_file(arguments, folder))
     else:
         default = f"{folder.absolute()}-{arguments.format}"
         output = _options.output_folder(arguments.output or default, "--output", make=False)
-        quiet_libraries()
-        _write_folder(arguments, folder, output)
+        write_folder(arguments, arguments.format, output, arguments.parity_rows)
 
 
 def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -63,26 +57,40 @@ def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
 
 
 def _write_zip(arguments: argparse.Namespace, folder: Path, output: Path) -> None:
-    from toolkit.base.console import format_bytes, say
+    from toolkit.base.console import format_bytes, quiet_libraries, say
     from toolkit.deploy.export.archive import export_zip
 
+    quiet_libraries()
     export_zip(folder, arguments.recipe, output, arguments.trust_remote_code)
     say(f"{output} ({format_bytes(output.stat().st_size)}) has the model, its card, the report and predict.py,")
     say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
 
 
-def _write_folder(arguments: argparse.Namespace, folder: Path, output: Path) -> None:
-    from toolkit.base.console import say
+def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int | None = None) -> None:
+    """Writes a folder with the model in a format, and says how close it is to the run.
+
+    Args:
+        arguments: the run, `data`, `recipe` and `trust_remote_code`.
+        name: the format.
+        output: the folder, which does not exist or is empty.
+        most: most rows to compare on; None for the default.
+
+    Raises:
+        InputError: if the run cannot be exported.
+        RunError: if the output cannot be written, or its model differs from the run's.
+    """
+    from toolkit.base.console import quiet_libraries, say
     from toolkit.deploy.export.folder import Request, export_folder
     from toolkit.document.blocks import Table
     from toolkit.document.terminal import print_table
 
-    rows = {} if arguments.parity_rows is None else {"max_rows": arguments.parity_rows}
-    remote = arguments.trust_remote_code
+    quiet_libraries()
+    rows = {} if most is None else {"max_rows": most}
+    folder, remote = expanded(arguments.run), arguments.trust_remote_code
     parity = export_folder(
-        Request(folder, arguments.format, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)
+        Request(folder, name, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)
     )
-    print_table(Table(["", "run", arguments.format], parity.lines()))
+    print_table(Table(["", "run", name], parity.lines()))
     allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
     say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")
     say(f"{output} has the model in this format; README.md is its card, parity.json these figures")

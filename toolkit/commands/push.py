@@ -25,8 +25,10 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from toolkit.base.console import counted, format_bytes, say, warn
     from toolkit.base.errors import RunError
+    from toolkit.base.launcher import refuse_launcher
     from toolkit.deploy.push import planned
 
+    refuse_launcher("push")
     push = planned(expanded(arguments.run), arguments.repo, arguments.private)
     upload = push.upload
     kind = {True: "private", False: "public", None: "of your default visibility"}[upload.private]

@@ -213,18 +213,6 @@ class TextToText(ABC):
         """See `SupportsScript`."""
         return "text_to_text"
 
-    def graph_script(self) -> str:
-        """See `SupportsGraph`.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
-            "--format: an encoder-decoder generates text in a loop around the model, with beams and a cache that a "
-            "single graph does not have; use zip, whose predict.py generates with transformers, or merged if the run "
-            "has adapters"
-        )
-
     def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
         """See `SupportsScript`."""
         from toolkit.modalities import seq2seq

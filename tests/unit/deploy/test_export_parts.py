@@ -79,13 +79,13 @@ def test_a_single_row_is_repeated_and_what_cannot_be_traced_is_refused(tmp_path)
     example = example_of(Model(), batch(3))
     assert example.inputs["input_ids"].shape == (2, 3)
     assert example.outputs == ["logits"]
-    assert example.varying("batch", "length") == {"input_ids": {0: "batch", 1: "length"}}
+    assert example.varying(str) == {"input_ids": {0: "batch", 1: "length"}}
     with pytest.raises(InputError, match="have a single token"):
         example_of(Model(), batch(1))
     with pytest.raises(InputError, match="returns none of logits, start_logits, end_logits; use zip or merged"):
         example_of(Unknown(), batch(3))
     with pytest.raises(InputError, match="no linear layer that can be quantised; use onnx"):
-        FORMATS["int8"].write(example, tmp_path)
+        FORMATS["int8"].write(example, tmp_path, "model")
 
 
 def test_large_weights_are_in_a_file_beside_the_graph(tmp_path, monkeypatch):
@@ -105,7 +105,7 @@ def test_large_weights_are_in_a_file_beside_the_graph(tmp_path, monkeypatch):
     for name, tolerance in (("onnx", 1e-5), ("int8", 0.1)):
         folder = tmp_path / name
         folder.mkdir()
-        written = FORMATS[name].write(example, folder)
+        written = FORMATS[name].write(example, folder, "model")
         assert sorted(path.name for path in folder.iterdir()) == ["model.onnx", "model.onnx.data"]
         assert torch.allclose(written.model(**example.inputs).logits, expected, rtol=0, atol=tolerance)
 

@@ -29,7 +29,6 @@ from toolkit.base.errors import InputError
 from toolkit.commands import export
 from toolkit.deploy.export import formats
 from toolkit.deploy.export.runners import Graph
-from toolkit.recipe import load_task_type
 
 FEW = ("train.max_steps=2", "data.max_train_samples=24", "data.max_eval_samples=5", "checkpoint.save_steps=null")
 CLOSE = 2e-4
@@ -47,6 +46,7 @@ KINDS = {
     "token_classification": [{"tokens": "Anna drove to Kiel ."}, {"tokens": "Rain " * 90}],
     "language_modeling": [{"text": "The river is high."}, {"text": "Rain."}],
     "language_modeling/smoke_chat": [{"messages": [{"role": "user", "content": word}]} for word in ("Hello", "Bread?")],
+    "translation": [{"source": "A man in a hat."}, {"source": "Two dogs."}],
     "reviews/smoke_image": [{"image": path} for path in media("images")],
     "reviews/smoke_audio": [{"audio": path} for path in media("audio")],
 }
@@ -185,12 +185,32 @@ def test_wrong_requests_are_refused_before_a_model_is_loaded(run, tmp_path, monk
     assert not (tmp_path / "new").exists()
 
 
-def test_encoder_decoders_are_refused_with_what_to_use_instead():
-    task_type = load_task_type(ROOT / "recipes/translation.py")
-    with pytest.raises(InputError, match=r"use zip, whose predict\.py generates with transformers, or merged"):
-        task_type.graph_script(None)
+def test_a_single_graph_does_not_generate():
     with pytest.raises(InputError, match="generates text with its model, which a graph does not"):
         Graph().generate()
+
+
+MBART = (
+    "model.from_config={model_type: mbart, vocab_size: 300, d_model: 16, encoder_layers: 1, decoder_layers: 1, "
+    "encoder_attention_heads: 2, decoder_attention_heads: 2, encoder_ffn_dim: 16, decoder_ffn_dim: 16, "
+    "max_position_embeddings: 64}",
+    "task.max_target_length=12",
+)
+
+
+@pytest.mark.parametrize(("name", "beams"), [("onnx", 3), ("torch_export", 1)])
+def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
+    """With the beams of the run, from an encoder and a decoder that take any numbers of rows and tokens."""
+    train("translation", tmp_path / "run", *FEW, *MBART, f"task.num_beams={beams}", sizes=())
+    folder, parity = exported_as(tmp_path / "run", name, tmp_path)
+    assert parity["largest_difference"] <= parity["allowed_difference"]
+    assert {pair["export"] - pair["run"] for key, pair in parity["metrics"].items() if key != "loss"} == {0}
+    ending = "onnx" if name == "onnx" else "pt2"
+    assert {f"{side}_model.{ending}" for side in ("encoder", "decoder")} <= {path.name for path in folder.iterdir()}
+    assert f"decoder_model.{ending}" in (folder / "README.md").read_text()
+    rows = write_rows(tmp_path / "new.csv", [{"source": text} for text in ("A dog.", "Two men in hats. " * 9, "")])
+    assert_equal_answers(tmp_path / "run", folder, rows, CLOSE)
+    assert any(row["prediction"] for row in script_answers(folder, rows))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +245,7 @@ def test_every_kind_of_graph_answers_where_the_toolkit_is_missing(tmp_path):
             folder, parity = exported_as(root / "run", name, root)
             assert parity["largest_difference"] <= parity["allowed_difference"]
             needed = (folder / "requirements.txt").read_text().splitlines()
-            assert ("torch" in needed) == (name == "torch_export" or kind == "reviews/smoke_audio")
+            assert ("torch" in needed) == (name == "torch_export" or kind in ("reviews/smoke_audio", "translation"))
             files[("toolkit",) if "torch" in needed else ("toolkit", "torch")][folder] = file
             expected[folder] = toolkit_answers(root / "run", file)
     for without, inputs in files.items():

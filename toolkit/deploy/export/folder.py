@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from toolkit.api.device import looked_up
 from toolkit.api.scripts import SupportsGraph, SupportsScript
@@ -22,12 +21,12 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
 from toolkit.data.batches import evaluation_loader
-from toolkit.deploy.export.formats import FORMATS, TOLERANCE, Format, Written
-from toolkit.deploy.export.graph import example_of
+from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
+from toolkit.deploy.export.graph import example_of, examples_of_pair
 from toolkit.deploy.export.parity import Parity, measure
 from toolkit.deploy.export.private import private_paths, shorten_paths
 from toolkit.deploy.export.rows import labelled_rows, prepared
-from toolkit.deploy.export.script import SUFFIX, TEMPLATES, write_script
+from toolkit.deploy.export.script import SUFFIX, TEMPLATES, generating_code, write_script
 from toolkit.deploy.merge import refuse_unmergeable, reloaded, write_merged
 from toolkit.deploy.trained import TrainedRun, open_run, read_settings
 from toolkit.distributed.launch import build_accelerator
@@ -89,11 +88,10 @@ def export_folder(request: Request) -> Parity:
             tolerance = TOLERANCE if chosen is None else chosen.tolerance
             parity = measure(run, written.model, data, folder, request.format, tolerance, written.notes)
             parity.check()
-            _describe(request, run, parity, folder)
+            usage = None if chosen is None else chosen.usage(written.names if _is_pair(run) else [MODEL])
+            _describe(request, run, parity, folder, usage)
             if chosen is not None and template is not None:
-                values: dict[str, Any] = {"names": written.names, "program": request.format == "torch_export"}
-                model = run.accelerator.unwrap_model(run.model)
-                write_script(folder, template, cfg, task, model, run.processor, chosen.libraries, **values)
+                _write_script(run, template, folder, chosen, written.names)
             facts = read_json(RunFolder(request.run_folder).facts)
             shorten_paths(folder, private_paths(request.run_folder, cfg, facts))
     except OSError as error:
@@ -159,7 +157,10 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
     model = reloaded(run, plain)
     batch = looked_up(next(iter(evaluation_loader(data.features, run.task, run.processor, run.cfg, run.mesh))))
     try:
-        written = chosen.write(example_of(model, batch), folder)
+        if _is_pair(run):
+            written = write_pair(chosen, examples_of_pair(model, batch), model, folder)
+        else:
+            written = chosen.write(example_of(model, batch), folder, MODEL)
     except (ToolkitError, OSError):
         raise
     except Exception as error:  # exporters raise errors of many kinds for operations that they do not know
@@ -173,12 +174,26 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
     return written
 
 
-def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path) -> None:
+def _is_pair(run: TrainedRun) -> bool:
+    """Returns whether the model is an encoder and a decoder, which are two graphs."""
+    return bool(run.accelerator.unwrap_model(run.model).config.is_encoder_decoder)
+
+
+def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, names: Sequence[str]) -> None:
+    """Writes the script of a graph; that of an encoder-decoder contains the classes that generate with its two."""
+    libraries, values = chosen.libraries, {"names": names, "program": chosen.module == "torch"}
+    if _is_pair(run):
+        libraries = tuple(dict.fromkeys((*libraries, "torch")))
+        values["generating"] = generating_code()
+    model = run.accelerator.unwrap_model(run.model)
+    write_script(folder, template, run.cfg, run.task, model, run.processor, libraries, **values)
+
+
+def _describe(request: Request, run: TrainedRun, parity: Parity, folder: Path, usage: str | None) -> None:
     """Writes `parity.json` and the model card."""
     write_json(folder / PARITY, parity.as_json())
     name, config = request.run_folder.absolute().name, run.accelerator.unwrap_model(run.model).config
     own, facts = _own_card(request), read_json(RunFolder(request.run_folder).facts)
-    usage = None if request.format == MERGED else FORMATS[request.format].usage
     card = model_card(Card(name, run.cfg, run.task, config, facts, scores_of(own), adapted=False, usage=usage))
     write_text(folder / CARD, with_section(card, f"Export: {request.format}", parity.markdown()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,7 +18,8 @@ from toolkit.deploy.export.runners import OnnxModel, ProgramModel
 
 TOLERANCE = 1e-4
 """Largest allowed difference of outputs in float32, relative to the largest output if that is above 1."""
-ONNX, PROGRAM = "model.onnx", "model.pt2"
+MODEL = "model"
+"""Name of a graph's file, without its ending."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Written:
     Args:
         model: the model, loaded back.
         notes: what is known about it, for `parity.json`.
-        names: names of the tensors that it takes.
+        names: names of the tensors that it takes, or of the two graphs of an encoder-decoder.
     """
 
     model: nn.Module
@@ -40,18 +42,24 @@ class Format:
     """A format in which a graph of a model is written.
 
     Args:
-        write: writes a model into a folder and loads it back.
-        usage: Python code that loads it, for the model card.
+        write: writes a model into a folder, to a file of a name without its ending, and loads it back.
+        module: the Python module that loads it.
+        load: the expression that does, with the file's `name`, for the model card.
         libraries: the libraries that run it.
         needs: the libraries that write it.
         tolerance: largest allowed difference of the outputs; None if it is only stated.
     """
 
-    write: Callable[[Example, Path], Written]
-    usage: str
+    write: Callable[[Example, Path, str], Written]
+    module: str
+    load: str
     libraries: Sequence[str]
     needs: Sequence[str] = ()
     tolerance: float | None = TOLERANCE
+
+    def usage(self, names: Sequence[str]) -> str:
+        """Returns Python code that loads graphs of these names, for the model card."""
+        return "\n".join([f"import {self.module}\n", *(f"{name} = {self.load.format(name=name)}" for name in names)])
 
     def check(self) -> None:
         """Checks that the libraries are installed.
@@ -66,39 +74,38 @@ class Format:
             )
 
 
-def _write_program(example: Example, folder: Path) -> Written:
+def _write_program(example: Example, folder: Path, name: str) -> Written:
     """Writes what `torch.export` traces."""
-    varies = torch.export.Dim.DYNAMIC
-    shapes = example.varying(varies, varies)
+    file, shapes = folder / f"{name}.pt2", example.varying(lambda _: torch.export.Dim.DYNAMIC)
     inputs = dict(example.inputs)
     with quiet_exporters(), torch.no_grad():
         program = torch.export.export(example.forward, (), kwargs=inputs, dynamic_shapes=shapes, strict=False)
         for node in program.graph.nodes:
             node.meta.pop("stack_trace", None)  # with paths of this machine
-        torch.export.save(program, folder / PROGRAM)
-        return Written(ProgramModel(folder / PROGRAM, list(inputs)), {}, list(inputs))
+        torch.export.save(program, file)
+        return Written(ProgramModel(file, list(inputs)), {}, list(inputs))
 
 
-def _write_onnx(example: Example, folder: Path) -> Written:
+def _write_onnx(example: Example, folder: Path, name: str) -> Written:
     """Writes ONNX, traced by `torch.export`.
 
     Weights above 1.5 GiB are in a file beside it, because a file of ONNX has at most 2 GiB.
     """
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    inputs = dict(example.inputs)
+    file, inputs = folder / f"{name}.onnx", dict(example.inputs)
     with quiet_exporters(), torch.no_grad():
         program = torch.onnx.export(
-            example.forward, (), kwargs=inputs, dynamic_shapes=example.varying("batch", "length"), dynamo=True,
+            example.forward, (), kwargs=inputs, dynamic_shapes=example.varying(str), dynamo=True,
             output_names=example.outputs, verbose=False,
         )  # fmt: skip
         assert program is not None
         ClearMetadataAndDocStringPass()(program.model)  # stack traces, with paths of this machine
-        program.save(str(folder / ONNX))
-        return Written(OnnxModel(folder / ONNX, list(inputs), example.outputs), {}, list(inputs))
+        program.save(str(file))
+        return Written(OnnxModel(file, list(inputs), example.outputs), {}, list(inputs))
 
 
-def _write_int8(example: Example, folder: Path) -> Written:
+def _write_int8(example: Example, folder: Path, name: str) -> Written:
     """Writes ONNX whose linear layers have 8-bit weights, and quantise their inputs as they come.
 
     Weights have one scale for each output, inputs one scale for each call.
@@ -106,30 +113,48 @@ def _write_int8(example: Example, folder: Path) -> Written:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    whole = folder / "float32"
+    file, whole = folder / f"{name}.onnx", folder / "float32"
     whole.mkdir()
-    _write_onnx(example, whole)
+    _write_onnx(example, whole, name)
     with quiet_exporters():
         quantize_dynamic(
-            whole / ONNX, folder / ONNX, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8,
-            per_channel=True, use_external_data_format=(whole / f"{ONNX}.data").exists(),
+            whole / file.name, file, op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8,
+            per_channel=True, use_external_data_format=(whole / f"{file.name}.data").exists(),
         )  # fmt: skip
-    for file in whole.iterdir():
-        file.unlink()
+    for part in whole.iterdir():
+        part.unlink()
     whole.rmdir()
-    nodes = onnx.load(folder / ONNX, load_external_data=False).graph.node
+    nodes = onnx.load(file, load_external_data=False).graph.node
     count = sum(node.op_type == "MatMulInteger" for node in nodes)
     if not count:
         raise InputError("--format int8: the model has no linear layer that can be quantised; use onnx")
     return Written(
-        OnnxModel(folder / ONNX, list(example.inputs), example.outputs),
-        {"quantised_layers": count},
-        list(example.inputs),
+        OnnxModel(file, list(example.inputs), example.outputs), {"quantised_layers": count}, list(example.inputs)
     )
 
 
+def write_pair(chosen: Format, examples: Mapping[str, Example], model: Any, folder: Path) -> Written:
+    """Writes the encoder and the decoder of a model, and returns what generates with both.
+
+    Args:
+        chosen: the format.
+        examples: both, by the names of their files.
+        model: the model of transformers.
+        folder: the folder to write to, where its settings of generation are kept, too.
+    """
+    from toolkit.deploy.export.generating import TwoGraphs
+
+    graphs = [chosen.write(example, folder, name) for name, example in examples.items()]
+    model.generation_config.save_pretrained(folder)
+    notes = {name: sum(graph.notes[name] for graph in graphs) for name in graphs[0].notes}
+    generation = copy.deepcopy(model.generation_config)
+    whole = TwoGraphs(copy.deepcopy(model.config), generation, *(graph.model for graph in graphs))
+    return Written(whole, notes, list(examples))
+
+
 _FOR_ONNX = (
-    'import onnxruntime\n\nmodel = onnxruntime.InferenceSession("path/to/this/folder/model.onnx")',
+    "onnxruntime",
+    'onnxruntime.InferenceSession("path/to/this/folder/{name}.onnx")',
     ("onnxruntime", "transformers"),
     ("onnx", "onnxscript", "onnxruntime"),
 )
@@ -137,7 +162,8 @@ FORMATS = {
     "onnx": Format(_write_onnx, *_FOR_ONNX),
     "torch_export": Format(
         _write_program,
-        'import torch\n\nmodel = torch.export.load("path/to/this/folder/model.pt2").module()',
+        "torch",
+        'torch.export.load("path/to/this/folder/{name}.pt2").module()',
         ("torch", "transformers"),
     ),
     "int8": Format(_write_int8, *_FOR_ONNX, tolerance=None),

@@ -6,9 +6,9 @@ import inspect
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,27 +19,32 @@ from toolkit.base.errors import InputError
 
 OUTPUTS = ("logits", "start_logits", "end_logits")
 """The outputs of models that tasks use."""
+STATES = "last_hidden_state"
+TARGET = ("decoder_input_ids", "decoder_attention_mask")
 LEAST = 2
 """Least number of rows, tokens or samples of an example: a size of 0 or 1 is traced as a constant."""
 _LOGGERS = ("torch.onnx", "torch.export", "torch._export", "torch.fx", "onnxscript", "onnx_ir", "onnxruntime", "root")
 
 
 class Forward(nn.Module):
-    """A model whose forward pass takes the tensors of its batches by name and returns a dictionary of `OUTPUTS`.
+    """A model whose forward pass takes tensors by name and returns a dictionary of some of its outputs.
 
     Args:
         model: a model of transformers, without the hooks and replacements of training.
         names: names of the tensors.
         fixed: further arguments of the forward pass, which are the same in every batch.
+        outputs: names of the outputs.
     """
 
-    def __init__(self, model: nn.Module, names: list[str], fixed: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, names: list[str], fixed: Mapping[str, Any], outputs: Sequence[str] = OUTPUTS
+    ) -> None:
         super().__init__()
         self.model, self._fixed = model, dict(fixed)
 
         def forward(**inputs: Tensor) -> dict[str, Tensor]:
-            outputs = self.model(**inputs, **self._fixed)
-            return {name: outputs[name] for name in OUTPUTS if name in outputs}
+            found = self.model(**inputs, **self._fixed)
+            return {name: found[name] for name in outputs if name in found}
 
         # Exporters read the names of the arguments from the signature.
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -55,15 +60,25 @@ class Example:
         forward: the model.
         inputs: tensors by name.
         outputs: names of its outputs.
+        lengths: names of the lengths of inputs; `length` if ids and waveforms are missing here.
     """
 
     forward: Forward
     inputs: Mapping[str, Tensor]
     outputs: list[str]
+    lengths: Mapping[str, str] = field(default_factory=dict)
 
-    def varying(self, rows: Any, length: Any) -> dict[str, dict[int, Any]]:
-        """Returns which dimensions of each input vary: the rows, and the length of ids and waveforms."""
-        return {name: {0: rows, 1: length} if each.dim() == 2 else {0: rows} for name, each in self.inputs.items()}
+    def varying(self, dimension: Callable[[str], Any]) -> dict[str, dict[int, Any]]:
+        """Returns which dimensions of each input vary: the rows, and the length of ids, waveforms and states.
+
+        Args:
+            dimension: returns a dimension of a name, for instance `batch`.
+        """
+        return {
+            name: {0: dimension("batch")}
+            | ({1: dimension(self.lengths.get(name, "length"))} if each.dim() == 2 or name in self.lengths else {})
+            for name, each in self.inputs.items()
+        }
 
 
 def example_of(model: nn.Module, batch: Batch) -> Example:
@@ -76,18 +91,64 @@ def example_of(model: nn.Module, batch: Batch) -> Example:
     Raises:
         InputError: if the rows are too short to be traced, or the model returns none of `OUTPUTS`.
     """
-    tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
-    fixed = {name: each for name, each in batch["inputs"].items() if name not in tensors}
-    inputs = {name: each if len(each) >= LEAST else each.repeat(LEAST, *[1] * (each.dim() - 1))
-              for name, each in tensors.items()}  # fmt: skip
-    if any(each.dim() == 2 and each.shape[1] < LEAST for each in inputs.values()):
-        raise InputError("the rows to compare on have a single token; give longer ones as --data")
+    inputs = _repeated(batch)
+    fixed = {name: each for name, each in batch["inputs"].items() if name not in inputs}
     forward = Forward(model, list(inputs), fixed).eval()
     with torch.no_grad():
         outputs = list(forward(**inputs))
     if not outputs:
         raise InputError(f"--format: the model returns none of {', '.join(OUTPUTS)}; use zip or merged")
     return Example(forward, inputs, outputs)
+
+
+def examples_of_pair(model: Any, batch: Batch) -> dict[str, Example]:
+    """Returns what the encoder and the decoder of a model are traced with, by the names that Optimum gives their files.
+
+    Args:
+        model: an encoder-decoder of transformers in evaluation mode, on the CPU.
+        batch: as for `example_of`.
+
+    Raises:
+        InputError: if the rows are too short to be traced.
+    """
+    inputs = _repeated(batch)
+    source = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    encoder = Forward(model.get_encoder(), list(source), {}, [STATES]).eval()
+    with torch.no_grad():
+        states = encoder(**source)[STATES]
+    lengths = {"encoder_hidden_states": "length"} | dict.fromkeys(TARGET, "target_length")
+    given = {"encoder_hidden_states": states, "attention_mask": source["attention_mask"]}
+    given |= {name: inputs[name] for name in TARGET}
+    decoder = Forward(_AfterEncoder(model), list(given), {"use_cache": False}, ["logits"]).eval()
+    return {
+        "encoder_model": Example(encoder, source, [STATES]),
+        "decoder_model": Example(decoder, given, ["logits"], lengths),
+    }
+
+
+class _AfterEncoder(nn.Module):
+    """A model that takes the states of its encoder as a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, encoder_hidden_states: Tensor, **inputs: Any) -> Any:
+        return self.model(encoder_outputs=(encoder_hidden_states,), **inputs)
+
+
+def _repeated(batch: Batch) -> dict[str, Tensor]:
+    """Returns the tensors of a batch, with at least `LEAST` rows.
+
+    Raises:
+        InputError: if the rows are too short to be traced.
+    """
+    tensors = {name: each for name, each in batch["inputs"].items() if isinstance(each, Tensor)}
+    inputs = {name: each if len(each) >= LEAST else each.repeat(LEAST, *[1] * (each.dim() - 1))
+              for name, each in tensors.items()}  # fmt: skip
+    if any(each.dim() == 2 and each.shape[1] < LEAST for each in inputs.values()):
+        raise InputError("the rows to compare on have a single token; give longer ones as --data")
+    return inputs
 
 
 @contextmanager

@@ -27,7 +27,7 @@ GIVE = "give a labelled file with the columns of the run's files as --data"
 
 
 def labelled_rows(cfg: Config, task: Task, run_folder: Path, file: str | None, most: int) -> datasets.Dataset:
-    """Returns checked rows: those of a file, or the run's own validation rows; evenly spaced if there are many.
+    """Returns checked rows: those of a file, or the run's own; evenly spaced if there are many.
 
     Args:
         cfg: the run's settings.
@@ -53,7 +53,10 @@ def labelled_rows(cfg: Config, task: Task, run_folder: Path, file: str | None, m
 
 
 def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
-    """Returns the validation rows of a run; `task` learns its labels again, as it did before the run."""
+    """Returns a run's validation rows, or its training rows if it had no others.
+
+    `task` learns its labels again, as it did before the run.
+    """
     expected = read_json(RunFolder(run_folder).facts).get("data_fingerprints")
     data = replace(cfg.data, bad_rows="skip", max_bad_rows=1.0, stage_to=None)  # needs no copy on a fast disk
     try:
@@ -62,9 +65,7 @@ def _own_rows(cfg: Config, task: Task, run_folder: Path) -> datasets.Dataset:
         raise InputError(f"the run's own rows cannot be read again; {GIVE}.\n  Reason: {error}") from error
     if dict(checked.fingerprints) != expected:
         raise InputError(f"the data files have changed since {run_folder} was trained; {GIVE}")
-    if "validation" not in checked.splits:
-        raise InputError(f"{run_folder} was trained without validation rows; {GIVE}")
-    return checked.splits["validation"]
+    return checked.splits["validation" if "validation" in checked.splits else "train"]
 
 
 def prepared(run: TrainedRun, rows: datasets.Dataset) -> EvalData:

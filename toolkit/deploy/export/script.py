@@ -26,6 +26,12 @@ LIBRARIES = {"text": (), "seq2seq": (), "image": ("pillow",), "audio": ("soundfi
 """Libraries that a script needs for its inputs, besides those that run the model, by modality."""
 
 
+def generating_code() -> str:
+    """Returns the source of the classes that generate with two graphs, with what they import."""
+    source = (Path(__file__).parent / "generating.py").read_text(encoding="utf-8")
+    return source.partition("from __future__ import annotations\n")[2].strip()
+
+
 def columns_of_script(cfg: Config, task: Task) -> dict[str, str]:
     """Returns the columns of a CSV file for the script, by the names of its options."""
     columns, theirs = needed_columns(task), cfg.data.columns

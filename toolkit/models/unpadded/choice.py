@@ -110,6 +110,6 @@ def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device
         return max(getattr(config, name, None) or 0 for name in fields)
 
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(cfg.train.mixed_precision, torch.float32)
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(cfg.train.mixed_precision or "no", torch.float32)
     plain = largest(WINDOWS) == 0 and config.model_type not in POSITION_BIASES
     return plain and gpu_kernel(device, dtype, largest(DROPOUTS), size) != "split"
