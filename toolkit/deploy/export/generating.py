@@ -82,6 +82,6 @@ class TwoGraphs(PreTrainedModel, GenerationMixin):
         return Seq2SeqLMOutput(logits=found["logits"], encoder_last_hidden_state=states)
 
     def prepare_inputs_for_generation(self, input_ids: Any, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
-        """Returns the arguments of `forward` for the next token; `kwargs` makes transformers check those of `forward`."""
+        """Returns the arguments of `forward` for the next token; transformers looks for the name `kwargs`."""
         kept = ("attention_mask", "encoder_outputs")
         return {"decoder_input_ids": input_ids, **{name: kwargs[name] for name in kept}}
