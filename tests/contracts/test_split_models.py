@@ -18,11 +18,13 @@ pytestmark = pytest.mark.distributed
 SHARED = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews", "tensor:uneven", "zero1:reviews")
 """Runs of which each process should hold its share."""
 FIGURES = ROOT / "docs" / "strategies.json"
+WRITES_FIGURES = bool(os.environ.get("WRITE_FIGURES"))
+"""Whether to train every cell of the table in the docs; otherwise, those of both engines on two processes only."""
 
 
 def train_all(folder: Path, processes: int) -> None:
     """Trains every run of the strategies for this number of processes, and the same runs on one process."""
-    names = [name for strategy in strategies_for(processes) for name in names_of(strategy)]
+    names = [name for strategy in strategies_for(processes) for name in names_of(strategy, WRITES_FIGURES)]
     fork([Path(split_runs.__file__), folder, *names], processes, timeout=1500)
     split_runs.main(folder, *dict.fromkeys(name.split(":")[1] for name in names))
 
@@ -84,9 +86,9 @@ def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
 def assert_like_one_process(folder: Path, processes: int) -> None:
     strategies = strategies_for(processes)
     for strategy in strategies:
-        for name in names_of(strategy):
+        for name in names_of(strategy, WRITES_FIGURES):
             assert_equal_run(folder, name)
-    if os.environ.get("WRITE_FIGURES"):
+    if WRITES_FIGURES:
         write_figures(folder, strategies)
 
 

@@ -119,9 +119,12 @@ def run_name(strategy: str, run: str, engine: str = "loop") -> str:
     return ":".join([strategy, run, *([engine] if engine != "loop" else [])])
 
 
-def names_of(strategy: str) -> list[str]:
-    """Returns the names of all runs of a strategy."""
-    tasks = [run_name(strategy, task, engine) for engine in ENGINES for task in CELLS[strategy]]
+def names_of(strategy: str, whole: bool = True) -> list[str]:
+    """Returns the names of all runs of a strategy, or, on more than two processes, the Trainer's of one task only."""
+    few = not whole and STRATEGIES[strategy][0] > 2
+    by_trainer = CELLS[strategy][:1] if few else CELLS[strategy]
+    tasks = [run_name(strategy, task, "loop") for task in CELLS[strategy]]
+    tasks += [run_name(strategy, task, "trainer") for task in by_trainer]
     return [*tasks, *(run_name(strategy, run) for run in ALSO.get(strategy, ()))]
 
 
