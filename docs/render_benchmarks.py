@@ -117,6 +117,8 @@ def section(file: str, page: Result) -> str:
         parts.append(sides(cases))
     if all("each" in case for case in cases.values()):
         parts.append(each_configuration(cases))
+    if said := page.get("said"):
+        parts.append("\n".join(f"- {line(sentence)}" for sentence in said))
     if check := page.get("loss_check"):
         values = ", ".join(f"{name} {value:.1e}" for name, value in check.items() if isinstance(value, float))
         parts.append(f"Losses: {line(check['losses'])}: {values}.")
