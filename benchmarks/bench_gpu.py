@@ -254,7 +254,7 @@ def main() -> None:
             found |= function(argparse.Namespace(**vars(options) | own), Path(folder), name)
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         main_case = next(iter(found))
-        title = "a GPU: the library's examples and a Trainer tuned by hand, against the toolkit"
+        title = "one GPU: the library's examples and a Trainer tuned by hand, against the toolkit"
         settings = {"steps": options.steps, "warm_up_steps": WARM_UP}
         write("gpu", "GPU", title, {**found[main_case], "case": main_case, "gpu": gpu, "cases": found,
               "settings": settings}, options)  # fmt: skip

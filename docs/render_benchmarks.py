@@ -122,6 +122,8 @@ def section(file: str, page: Result) -> str:
     if check := page.get("loss_check"):
         values = ", ".join(f"{name} {value:.1e}" for name, value in check.items() if isinstance(value, float))
         parts.append(f"Losses: {line(check['losses'])}: {values}.")
+    if note := page.get("note"):
+        parts.append(line(note))
     parts.append(f"Machine: {line(machine(page))} ([{file}](../benchmarks/results/{file})).")
     return "\n\n".join(parts)
 

@@ -19,7 +19,10 @@ SHARED = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews"
 """Runs of which each process should hold its share."""
 FIGURES = ROOT / "docs" / "strategies.json"
 WRITES_FIGURES = bool(os.environ.get("WRITE_FIGURES"))
-"""Whether to train every cell of the table in the docs; otherwise, those of both engines on two processes only."""
+"""Whether to train every cell of the table in the docs.
+
+Otherwise, on more than two processes, the loop trains each task and the Trainer the first one.
+"""
 
 
 def train_all(folder: Path, processes: int) -> None:

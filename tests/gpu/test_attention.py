@@ -37,7 +37,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor], dtype: torch.
 
 
 @pytest.mark.parametrize("dtype", KERNELS)
-@pytest.mark.parametrize("size", [8, 64, 80, 256])
+@pytest.mark.parametrize("size", [8, 64, 80, 192])
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_in_one_call_is_that_of_each_sequence(causal, size, dtype, monkeypatch):
     def computed(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -51,11 +51,34 @@ def test_attention_in_one_call_is_that_of_each_sequence(causal, size, dtype, mon
     close(found, computed([each.detach().float().requires_grad_() for each in inputs]), dtype)
 
 
+@pytest.mark.xfail(strict=True, reason="gradients of torch's kernel are those of other weights")
+def test_dropout_in_float32_could_be_computed_in_one_call(monkeypatch):
+    monkeypatch.setattr(attend, "choose", lambda *_: "efficient")
+    assert_dropout_and_its_gradient(torch.float32)
+
+
 @pytest.mark.parametrize("dtype", KERNELS)
 def test_dropout_of_attention_has_its_rate_and_its_gradient(dtype):
-    """With the unit matrix as values, the output shows which weights were dropped."""
+    expected = "split" if dtype == torch.float32 else "flash"
+    assert attend.choose(torch.device("cuda"), dtype, 0.25, True, 64, 64) == expected
+    assert_dropout_and_its_gradient(dtype)
+
+
+def test_sources_of_equal_length_are_attended_to_by_padded_targets():
+    """Rows without padding know no device of their own."""
+    targets, sources = packing().keys, Rows(None, [8] * len(LENGTHS), 8)
+    query = heads(torch.bfloat16)[0]
+    key, value = (torch.randn(1, 4, sources.total, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    crossed = Packing(sources, targets, False, None, {})
+    found = attend.attend(nn.Module(), query, key, value, crossed)[0]
+    parts = zip(query.split(LENGTHS, 2), key.split(8, 2), value.split(8, 2), strict=True)
+    expected = [nn.functional.scaled_dot_product_attention(*each).transpose(1, 2) for each in parts]
+    close([found], [torch.cat(expected, 1)], torch.bfloat16)
+
+
+def assert_dropout_and_its_gradient(dtype: torch.dtype) -> None:
+    """Compares with weights of known dropout: with the unit matrix as values, the output shows which were dropped."""
     rate, packed = 0.25, packing()
-    assert attend.choose(torch.device("cuda"), dtype, rate, True, 64, 64) in ("flash", "split")
     query, key, value = heads(dtype)
     ones = torch.cat([torch.eye(length, 64) for length in LENGTHS]).expand(1, 4, -1, -1).to(query)
 

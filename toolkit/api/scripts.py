@@ -38,8 +38,4 @@ class SupportsGraph(Protocol):
     """
 
     def graph_script(self) -> str:
-        """Returns the name of the script's template in `toolkit/deploy/templates/graph`.
-
-        Raises:
-            InputError: if the model cannot be a graph, with the reason and what to use instead.
-        """
+        """Returns the name of the script's template in `toolkit/deploy/templates/graph`; it may raise an InputError."""

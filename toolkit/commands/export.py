@@ -8,6 +8,8 @@ from pathlib import Path
 from toolkit.base.files import expanded
 from toolkit.commands import _options
 
+MOST = 256
+"""Most rows to compare on."""
 FORMATS = ("zip", "merged", "onnx", "torch_export", "int8")
 
 
@@ -18,10 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "--format", type=_options.one_of(*FORMATS), default="zip", default_text=others)
     _options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     _options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
-    most = "most rows to compare on, evenly spaced (default: 256)"
-    parser.add_argument("--parity-rows", type=_options.at_least(1), metavar="N", help=most)
+    add_parity_rows(parser, MOST)
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
+
+
+def add_parity_rows(parser: argparse.ArgumentParser, default: int) -> None:
+    """Adds the option of how many rows are compared."""
+    most = f"most rows to compare on, evenly spaced (default: {default})"
+    parser.add_argument("--parity-rows", type=_options.at_least(1), metavar="N", help=most)
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -40,7 +47,7 @@ def work(arguments: argparse.Namespace) -> None:
     else:
         default = f"{folder.absolute()}-{arguments.format}"
         output = _options.output_folder(arguments.output or default, "--output", make=False)
-        write_folder(arguments, arguments.format, output, arguments.parity_rows)
+        write_folder(arguments, arguments.format, output, arguments.parity_rows or MOST)
 
 
 def _zip_file(arguments: argparse.Namespace, folder: Path) -> Path:
@@ -66,14 +73,14 @@ def _write_zip(arguments: argparse.Namespace, folder: Path, output: Path) -> Non
     say("which needs torch and transformers, but not the toolkit; README.txt tells how to use it")
 
 
-def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int | None = None) -> None:
+def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: int) -> None:
     """Writes a folder with the model in a format, and says how close it is to the run.
 
     Args:
         arguments: the run, `data`, `recipe` and `trust_remote_code`.
         name: the format.
         output: the folder, which does not exist or is empty.
-        most: most rows to compare on; None for the default.
+        most: most rows to compare on.
 
     Raises:
         InputError: if the run cannot be exported.
@@ -85,11 +92,8 @@ def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: i
     from toolkit.document.terminal import print_table
 
     quiet_libraries()
-    rows = {} if most is None else {"max_rows": most}
     folder, remote = expanded(arguments.run), arguments.trust_remote_code
-    parity = export_folder(
-        Request(folder, name, output, arguments.recipe, arguments.data, trust_remote_code=remote, **rows)
-    )
+    parity = export_folder(Request(folder, name, output, most, arguments.recipe, arguments.data, remote))
     print_table(Table(["", "run", name], parity.lines()))
     allowed = "" if parity.allowed is None else f" (at most {parity.allowed:.1e} is allowed)"
     say(f"largest difference of an output on {parity.rows} rows: {parity.difference:.1e}{allowed}")

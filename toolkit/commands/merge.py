@@ -8,12 +8,18 @@ from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, export
 
+MOST = 32
+"""Most rows to compare on, all of which both models compute on the CPU."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
     _options.add(parser, "run")
     _options.add(parser, "--output-dir", default_text="RUN/merged")
-    _options.add(parser, "--data", default_text="the run's own rows, to compare the merged model with the run")
+    _options.add(
+        parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run"
+    )
+    export.add_parity_rows(parser, MOST)
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 
@@ -26,8 +32,10 @@ def work(arguments: argparse.Namespace) -> None:
         RunError: if the outputs of the merged model differ.
     """
     from toolkit.base.launcher import refuse_launcher
+    from toolkit.deploy.trained import read_settings
 
     refuse_launcher("merge")
-    default = RunFolder(expanded(arguments.run)).merged
-    output = _options.output_folder(arguments.output_dir or default, make=False)
-    export.write_folder(arguments, "merged", output)
+    folder = expanded(arguments.run)
+    read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
+    output = _options.output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
+    export.write_folder(arguments, "merged", output, arguments.parity_rows or MOST)

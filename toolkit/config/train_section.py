@@ -128,8 +128,7 @@ class TrainConfig:
     unpadded: Literal["auto"] | bool = "auto"
     """Compute layers on the tokens of a batch only, without its padding. Results stay the same, but dropout draws other
     random numbers. `auto` turns it on where the model is covered (docs/unpadded.md) and its rows have different
-    lengths; on a GPU, only if its attention has no position bias and no window, and no dropout in float32. It also
-    applies to evaluation."""
+    lengths; on a GPU, only if attention of all rows is computed in one call. It also applies to evaluation."""
     pad_to_multiple_of: Positive | None = None
     """Pad training batches of text to a multiple of this many tokens instead of to their longest row, so that they have
     few different shapes, for instance 64 with `torch_compile`. Results stay the same up to rounding."""

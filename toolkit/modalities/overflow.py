@@ -30,7 +30,7 @@ def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], 
     if not _keeps_all_windows():
         raise InputError(
             f"tokenizers {version('tokenizers')} loses all but the first windows of long texts; install another "
-            "version: pip install 'tokenizers!=0.23.1,!=0.23.2'"
+            f"version: pip install 'tokenizers!={version('tokenizers')}'"
         )
     encoded = tokenizer(*texts, return_overflowing_tokens=True, return_offsets_mapping=True, **options)
     forget_truncation(tokenizer)
@@ -39,6 +39,7 @@ def encode_with_overflow(tokenizer: PreTrainedTokenizerBase, *texts: list[str], 
 
 @cache
 def _keeps_all_windows() -> bool:
+    """Returns whether a text of four tokens has four windows of one; with tokenizers 0.23.1 and 0.23.2, it has one."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))

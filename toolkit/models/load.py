@@ -161,7 +161,7 @@ def head_problems(model: ModelConfig, config: PreTrainedConfig, auto_model: str)
 
 
 def load_code(config: PreTrainedConfig, auto_model: str) -> None:
-    """Imports a model's class and its libraries, so that measuring its memory does not include the imports."""
+    """Imports a model's class and its libraries before something that the imports would disturb."""
     import transformers
 
     getattr(transformers, auto_model)._model_mapping.get(type(config), None)
@@ -172,7 +172,7 @@ def build_empty(auto_class: Any, config: PreTrainedConfig, **options: Any) -> Pr
 
     Its code is imported before: what libraries compute while they are imported must have values.
     """
-    auto_class._model_mapping.get(type(config), None)
+    load_code(config, auto_class.__name__)
     with torch.device("meta"):
         model: PreTrainedModel = auto_class.from_config(config, **options)
     return model

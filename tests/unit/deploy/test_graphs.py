@@ -198,6 +198,16 @@ MBART = (
 )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["qa", "reviews"])
+def test_an_encoder_decoder_that_does_not_generate_is_one_graph(task, tmp_path):
+    bart = MBART[0].replace("mbart", "bart").replace("max_position_embeddings: 64", "max_position_embeddings: 128")
+    train(task, tmp_path / "run", *FEW, bart, sizes=())
+    folder, parity = exported_as(tmp_path / "run", "onnx", tmp_path)
+    assert parity["largest_difference"] <= parity["allowed_difference"]
+    assert (folder / "model.onnx").is_file()
+
+
 @pytest.mark.parametrize(("name", "beams"), [("onnx", 3), ("torch_export", 1)])
 def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
     """With the beams of the run, from an encoder and a decoder that take any numbers of rows and tokens."""

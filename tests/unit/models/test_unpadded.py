@@ -266,6 +266,7 @@ def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest,
 
 
 def test_this_torch_has_the_kernels_of_a_gpu(monkeypatch):
+    monkeypatch.setattr("torch.backends.cuda.is_flash_attention_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
     has_kernel = attend.has_kernel.__wrapped__
     assert all(has_kernel(torch.device("cuda"), kernel) for kernel in ("flash", "efficient"))

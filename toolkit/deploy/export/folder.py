@@ -46,18 +46,18 @@ class Request:
         run_folder: the run's `output_dir`.
         format: `merged`, or a name of `FORMATS`.
         output: the folder to write, which does not exist or is empty.
+        max_rows: largest number of rows to compare on.
         recipe: the recipe's name or file if it was moved after the run.
         data: labelled rows to compare on; None for the run's own validation rows.
-        max_rows: largest number of rows to compare on.
         trust_remote_code: whether Python code in the model's folder may run.
     """
 
     run_folder: Path
     format: str
     output: Path
+    max_rows: int
     recipe: str | None = None
     data: str | None = None
-    max_rows: int = 256
     trust_remote_code: bool = False
 
 
@@ -113,11 +113,7 @@ def _as_exported(cfg: Config, trust_remote_code: bool) -> Config:
 
 
 def _template(task: Task) -> str | None:
-    """Returns the template of the script, or None if the task has no script.
-
-    Raises:
-        InputError: if the model of the task is no graph, with the reason.
-    """
+    """Returns the template of the script, or None if the task has no script."""
     if isinstance(task, SupportsGraph):
         return f"graph/{task.graph_script()}"
     name = f"graph/{task.script()}" if isinstance(task, SupportsScript) else ""
@@ -175,8 +171,9 @@ def _graph(run: TrainedRun, plain: Path, folder: Path, chosen: Format, data: Eva
 
 
 def _is_pair(run: TrainedRun) -> bool:
-    """Returns whether the model is an encoder and a decoder, which are two graphs."""
-    return bool(run.accelerator.unwrap_model(run.model).config.is_encoder_decoder)
+    """Returns whether the model generates with an encoder and a decoder, which are two graphs."""
+    config = run.accelerator.unwrap_model(run.model).config
+    return run.task.auto_model(config) == "AutoModelForSeq2SeqLM"
 
 
 def _write_script(run: TrainedRun, template: str, folder: Path, chosen: Format, names: Sequence[str]) -> None:

@@ -70,7 +70,9 @@ def write_script(
     write_text(folder / "predict.py", source)
     # An older library may not know the model, its tokenizer or its operations.
     exact = ("transformers", "onnxruntime")
-    lines = (f"{each}>={version(each)}" if each in exact else each for each in needed)
+    lines = [f"{each}>={version(each)}" if each in exact else each for each in needed]
+    if "return_overflowing_tokens" in source:
+        lines.append("tokenizers!=0.23.1,!=0.23.2")  # see toolkit.modalities.overflow
     write_text(folder / "requirements.txt", "\n".join(lines) + "\n")
 
 

@@ -15,15 +15,15 @@ LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""
 FLASH_CAPABILITY = (8, 0)
 """The oldest compute capability with PyTorch's flash attention."""
-FLASH_SIZES, EFFICIENT_SIZES = range(8, 257, 8), range(4, 257, 4)
-"""The sizes of heads that a GPU's kernels compute, in 16 bits and in float32."""
+FLASH_SIZES, EFFICIENT_SIZES = range(8, 193, 8), range(4, 257, 4)
+"""The sizes of heads that kernels of all these GPUs compute, in 16 bits and in float32."""
 FLASH = ("query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal",
          "return_debug_mask")  # fmt: skip
 EFFICIENT = ("query", "key", "value", "bias", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k",
              "dropout_p", "custom_mask_type", "compute_log_sumexp")  # fmt: skip
 """The arguments of PyTorch's kernels for sequences of any lengths, which its nested tensors call, too.
 
-`torch.nn.attention.varlen` has no dropout and no float32, and takes three times as long for a small batch.
+`torch.nn.attention.varlen` has no dropout and no float32.
 """
 CAUSAL = 1
 """The type of mask of the second kernel under which tokens attend to none after them."""
@@ -112,6 +112,8 @@ def has_kernel(device: torch.device, kernel: Literal["flash", "efficient"]) -> b
     """Returns whether a device and this version of torch have a kernel for sequences of any lengths."""
     if device.type != "cuda" or (kernel == "flash" and torch.cuda.get_device_capability(device) < FLASH_CAPABILITY):
         return False
+    if kernel == "flash" and not torch.backends.cuda.is_flash_attention_available():
+        return False
     expected = FLASH if kernel == "flash" else EFFICIENT
     found = getattr(torch.ops.aten, f"_{kernel}_attention_forward").default._schema.arguments
     return tuple(argument.name for argument in found[: len(expected)]) == expected
@@ -138,7 +140,8 @@ def gpu_kernel(
 ) -> Literal["flash", "efficient", "split"]:
     """Returns how a GPU computes attention to which nothing is added; arguments as for `choose`.
 
-    In torch 2.11, gradients of the kernel for float32 are not those of the weights that its forward pass dropped.
+    With dropout, the gradients of the kernel for float32 are not those of the weights that its forward pass dropped
+    (torch 2.11 on an H100; tests/gpu/test_attention.py).
     """
     if dtype in (torch.bfloat16, torch.float16) and size in FLASH_SIZES and has_kernel(device, "flash"):
         return "flash"
@@ -246,10 +249,9 @@ def _flash(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     """Computes all sequences in one call, in 16 bits (Dao 2023, arXiv 2307.08691)."""
-    queries, keys = packing.queries, packing.keys
     result: Tensor = torch.ops.aten._flash_attention_forward(
-        *(x[0].transpose(0, 1) for x in (query, key, value)), queries.ends, keys.ends, max(queries.lengths),
-        max(keys.lengths), dropout, causal, False, scale=scale,
+        *(x[0].transpose(0, 1) for x in (query, key, value)), *_sizes(packing, query.device), dropout, causal, False,
+        scale=scale,
     )[0]  # fmt: skip
     return result.unsqueeze(0)
 
@@ -258,9 +260,14 @@ def _efficient(
     query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float, causal: bool, scale: float | None
 ) -> Tensor:
     """Computes all sequences in one call, in float32, without dropout (Rabe and Staats 2021, arXiv 2112.05682)."""
-    queries, keys = packing.queries, packing.keys
     result: Tensor = torch.ops.aten._efficient_attention_forward(
-        *(x.transpose(1, 2) for x in (query, key, value)), None, queries.ends, keys.ends, max(queries.lengths),
-        max(keys.lengths), dropout, CAUSAL if causal else 0, True, scale=scale,
+        *(x.transpose(1, 2) for x in (query, key, value)), None, *_sizes(packing, query.device), dropout,
+        CAUSAL if causal else 0, True, scale=scale,
     )[0]  # fmt: skip
     return result
+
+
+def _sizes(packing: Packing, device: torch.device) -> tuple[Tensor, Tensor, int, int]:
+    """Returns where the sequences of queries and keys end, and how long the longest are."""
+    queries, keys = packing.queries, packing.keys
+    return queries.ends_on(device), keys.ends_on(device), max(queries.lengths), max(keys.lengths)

@@ -42,11 +42,16 @@ class Rows:
         """Number of tokens, N."""
         return sum(self.lengths)
 
+    def ends_on(self, device: torch.device) -> Tensor:
+        """Returns where rows end among the tokens, with 0 in front, `[B + 1]` int32; made once for all layers."""
+        if device not in self._ends:
+            ends = torch.tensor([0, *self.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+            self._ends[device] = ends.to(device)
+        return self._ends[device]
+
     @cached_property
-    def ends(self) -> Tensor:
-        """Where rows end among the tokens, with 0 in front, `[B + 1]` int32."""
-        ends = torch.tensor([0, *self.lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return ends if self.where is None else ends.to(self.where.device)
+    def _ends(self) -> dict[torch.device, Tensor]:
+        return {}
 
     @cached_property
     def left(self) -> Rows:
