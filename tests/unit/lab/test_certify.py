@@ -21,6 +21,7 @@ from toolkit.commands.cli import main
 from toolkit.config.overrides import written
 from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN
+from toolkit.lab.certify.strategy import strategies_of
 from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.certificate import folder_of, state_of
@@ -298,3 +299,13 @@ def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
             assert cfg.train.strategy == "sync"
             assert cfg.train.mixed_precision == "no"
             assert cfg.tracking.report_to == []
+
+
+@pytest.mark.parametrize(
+    ("override", "left_out"), [("train.unpadded=auto", set()), ("train.unpadded=true", {"pipeline=2"})]
+)
+def test_strategies_that_the_settings_exclude_are_not_certified(override, left_out):
+    recipe = ROOT / "recipes/language_modeling.py"
+    config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
+    cfg = load_settings(load_task_type(recipe), config, [override]).config
+    assert {"fsdp=2", "zero_stage=1", "tensor=2", "pipeline=2"} - {*strategies_of(cfg)} == left_out

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
+from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.rule import conflicts
 from toolkit.config.sections import Config, TrainConfig
-from toolkit.distributed.parallel_rules import RULES
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor_plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
@@ -61,15 +61,15 @@ def strategies_of(cfg: Config) -> list[str]:
     reset: dict[str, Any] = {name: getattr(TrainConfig(), name) for name in NOT_CERTIFIED}
     train = replace(cfg.train, **reset, mixed_precision="no", gradient_accumulation_steps=WINDOW)
 
-    def allowed(text: str) -> bool:
-        settings: Any = parse(text)
-        return not conflicts(RULES, replace(cfg, train=train, parallel=ParallelConfig(**settings)), {})
+    def excluded(**settings: Any) -> set[str]:
+        return {*conflicts(RULES, replace(cfg, train=train, parallel=ParallelConfig(**settings)), {})}
 
     config = load_model_config(source_of(cfg))
     found = ["fsdp=2", "zero_stage=1"]
     found += [] if plan_problems(config, 2) else ["tensor=2"]
     found += [] if stage_problems(config, 2, 1) else ["pipeline=2"]
-    return [text for text in found if allowed(text)]
+    without = excluded()
+    return [text for text in found if excluded(**parse(text)) <= without]
 
 
 def processes_of(settings: Mapping[str, int | str]) -> int:
