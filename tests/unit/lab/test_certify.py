@@ -304,8 +304,8 @@ def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
 @pytest.mark.parametrize(
     ("override", "left_out"), [("train.unpadded=auto", set()), ("train.unpadded=true", {"pipeline=2"})]
 )
-def test_strategies_that_the_settings_exclude_are_not_certified(override, left_out):
+def test_strategies_that_the_settings_exclude_are_not_certified(unpadded, left_out):
     recipe = ROOT / "recipes/language_modeling.py"
     config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
-    cfg = load_settings(load_task_type(recipe), config, [override]).config
+    cfg = load_settings(load_task_type(recipe), config, [f"train.unpadded={unpadded}"]).config
     assert {"fsdp=2", "zero_stage=1", "tensor=2", "pipeline=2"} - {*strategies_of(cfg)} == left_out
