@@ -79,6 +79,7 @@ def test_what_auto_became_is_in_run_json(tmp_path):
     assert text_run["resolved"]["train.dataloader_num_workers"] == 0
 
 
+@pytest.mark.slow
 def test_processes_of_a_machine_share_what_they_keep(tmp_path):
     fork([SUPPORT / "kept_runs.py", tmp_path], 2)
     assert json.loads((tmp_path / "seen-0.json").read_text()) == json.loads((tmp_path / "seen-1.json").read_text()) == {

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 from launching import ROOT
 
 CHECKS = """
@@ -17,6 +18,7 @@ assert lines[-1].startswith("Model, report and predictions are in outputs/logged
 """
 
 
+@pytest.mark.slow
 def test_the_page_runs_and_prints_nothing_but_its_own(tmp_path):
     page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)

@@ -28,7 +28,13 @@ WAYS_OUT = {
 }
 
 
-@pytest.mark.parametrize(("event", "script"), WAYS_OUT.values(), ids=WAYS_OUT)
+@pytest.mark.parametrize(
+    ("event", "script"),
+    [
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] if name == "hub" else [])
+        for name, each in WAYS_OUT.items()
+    ],
+)
 def test_a_way_out_fails_and_is_noted(event: str, script: str, tmp_path: Path) -> None:
     offline = Offline(tmp_path, tmp_path / "log")
     file = tmp_path / "script.py"

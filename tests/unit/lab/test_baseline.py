@@ -100,6 +100,7 @@ def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_generated_text_is_compared_with_its_source(tmp_path):
     rows = lines(DATA / "translation/validation.jsonl")
     pairs = [(row["translation"]["en"], row["translation"]["de"]) for row in rows]

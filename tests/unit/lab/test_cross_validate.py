@@ -109,6 +109,7 @@ def test_wrong_arguments_end_the_command(more, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_fold_that_fails_is_named(tmp_path, capsys):
     rows = "\n".join(f"text number {number},{'ab'[number == 9]}" for number in range(10))
     (tmp_path / "rows.csv").write_text(f"text,label\n{rows}\n")
