@@ -40,9 +40,9 @@ TOOLS: Mapping[str, Sequence[str]] = {
     "certify": (),
 }
 """The tools that train or look at a run's rows, and the options that each is given."""
-BUDGETS = {"reviews/smoke_image": None, "reviews/smoke_audio": 48_000}
-"""Tokens of a micro-batch under certificates: samples of audio; images have no budget."""
-USUAL_BUDGET = 256
+CERTIFIED = {"reviews/smoke_image": (), "reviews/smoke_audio": ("train.max_tokens_per_batch=48000",)}
+"""Settings of certificates where rows have one size: audio has a budget in samples, images have none."""
+USUALLY_CERTIFIED = ("train.unpadded=true", "train.max_tokens_per_batch=256")
 OF_THE_ACCOUNT = (".local/state/finetune-toolkit", ".cache/matplotlib")
 """What may be left in the home."""
 
@@ -54,8 +54,7 @@ def arguments(tool: str, configuration: str) -> list[str]:
     if tool == "plan":
         given = [recipe, "--config", config, "--output", f"{OUTPUT}/plan.json"]
     if tool == "certify":
-        budget = BUDGETS.get(configuration, USUAL_BUDGET)
-        given += ["train.unpadded=true", *([f"train.max_tokens_per_batch={budget}"] if budget else [])]
+        given += CERTIFIED.get(configuration, USUALLY_CERTIFIED)
     return [tool, *given]
 
 
