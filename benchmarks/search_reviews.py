@@ -93,7 +93,8 @@ def main() -> None:
         "cases": {"lr-find": spread([find_seconds]), f"search, {options.trials} trials": spread([search_seconds])},
         "said": said,
         "suggestion": rate,
-        **{key: search[key] for key in ("best", "winner", "counts", "cost")},
+        "winner": {key: value for key, value in (search["winner"] or {}).items() if key != "run"},
+        **{key: search[key] for key in ("best", "counts", "cost")},
     }
     title = "the shipped YAML of customer_reviews: a learning rate is found, and settings are searched around it"
     write(NAME, "search", title, figures, options)
