@@ -97,6 +97,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
         "help": "configuration file of accelerate launch, or the name of one in accelerate_configs, for several "
         "processes",
     },
+    "--parity-rows": {"type": at_least(1), "metavar": "N", "help": "most rows to compare on, evenly spaced"},
     "--steps": {"type": at_least(1), "metavar": "N", "help": "steps of a run"},
     "--skip": {"metavar": "N", "help": "steps before those that are measured"},
     "--per-device-eval-batch-size": {"type": at_least(1), "metavar": "N", "help": "rows per batch on each process"},

@@ -20,15 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(parser, "--format", type=_options.one_of(*FORMATS), default="zip", default_text=others)
     _options.add(parser, "--output", default_text="RUN.zip; for other formats than zip it is a folder, RUN-FORMAT")
     _options.add(parser, "--data", default_text="the run's validation rows, to compare the export with the run")
-    add_parity_rows(parser, MOST)
+    _options.add(parser, "--parity-rows", default_text=str(MOST))
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
-
-
-def add_parity_rows(parser: argparse.ArgumentParser, default: int) -> None:
-    """Adds the option of how many rows are compared."""
-    most = f"most rows to compare on, evenly spaced (default: {default})"
-    parser.add_argument("--parity-rows", type=_options.at_least(1), metavar="N", help=most)
 
 
 def work(arguments: argparse.Namespace) -> None:

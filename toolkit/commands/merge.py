@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _options.add(
         parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run"
     )
-    export.add_parity_rows(parser, MOST)
+    _options.add(parser, "--parity-rows", default_text=str(MOST))
     _options.add(parser, "--recipe", default_text="that of the run")
     _options.add(parser, "--trust-remote-code")
 

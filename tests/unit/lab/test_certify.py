@@ -301,9 +301,7 @@ def test_a_small_run_leaves_out_what_it_must_not_do(words, tmp_path):
             assert cfg.tracking.report_to == []
 
 
-@pytest.mark.parametrize(
-    ("override", "left_out"), [("train.unpadded=auto", set()), ("train.unpadded=true", {"pipeline=2"})]
-)
+@pytest.mark.parametrize(("unpadded", "left_out"), [("auto", set()), ("true", {"pipeline=2"})])
 def test_strategies_that_the_settings_exclude_are_not_certified(unpadded, left_out):
     recipe = ROOT / "recipes/language_modeling.py"
     config = ROOT / "recipes/configs/language_modeling/smoke.yaml"
