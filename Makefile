@@ -11,7 +11,7 @@ SMOKE := $(sort $(wildcard recipes/configs/*/smoke*.yaml))
 # are early. Slow tests are few and long, and go one by one.
 WORKERS := --numprocesses auto --maxprocesses 4 --durations 25
 FAULT_TESTS := --numprocesses auto --maxprocesses 4 --dist worksteal -m faults tests/faults
-BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
+BENCHMARKS := $(sort $(filter-out benchmarks/bench_gpu.py, $(wildcard benchmarks/bench_*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo smoke test test-slow test-deepspeed test-real test-faults soak quality \

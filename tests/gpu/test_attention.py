@@ -11,6 +11,7 @@ from toolkit.models.unpadded.packing import Packing
 from toolkit.models.unpadded.rows import Rows
 
 pytestmark = pytest.mark.gpu
+RATE = 0.25
 LENGTHS = (64, 3, 1, 40, 17, 33)
 KERNELS = {torch.bfloat16: "flash", torch.float16: "flash", torch.float32: "efficient"}
 ROUNDING = {torch.bfloat16: 3e-2, torch.float16: 4e-3, torch.float32: 1e-5}
@@ -51,17 +52,20 @@ def test_attention_in_one_call_is_that_of_each_sequence(causal, size, dtype, mon
     close(found, computed([each.detach().float().requires_grad_() for each in inputs]), dtype)
 
 
-@pytest.mark.xfail(strict=True, reason="gradients of torch's kernel are those of other weights")
-def test_dropout_in_float32_could_be_computed_in_one_call(monkeypatch):
-    monkeypatch.setattr(attend, "choose", lambda *_: "efficient")
-    assert_dropout_and_its_gradient(torch.float32)
-
-
 @pytest.mark.parametrize("dtype", KERNELS)
 def test_dropout_of_attention_has_its_rate_and_its_gradient(dtype):
     expected = "split" if dtype == torch.float32 else "flash"
-    assert attend.choose(torch.device("cuda"), dtype, 0.25, True, 64, 64) == expected
-    assert_dropout_and_its_gradient(dtype)
+    assert attend.choose(torch.device("cuda"), dtype, RATE, True, 64, 64) == expected
+    close(*with_dropout(dtype), dtype)
+
+
+def test_the_kernel_for_float32_drops_other_weights_in_its_backward_pass(monkeypatch):
+    """So it is not used with dropout; when this fails, torch has mended it."""
+    monkeypatch.setattr(attend, "choose", lambda *_: "efficient")
+    found, expected = with_dropout(torch.float32)
+    close(found[:1], expected[:1], torch.float32)
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert (one - other).abs().max() / other.abs().max() > 0.1
 
 
 def test_sources_of_equal_length_are_attended_to_by_padded_targets():
@@ -76,30 +80,33 @@ def test_sources_of_equal_length_are_attended_to_by_padded_targets():
     close([found], [torch.cat(expected, 1)], torch.bfloat16)
 
 
-def assert_dropout_and_its_gradient(dtype: torch.dtype) -> None:
-    """Compares with weights of known dropout: with the unit matrix as values, the output shows which were dropped."""
-    rate, packed = 0.25, packing()
+def with_dropout(dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Returns output and gradients with dropout, and those of the same weights dropped by hand.
+
+    With the unit matrix as values, the output shows which weights were dropped; their rate is checked here.
+    """
+    packed = packing()
     query, key, value = heads(dtype)
     ones = torch.cat([torch.eye(length, 64) for length in LENGTHS]).expand(1, 4, -1, -1).to(query)
 
     def attended(values: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(7)
-        return attend.attend(nn.Module(), query, key, values, packed, rate)[0]
+        return attend.attend(nn.Module(), query, key, values, packed, RATE)[0]
 
     kept = [part[0, :, :, :length] > 0 for part, length in zip(
         attended(ones).transpose(1, 2).split(LENGTHS, 2), LENGTHS, strict=True
     )]  # fmt: skip
     count, share = sum(map(torch.numel, kept)), sum(map(torch.sum, kept)) / sum(map(torch.numel, kept))
-    assert abs(share - (1 - rate)) < 4 * (rate * (1 - rate) / count) ** 0.5
+    assert abs(share - (1 - RATE)) < 4 * (RATE * (1 - RATE) / count) ** 0.5
     assert not torch.equal(
-        kept[0], attend.attend(nn.Module(), query, key, ones, packed, rate)[0][0, :64].transpose(0, 1) > 0
+        kept[0], attend.attend(nn.Module(), query, key, ones, packed, RATE)[0][0, :64].transpose(0, 1) > 0
     )
     output = attended(value)
     found = [output, *torch.autograd.grad((output.float() ** 2).sum(), (query, key, value))]
     inputs = [each.detach().float().requires_grad_() for each in (query, key, value)]
     parts = []
     for mask, *part in zip(kept, *(each.split(LENGTHS, 2) for each in inputs), strict=True):
-        weights = (part[0][0] @ part[1][0].mT / 8).softmax(-1) * mask / (1 - rate)
+        weights = (part[0][0] @ part[1][0].mT / 8).softmax(-1) * mask / (1 - RATE)
         parts.append((weights @ part[2][0]).transpose(0, 1))
     expected = torch.cat(parts)[None]
-    close(found, [expected, *torch.autograd.grad((expected**2).sum(), inputs)], dtype)
+    return found, [expected, *torch.autograd.grad((expected**2).sum(), inputs)]
