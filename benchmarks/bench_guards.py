@@ -8,8 +8,9 @@
 - samples: what the process uses of the machine, every two seconds. Most steps meet none, so these are the mean seconds
   of a step; the others are those of the median step.
 
-The side without it replaces it in its own process, or turns it off. The target is a ratio of at least 0.99: at most 1 %
-of a step.
+The side without it replaces it in its own process, or turns it off. The clock of the phases can be stopped between two
+steps: each pair is two runs over the same rows in which steps with and without it take turns, with the turns swapped in
+the second, so that each step is measured both ways. The target is a ratio of at least 0.99: at most 1 % of a step.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import texts
 from bench_loop import LARGE, SMALL
 from ours import STEPS_ONLY, Steps, fresh
-from pairs import ROOT, Side, calling, compared, interleave, parser, read_options, write
+from pairs import ROOT, Runs, Side, calling, compared, interleave, parser, read_options, write
+
+if TYPE_CHECKING:
+    from toolkit.api.task import Batch
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,14 @@ class Part:
         places: its places, and what stands there without it.
         settings: overrides that turn it off instead.
         average: of the seconds of steps.
+        turns: whether steps with and without it take turns in a run.
     """
 
     title: str
     places: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     average: Callable[[Sequence[float]], float] = statistics.median
+    turns: bool = False
 
 
 PARTS = {
@@ -64,6 +71,7 @@ PARTS = {
             "toolkit.base.phases:_Phase.__enter__": lambda phase: None,
             "toolkit.base.phases:_Phase.__exit__": lambda phase, *error: None,
         },
+        turns=True,
     ),
     "samples": Part(
         "a step without samples of the machine, against the same step with one every two seconds",
@@ -73,26 +81,60 @@ PARTS = {
 }
 CASES = {
     "large": (LARGE, 16, 192, 12, 1),
-    "small": (SMALL, 8, 64, 200, 1),
-    "small, 2 processes": (SMALL, 8, 64, 200, 2),
+    "small": (SMALL, 8, 64, 1000, 1),
+    "small, 2 processes": (SMALL, 8, 64, 1000, 2),
 }
 """Sizes of the model, rows of a step, largest number of tokens, measured steps and processes."""
 WARM_UP = 4
 CONFIG = "recipes/configs/qa/squad.yaml"
 
 
+class Turns(Steps):
+    """Steps of which one has what is measured, the next two do not, and so on: with, without, without, with.
+
+    Attributes:
+        on: whether the step under way has it.
+        turns: `on`, for each step so far.
+    """
+
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self.on, self.turns = on, [on]
+
+    def step(self, step: int, batches: Sequence[Batch], record: Mapping[str, float]) -> None:
+        """Notes a step, and whose turn is next."""
+        super().step(step, batches, record)
+        self.on ^= step % 2 == 1
+        self.turns.append(self.on)
+
+    def seconds(self, on: bool, warm_up: int) -> list[float]:
+        """Returns the seconds of the steps with or without, after the first `warm_up`."""
+        measured = zip(self.clock.steps(warm_up - 1), self.turns[warm_up:], strict=False)  # the last turn had no step
+        return [seconds for seconds, turn in measured if turn is on]
+
+
 @contextmanager
-def without(part: Part) -> Iterator[None]:
-    """Takes what can be replaced out of this process.
+def without(part: Part, off: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """Takes what can be replaced out of this process, while `off` returns true.
 
     Raises:
         AttributeError: if there is nothing at a place.
     """
+
+    def switched(kept: Callable[..., Any], neutral: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: (neutral if off() else kept)(*arguments)
+
     with ExitStack() as replaced:
         for place, neutral in part.places.items():
-            module, _, name = place.partition(":")
-            replaced.enter_context(patch(f"{module}.{name}", neutral))
+            made = switched(resolve_name(place), neutral)
+            replaced.enter_context(patch(place.replace(":", "."), made))
         yield
+
+
+def settings_of(overrides: Sequence[str], folder: str) -> dict[str, Any]:
+    """Returns the job of a training, into a new output folder."""
+    settings = [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]
+    return {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG), "overrides": settings}
 
 
 def train(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[str, Any]:
@@ -100,14 +142,30 @@ def train(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[st
     from toolkit.lab.training import trained
 
     steps, chosen = Steps(), PARTS[part]
-    settings = [*STEPS_ONLY, *overrides, *([] if on else chosen.settings), f"output_dir={fresh(folder)}"]
-    job = {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG), "overrides": settings}
+    job = settings_of([*overrides, *([] if on else chosen.settings)], folder)
     with nullcontext() if on else without(chosen), trained(job, steps):
         return {"seconds": chosen.average(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
 
 
+def train_in_turns(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[str, Any]:
+    """Trains in this process, with and without one of `PARTS` in turn, and returns the seconds of all steps.
+
+    Args:
+        overrides: settings.
+        folder: a scratch folder.
+        part: key of `PARTS`.
+        on: whether the first step has it.
+    """
+    from toolkit.lab.training import trained
+
+    steps = Turns(on)
+    with without(PARTS[part], lambda: not steps.on), trained(settings_of(overrides, folder), steps):
+        both = {"with": steps.seconds(True, WARM_UP), "without": steps.seconds(False, WARM_UP)}
+        return {"seconds": statistics.median(both["with"]), **both, "losses": steps.losses}
+
+
 def sides(part: str, name: str, options: argparse.Namespace, folder: Path) -> list[Side]:
-    """Returns the sides of a case: without and with one of `PARTS`."""
+    """Returns the sides of a case: without and with one of `PARTS`, or beginning so if they take turns."""
     sizes, rows, limit, steps, processes = CASES[name]
     rows, limit, steps = (2, 48, 2) if options.quick else (rows, limit, steps)
     pretrained = texts.new_bert(folder / f"{name}-base", **sizes)
@@ -120,8 +178,9 @@ def sides(part: str, name: str, options: argparse.Namespace, folder: Path) -> li
         "train.num_train_epochs=1", "train.mixed_precision=no", "train.dataloader_num_workers=0",
         "tracking.logging_steps=50",
     ]  # fmt: skip
+    training = train_in_turns if PARTS[part].turns else train
     made_sides = [
-        calling(f"{kind}, {name}", train, overrides=settings, folder=str(folder), part=part, on=on)
+        calling(f"{kind}, {name}", training, overrides=settings, folder=str(folder), part=part, on=on)
         for kind, on in ((f"no {part}", False), (part, True))
     ]
     return [launched(side, processes) for side in made_sides]
@@ -136,6 +195,15 @@ def launched(side: Side, processes: int) -> Side:
     return Side(side.name, [*launch, *side.command[1:]], {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"})
 
 
+def by_turns(runs: Runs) -> Runs:
+    """Returns the median seconds of all steps without, and with, of each pair of runs in which they took turns."""
+    pairs = list(zip(*runs.values(), strict=True))
+    return {
+        name: [{"seconds": statistics.median([*first[turn], *second[turn]])} for first, second in pairs]
+        for name, turn in zip(runs, ("without", "with"), strict=True)
+    }
+
+
 def measure(part: str, options: argparse.Namespace) -> None:
     """Runs the pairs of all cases and writes the result.
 
@@ -148,7 +216,8 @@ def measure(part: str, options: argparse.Namespace) -> None:
             runs = interleave(sides(part, name, options, Path(folder)), options)
             if len({tuple(run["losses"]) for each in runs.values() for run in each}) > 1:
                 raise SystemExit(f"{name}: {part} change the losses")
-            cases[name] = compared(runs, f"no {part}, {name}", f"{part}, {name}")
+            timed = by_turns(runs) if PARTS[part].turns else runs
+            cases[name] = compared(timed, f"no {part}, {name}", f"{part}, {name}")
     removed = [*PARTS[part].places, *PARTS[part].settings]
     figures = {**cases["large"], "case": "large", "cases": cases, "removed": removed}
     write(part, part, PARTS[part].title, figures, options)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pkgutil import resolve_name
+from typing import Any
 
 import bench_checkpoint
 import bench_media
 import pairs
 import pytest
 import texts
-from bench_guards import PARTS, without
+from bench_guards import PARTS, Turns, by_turns, without
 from bench_start import last_step, median_and_range
+
+from toolkit.base.phases import phase, timed_phases
 
 
 def options(*arguments: str):
@@ -149,3 +152,27 @@ def test_what_is_measured_is_taken_out_and_comes_back(what, place) -> None:
         assert resolve_name(place) is not before
         assert resolve_name(place)(None, *([float("nan"), ()] if what == "guards" else [])) is None
     assert resolve_name(place) is before
+
+
+def test_steps_take_turns_and_each_is_measured_both_ways() -> None:
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for first in (False, True):
+        turns = Turns(first)
+        turns.clock.now = iter([0, 1, 3, 6, 10, 15, 21]).__next__
+        for step in range(1, 8):
+            turns.step(step, [], {"loss_sum": 1.0, "num_items": 1})
+        both = {"with": turns.seconds(True, 1), "without": turns.seconds(False, 1)}
+        runs[f"{first} first"] = [both | {"seconds": 0}]
+    assert runs["False first"] == [{"with": [1, 2, 5, 6], "without": [3, 4], "seconds": 0}]
+    assert runs["True first"] == [{"with": [3, 4], "without": [1, 2, 5, 6], "seconds": 0}]
+    assert by_turns(runs) == {name: [{"seconds": 3.5}] for name in runs}
+
+
+def test_what_takes_turns_is_there_while_it_is_on() -> None:
+    turns = Turns(on=True)
+    with without(PARTS["phases"], lambda: not turns.on), timed_phases() as clock:
+        with phase("fetch"):
+            assert clock.phase == "fetch"
+        turns.step(1, [], {"loss_sum": 1.0, "num_items": 1})
+        with phase("fetch"):
+            assert clock.phase != "fetch"
