@@ -251,7 +251,7 @@ def _features(
         return frames
     # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
     spectrogram = made["input_values"][0]
-    return np.maximum(spectrogram - spectrogram.max(), np.float32(-1.0)).T[None]
+    return np.ascontiguousarray(np.maximum(spectrogram - spectrogram.max(), np.float32(-1.0)).T)[None]
 
 
 def collate(
