@@ -108,7 +108,7 @@ def section(file: str, page: Result) -> str:
     cases = page.get("cases") or {page.get("case", page["title"]): page}
     unit = "ratio" if "ratio_median" in page else "seconds"
     parts = [
-        f"## {page['benchmark']}: {line(page['title'])}",
+        f"## {page['benchmark']}: {page['title']}",
         table(["case", unit], [[line(name), figure(case)] for name, case in cases.items()], marked_up=True),
     ]
     if commit := page.get("other_commit"):

@@ -80,7 +80,7 @@ def run(
     damaged, retry = dict[Path, str](), FIRST_TRY
     while True:
         try:
-            with own_process_state(), prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
+            with prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
                 return fit_and_report(prepared, ends_process)
         except (GoBack, NonFiniteParameters) as error:
             retry = after_non_finite(cfg.train, retry, error)
@@ -129,7 +129,7 @@ def prepared_run(
     float64: bool = False,
     retry: Retry = FIRST_TRY,
 ) -> Iterator[Run]:
-    """Claims the output folder, reads the inputs and builds the model.
+    """Claims the output folder, reads the inputs and builds the model, in a process state of its own.
 
     Args:
         cfg: resolved configuration.
@@ -147,29 +147,30 @@ def prepared_run(
         ToolkitError: if the run cannot start.
     """
     die_with_launcher()
-    with quiet_libraries():
+    with own_process_state(), quiet_libraries():
         refuse_wrong_run(cfg, task)
         accelerator = build_accelerator(cfg)
         mesh = mesh_of(cfg.parallel, accelerator.num_processes, accelerator.process_index)
         warn_of_machine(cfg, accelerator.device)
         system = SystemWatch(cfg.tracking.system_interval, accelerator.process_index, accelerator.device)
         watched = heartbeat(accelerator, cfg.train.heartbeat_timeout, Path(cfg.output_dir))
-    with quiet_libraries(), watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed, system:
-        inputs = read_inputs(cfg, task, accelerator, claimed)
-        milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
-        refuse_wrong_steps(cfg, milestones, claimed.resume)
-        import_all(cfg, inputs.model_config, inputs.auto_model)
-        memory = MemoryWatch(accelerator.device)
-        model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
-        strategy = build_strategy(cfg, accelerator, mesh)
-        record = partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones)
-        run = Run(
-            cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
-            data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
-            memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer, retry=retry,
-            resolved=inputs.resolved, record=record, system=system, trackers=RunTrackers(cfg, claimed.output_dir),
-        )  # fmt: skip
-        yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
+        with watched, claim(cfg, accelerator, skip, again=retry.count > 0) as claimed, system:
+            inputs = read_inputs(cfg, task, accelerator, claimed)
+            milestones = Milestones.of(cfg, training_order(inputs.data.train, cfg, mesh).windows_per_epoch)
+            refuse_wrong_steps(cfg, milestones, claimed.resume)
+            import_all(cfg, inputs.model_config, inputs.auto_model)
+            memory = MemoryWatch(accelerator.device)
+            model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
+            strategy = build_strategy(cfg, accelerator, mesh)
+            record = partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones)
+            run = Run(
+                cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
+                data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
+                memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
+                resolved=inputs.resolved, record=record, system=system, retry=retry,
+                trackers=RunTrackers(cfg, claimed.output_dir),
+            )  # fmt: skip
+            yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 
 
 def _trainable_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from toolkit.base.allocator import give_back_freed
 from toolkit.base.shards import local_bytes
 
 
@@ -56,7 +56,7 @@ class MemoryWatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        _give_back_freed()
+        give_back_freed()  # the next allocations would reuse it, and would not be measured
         self.baseline = held_bytes(device)
         self._train_peak = self._peak = 0
         self._training = False
@@ -124,12 +124,6 @@ def _reset_peak(device: torch.device) -> None:
     else:
         with suppress(OSError):  # not Linux, or a sandbox that forbids it
             Path("/proc/self/clear_refs").write_text("5")
-
-
-def _give_back_freed() -> None:
-    """Returns freed memory to the system; otherwise the next allocations would reuse it and would not be measured."""
-    with suppress(OSError, AttributeError):  # a C library other than glibc
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _bytes(tensors: Iterable[torch.Tensor]) -> int:

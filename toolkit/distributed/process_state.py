@@ -10,15 +10,22 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
+from toolkit.base.allocator import freed_memory_kept
 from toolkit.base.limits import threads_per_process
 
 
 @contextmanager
 def own_process_state() -> Iterator[None]:
-    """Isolates a run's process-wide state: accelerate's state, the launcher's variables, float32 precision, threads."""
+    """Isolates a run's process-wide state: accelerate's state, the launcher's variables, precision, threads, memory."""
     launcher = {name: value for name, value in os.environ.items() if name.startswith("ACCELERATE_")}
     try:
-        with own_accelerate_state(), float32_precision(None), fitting_threads(), flushed_denormals():
+        with (
+            own_accelerate_state(),
+            float32_precision(None),
+            fitting_threads(),
+            flushed_denormals(),
+            freed_memory_kept(),
+        ):
             yield
     finally:
         for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:

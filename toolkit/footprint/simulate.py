@@ -159,9 +159,8 @@ def _model(subject: Subject, ledger: Ledger) -> PreTrainedModel:
                 model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
         freeze(model, cfg.model)
         head_at_labels(model)
-        fast_dropout = is_chosen(cfg.train, subject.device) and not subject.fused_attention
-        if fast_dropout:
-            use_fast_dropout(model)
+        chosen = is_chosen(cfg.train, subject.device) and not subject.fused_attention
+        fast_dropout = chosen and use_fast_dropout(model)
         resident = replace(cfg.train, activation_offload=False)
         spare_activations(model, resident, lambda: (nullcontext(), _recomputing(ledger, fast_dropout)))
     ledger.name(model.parameters(), "parameters")

@@ -137,7 +137,9 @@ def read(
     if length is None:
         return clip
     before = round(start * max(0, length - len(clip)))
-    return np.pad(clip[:length], (before, max(0, length - len(clip) - before)))
+    padded = np.zeros(length, np.float32)
+    padded[before : before + len(clip)] = clip[:length]
+    return padded
 
 
 def load_processor(source: str, model: ModelConfig, options: Any) -> Processor:

@@ -211,8 +211,14 @@ def is_chosen(train: TrainConfig, device: torch.device) -> bool:
     return train.fast_dropout
 
 
-def use_fast_dropout(model: nn.Module) -> None:
-    """Uses this dropout in a model's training passes, in modules and where its code calls PyTorch's functions."""
+def use_fast_dropout(model: nn.Module) -> bool:
+    """Uses this dropout in a model's training passes, in modules and where its code calls PyTorch's functions.
+
+    Returns:
+        Whether the model has any dropout. If not, nothing changes: looking at every call takes time.
+    """
+    if not has_dropout(model):
+        return False
     entered: list[AbstractContextManager[Any]] = []
 
     def before(module: nn.Module, arguments: Any) -> None:
@@ -225,6 +231,22 @@ def use_fast_dropout(model: nn.Module) -> None:
 
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after, always_call=True)
+    return True
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Returns whether a module of a model drops elements, or a rate in its configuration is above 0."""
+    modules = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in model.modules())
+    config = getattr(model, "config", None)
+    return modules or (config is not None and _has_rate(config.to_dict()))
+
+
+def _has_rate(fields: Mapping[str, Any]) -> bool:
+    """Returns whether a field for dropout, or one of a part's configuration, is a number above 0."""
+    return any(
+        _has_rate(value) if isinstance(value, dict) else isinstance(value, float) and "drop" in name and value > 0
+        for name, value in fields.items()
+    )
 
 
 def recomputing() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:

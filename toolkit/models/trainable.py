@@ -66,9 +66,7 @@ def make_trainable(
         warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
     if not cfg.train.torch_compile:  # compiled passes have fixed shapes
         head_at_labels(model)
-    fast_dropout = resolved["train.fast_dropout"]
-    if fast_dropout:
-        use_fast_dropout(model)
+    fast_dropout = resolved["train.fast_dropout"] and use_fast_dropout(model)
     spare_activations(model, cfg.train, recomputing if fast_dropout else None)
     compile_training(model, cfg.train)
     return model

@@ -271,6 +271,18 @@ def test_recomputed_activations_have_the_same_masks(kind, dtype):
             assert torch.equal(one, other)
 
 
+def test_a_model_without_dropout_stays_as_it_is():
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    model = model_of("ForMaskedLM", "bert", **{**TEXT, **without})
+    assert not use_fast_dropout(model)
+    assert not model._forward_pre_hooks
+    adapted = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
+    assert use_fast_dropout(adapted)
+    model.config.classifier_dropout = None
+    model.config.attention_probs_dropout_prob = 0.1  # modules may read it in each pass
+    assert use_fast_dropout(model)
+
+
 def test_an_error_of_the_model_leaves_nothing_behind():
     model = model_of("ForMaskedLM", "bert", **TEXT)
     use_fast_dropout(model)
