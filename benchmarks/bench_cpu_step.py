@@ -30,6 +30,8 @@ from torch import nn
 
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.base.allocator import freed_memory_kept
+from toolkit.base.memory import peak_memory_bytes
 from toolkit.distributed.process_state import flushed_denormals
 from toolkit.models.fast_dropout import use_fast_dropout
 from toolkit.models.labelled_logits import head_at_labels
@@ -39,12 +41,10 @@ RESULTS = Path(__file__).resolve().parent / "results" / "cpu_step.json"
 VOCABULARY, ROWS, LENGTH = 30522, 4, 170
 SIZES = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 1536}
 JEMALLOC = find_library("jemalloc")
-ALLOCATORS = {
-    "glibc_thresholds": {"MALLOC_MMAP_THRESHOLD_": str(2**28), "MALLOC_TRIM_THRESHOLD_": str(2**30)},
-    **({"jemalloc": {"LD_PRELOAD": JEMALLOC}} if JEMALLOC else {}),
-}
-"""Environments in which memory of large tensors is used again instead of returned to the system; that of jemalloc only
-where it is installed."""
+KEPT = "kept"
+ALLOCATORS = {KEPT: {}, **({"jemalloc": {"LD_PRELOAD": JEMALLOC}} if JEMALLOC else {})}
+"""Ways to use the memory of large tensors again instead of returning it to the system, and the environment of each;
+jemalloc only where it is installed."""
 
 Work = Callable[[bool], None]
 
@@ -119,8 +119,8 @@ def denormals() -> Work:
     return work
 
 
-def allocating(bf16: bool) -> float:
-    """Returns the CPU seconds of steps with batches of different lengths, in this process."""
+def allocating(bf16: bool) -> dict[str, float]:
+    """Returns the CPU seconds of steps with batches of different lengths, and the peak memory of the process in MiB."""
     model = model_of(VOCABULARY)
     use_fast_dropout(model)
     head_at_labels(model)
@@ -129,7 +129,8 @@ def allocating(bf16: bool) -> float:
     start = time.process_time()
     for batch in batches:
         passes(model, batch, bf16)
-    return time.process_time() - start
+    seconds = time.process_time() - start
+    return {"seconds": seconds, "mib": peak_memory_bytes(torch.device("cpu")) / 2**20}
 
 
 CASES: dict[str, Callable[[], Work]] = {
@@ -150,11 +151,21 @@ def seconds(work: Work, on: bool) -> float:
     return time.thread_time() - start
 
 
-def started(allocator: str, precision: str, on: bool) -> float:
-    """Returns what `allocating` measures in a new process, with an allocator or the default."""
+def started(allocator: str, precision: str, peaks: dict[bool, list[float]], on: bool) -> float:
+    """Returns the seconds that `allocating` measures in a new process, with an allocator or the default.
+
+    Args:
+        allocator: key of `ALLOCATORS`.
+        precision: `fp32` or `bf16`.
+        peaks: receives the peak memory, by `on`.
+        on: whether to use the allocator.
+    """
     environ = {**os.environ, **(ALLOCATORS[allocator] if on else {})}
-    command = [sys.executable, __file__, "--allocating", precision]
-    return float(subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    command = [sys.executable, __file__, "--allocating", precision, *(["--kept"] if on and allocator == KEPT else [])]
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    peaks[on].append(found["mib"])
+    return float(found["seconds"])
 
 
 def pairs_of(measure: Callable[[bool], float], pairs: int) -> dict[str, Any]:
@@ -191,10 +202,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--allocating", choices=("fp32", "bf16"), help=argparse.SUPPRESS)
+    parser.add_argument("--kept", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.allocating:
-        print(allocating(arguments.allocating == "bf16"))
+        with freed_memory_kept() if arguments.kept else nullcontext():
+            print(json.dumps(allocating(arguments.allocating == "bf16")))
         return
     cases: dict[str, Any] = {}
     for name, make in CASES.items():
@@ -204,8 +217,9 @@ def main() -> None:
         cases[name] = pairs_of(lambda on, work=work: seconds(work, on), arguments.pairs)  # type: ignore[misc]
         print(name, cases[name], flush=True)
     for allocator, precision in itertools.product(ALLOCATORS, ("fp32", "bf16")):
-        name = f"{allocator}_{precision}"
-        cases[name] = pairs_of(partial(started, allocator, precision), arguments.pairs)
+        name, peaks = f"{allocator}_{precision}", dict[bool, list[float]]({False: [], True: []})
+        cases[name] = pairs_of(partial(started, allocator, precision, peaks), arguments.pairs)
+        cases[name] |= {f"mib_{key}": round(max(peaks[on])) for key, on in (("without", False), ("with", True))}
         print(name, cases[name], flush=True)
     found = {"cpu": cpu_name(), "torch": torch.__version__, "threads": 1, "time": "CPU seconds", "cases": cases}
     RESULTS.write_text(json.dumps(found, indent=2) + "\n")

@@ -8,7 +8,7 @@ measured once with and once without checkpointing, on other variants: SGD with t
 The first optimizer is also measured with steps of three times the rows, cut by a token budget.
 
 With `--malloc mapped`, the C library (glibc) maps every larger block separately and returns it when it is freed. By
-default it keeps blocks on a heap with gaps: memory that the plan does not predict and that the calibration can only
+default a run keeps blocks on a heap with gaps: memory that the plan does not predict and that the calibration can only
 extrapolate.
 """
 

@@ -17,8 +17,8 @@ PARTS = {
     "fast_dropout": ("`train.fast_dropout`", "a pass with dropout 0.1"),
     "labelled_logits": ("logits where there is a label", "a pass of a masked language model, 30,522 tokens"),
     "flush_denormal": ("denormal numbers are flushed", "an AdamW step on an embedding without gradient"),
-    "glibc_thresholds": ("glibc's settings below", "passes with batches of different lengths"),
-    "jemalloc": ("jemalloc (not advised)", "passes with batches of different lengths"),
+    "kept": ("freed memory is kept", "passes with batches of different lengths"),
+    "jemalloc": ("jemalloc (not used)", "passes with batches of different lengths"),
     "autocast_cache": ("one autocast cache per window (not used)", "four passes with"),
 }
 """Title of each part, and what was measured, by the beginning of its cases' names."""

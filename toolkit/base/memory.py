@@ -112,9 +112,12 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Returns the peak in bytes since it was last reset: allocated on the GPU, or resident on other devices."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # on Linux, at least that of the process that started it
     return peak if sys.platform == "darwin" else peak * 1024
 
 

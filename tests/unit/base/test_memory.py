@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from runs import train
@@ -35,6 +38,15 @@ def test_only_training_steps_count_as_training(tmp_path):
     assert use.rest == use.train_peak - 32 * MIB - 3
     assert use.peak - use.baseline == pytest.approx(166 * MIB, abs=10 * MIB)
     assert use.baseline == pytest.approx(held_bytes(CPU) - 16 * MIB, abs=20 * MIB)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot reset a peak")
+def test_the_memory_of_the_process_that_started_it_does_not_count():
+    code = "import torch; from toolkit.base.memory import peak_memory_bytes as peak; print(peak(torch.device('cpu')))"
+    large = torch.ones(1500 * MIB, dtype=torch.uint8)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    del large
+    assert 50 * MIB < int(done.stdout) < 1200 * MIB
 
 
 def test_frozen_parameters_have_no_gradient():
