@@ -9,6 +9,7 @@ SIGTERM. Heavy libraries are imported only after the configuration has been vali
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
@@ -138,11 +139,14 @@ def train(
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
     cfg = load_settings(task_type, config, settings, starts_run=True).config
 
+    from toolkit.base.allocator import give_back_freed
     from toolkit.distributed.process_state import random_state_kept
     from toolkit.run import run
 
     with random_state_kept():
         result = run(cfg, task_type(cfg), file)
+    gc.collect()
+    give_back_freed()  # the model is free only now
     numbers = {name: float(value) for name, value in result.figures.items() if value is not None}
     return TrainResult(Path(cfg.output_dir), numbers, result.steps, result.best, result.best_step)
 

@@ -162,13 +162,12 @@ def prepared_run(
             memory = MemoryWatch(accelerator.device)
             model = _trainable_model(cfg, inputs, mesh, accelerator, claimed.output_dir, float64)
             strategy = build_strategy(cfg, accelerator, mesh)
-            record = partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones)
             run = Run(
                 cfg=cfg, task=task, accelerator=accelerator, model=strategy.prepare(model), processor=inputs.processor,
                 data=inputs.data, output_dir=claimed.output_dir, resume=claimed.resume, identity=inputs.identity,
                 memory=memory, mesh=mesh, strategy=strategy, best=best_metric(cfg, task), observer=observer,
-                resolved=inputs.resolved, record=record, system=system, retry=retry,
-                trackers=RunTrackers(cfg, claimed.output_dir),
+                system=system, retry=retry, resolved=inputs.resolved, trackers=RunTrackers(cfg, claimed.output_dir),
+                record=partial(write_start, rows=inputs.rows, recipe=recipe, milestones=milestones),
             )  # fmt: skip
             yield replace(run, resolved={**run.resolved, ASYNC_SAVE: saves_in_background(run)})  # by the memory left
 

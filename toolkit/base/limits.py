@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from toolkit.base.allocator import give_back_freed
+
 ROOT = Path("/sys/fs/cgroup")
 GROUPS = Path("/proc/self/cgroup")
 MEMORY_FILES = {
@@ -32,9 +34,13 @@ def threads_per_process(processes: int) -> int:
 
 
 def available_memory() -> int:
-    """Returns the bytes that this process can still allocate without swapping; cached files count as free."""
+    """Returns the bytes that this process can still allocate without swapping; cached files count as free.
+
+    Freed memory that the process keeps is returned first.
+    """
     import psutil
 
+    give_back_freed()
     free = [int(psutil.virtual_memory().available), *_free_in_groups()]
     with suppress(ImportError):  # Windows
         import resource

@@ -71,6 +71,7 @@ class MemoryWatch:
         """Marks the beginning of training steps."""
         if not self._training:
             self._peak = self.peak
+            give_back_freed()  # by loading or an evaluation
             _reset_peak(self.device)
             self._training = True
 
@@ -113,7 +114,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     import resource
 

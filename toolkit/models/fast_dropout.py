@@ -244,7 +244,7 @@ def has_dropout(model: nn.Module) -> bool:
 def _has_rate(fields: Mapping[str, Any]) -> bool:
     """Returns whether a field for dropout, or one of a part's configuration, is a number above 0."""
     return any(
-        _has_rate(value) if isinstance(value, dict) else isinstance(value, float) and "drop" in name and value > 0
+        _has_rate(value) if isinstance(value, dict) else isinstance(value, float) and value > 0 and "drop" in str(name)
         for name, value in fields.items()
     )
 

@@ -6,11 +6,13 @@ import ctypes
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from toolkit.base import allocator
 from toolkit.base.allocator import freed_memory_kept, is_set
+from toolkit.distributed.process_state import own_process_state
 
 STEPS = """
 import resource, torch
@@ -57,14 +59,36 @@ def test_what_the_environment_sets():
     assert is_set({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1:glibc.malloc.mmap_threshold=65536"})
 
 
-@pytest.mark.parametrize("missing", [OSError("no such library"), None])
-def test_other_c_libraries_are_left_alone(monkeypatch, missing):
-    def library(name):
-        if missing is not None:
-            raise missing
-        return object()
+@pytest.mark.parametrize("library", [OSError("no such library"), TypeError("Windows"), SimpleNamespace(mallopt=1)])
+def test_other_c_libraries_are_left_alone(monkeypatch, library):
+    def opened(name):
+        if isinstance(library, Exception):
+            raise library
+        return library  # without the function that names glibc's version
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", library)
+    monkeypatch.setattr(allocator.ctypes, "CDLL", opened)
     with freed_memory_kept():
         pass
     allocator.give_back_freed()
+
+
+@pytest.mark.parametrize("largest", [256, 32])
+def test_a_run_sets_what_the_library_takes_and_the_outermost_block_ends_it(monkeypatch, largest):
+    taken = []
+
+    def mallopt(option, value):
+        if option == allocator.MAP and value > largest * allocator.MIB:
+            return 0
+        taken.append((option, value // allocator.MIB))
+        return 1
+
+    monkeypatch.setattr(
+        allocator, "_function", {"mallopt": mallopt, "malloc_trim": lambda keep: taken.append(keep)}.get
+    )
+    monkeypatch.setattr(allocator, "is_set", lambda environment: False)
+    with own_process_state():
+        assert taken == [(allocator.MAP, largest), (allocator.TRIM, 1024)]
+        with own_process_state():
+            pass
+        assert len(taken) == 2
+    assert taken[2:] == [(allocator.MAP, 32), (allocator.TRIM, 64), 0]

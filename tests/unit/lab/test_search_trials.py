@@ -15,7 +15,6 @@ from runs import ROOT, TINY
 
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.store import latest
-from toolkit.distributed.process_state import own_process_state
 from toolkit.lab.search import worker
 from toolkit.lab.search.children import copy_checkpoint, replace_run
 from toolkit.lab.search.trials import own_settings
@@ -38,8 +37,7 @@ def job(run: Path, *overrides: str, **more) -> dict:
 
 
 def train(run: Path, *overrides: str, **more) -> dict:
-    with own_process_state():
-        return worker.train(job(run, *overrides, **more))
+    return worker.train(job(run, *overrides, **more))
 
 
 def checkpoint(run: Path) -> dict[str, bytes]:
@@ -64,8 +62,7 @@ def test_a_trial_sees_no_test_rows_and_its_winner_is_scored_on_them(tmp_path):
     assert found["value"] == found["evaluations"][-1][1] == found["metrics"]["eval_accuracy"]
     assert not [name for name in found["metrics"] if name.startswith("test_")]
     assert not RunFolder(tmp_path / "run").model.exists()
-    with own_process_state():
-        scores = worker.score(job(tmp_path / "run", keep_model=True, draws=60))
+    scores = worker.score(job(tmp_path / "run", keep_model=True, draws=60))
     assert scores["validation"]["value"] == found["value"]
     assert scores["test"]["rows"] > 0
     assert len(scores["test"]["draws"]) == 60

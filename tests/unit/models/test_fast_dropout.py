@@ -279,6 +279,8 @@ def test_a_model_without_dropout_stays_as_it_is():
     adapted = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     assert use_fast_dropout(adapted)
     model.config.classifier_dropout = None
+    model.config.class_weights = {0: 1.5}  # by label
+    assert not use_fast_dropout(model)
     model.config.attention_probs_dropout_prob = 0.1  # modules may read it in each pass
     assert use_fast_dropout(model)
 
