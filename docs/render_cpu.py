@@ -34,8 +34,10 @@ def rendered() -> str:
         title, measured = PARTS[part]
         ending = SUFFIXES[name.removeprefix(f"{part}_")]
         spread = f"{case['ratio_median']:.2f} ({case['ratio_min']:.2f} to {case['ratio_max']:.2f})"
-        rows.append([title, f"{measured}{' ' if part == 'autocast_cache' else ', '}{ending}", spread])
-    text = table(["part", "measured", "times faster (range of the pairs)"], rows, marked_up=True)
+        memory = f"{case['mib_with'] / case['mib_without'] - 1:+.0%}" if "mib_with" in case else ""
+        rows.append([title, f"{measured}{' ' if part == 'autocast_cache' else ', '}{ending}", spread, memory])
+    header = ["part", "measured", "times faster (range of the pairs)", "peak memory of the process"]
+    text = table(header, rows, marked_up=True)
     pairs = {case["pairs"] for case in found["cases"].values()}
     note = f"\n\n{found['cpu']}, torch {found['torch']}, one thread; {max(pairs)} interleaved pairs for each row."
     page = PAGE.read_text(encoding="utf-8")
