@@ -162,6 +162,18 @@ SHAPES = {
 }
 
 
+def test_short_clips_stand_in_the_middle_of_silence():
+    file = audio.check(reference(encoded(tone(0.5))), options())
+    clip = audio.read(file, 16000, AudioOptions(), None)
+    for length in (20_000, len(clip), 5_000):
+        padded = audio.read(file, 16000, AudioOptions(), None, length)
+        before = max(0, length - len(clip)) // 2
+        assert (padded.shape, padded.dtype) == ((length,), np.float32)
+        assert np.array_equal(padded[before : before + len(clip)], clip[:length])
+        assert not padded[:before].any()
+        assert not padded[before + len(clip) :].any()
+
+
 def small(kind: str, **changes) -> ModelConfig:
     return ModelConfig(from_config={"model_type": kind} | MODELS[kind] | changes)
 
@@ -182,6 +194,7 @@ def test_every_kind_of_model_hears_the_clips_and_uses_all_its_weights(kind, tmp_
     assert values.shape == SHAPES.get(kind, SHAPES["wav2vec2"])
     assert values.dtype == torch.float32
     assert all(torch.isfinite(value).all() for value in inputs.values())
+    assert all(value.is_contiguous() for value in inputs.values())
     model = build_model(small(kind), config, audio.auto_model(config), 0)
     # Rows do not see each other: what one is heard as does not depend on the padding that another one needs.
     model.eval()

@@ -253,6 +253,7 @@ def _features(
         return frames
     # Independent of loudness: 0 at the loudest point, -1 from about 40 dB below it.
     spectrogram = made["input_values"][0]
+    # `np.stack` would keep the order of transposed arrays, and the first convolution would copy its input.
     return np.ascontiguousarray(np.maximum(spectrogram - spectrogram.max(), np.float32(-1.0)).T)[None]
 
 
