@@ -17,6 +17,7 @@ from runs import ROOT, SIZES, assert_same_weights, lines, predictions
 
 from toolkit.checkpoint.manifest import verify
 
+pytestmark = pytest.mark.slow
 LEAVES_WITHIN = 10.0
 RUN = (
     *SIZES["translation"],
@@ -54,13 +55,13 @@ def uninterrupted(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["loop", "trainer"])
 @pytest.mark.parametrize(
     ("processes", "torchrun"),
     [
         (1, False),
-        pytest.param(2, False, marks=[pytest.mark.slow, pytest.mark.distributed]),
-        pytest.param(2, True, marks=[pytest.mark.slow, pytest.mark.distributed]),
+        pytest.param(2, False, marks=pytest.mark.distributed),
+        pytest.param(2, True, marks=pytest.mark.distributed),
     ],
 )
 def test_a_generation_is_abandoned_and_repeated(uninterrupted, tmp_path, engine, processes, torchrun):

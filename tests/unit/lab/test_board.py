@@ -119,6 +119,7 @@ def test_a_curve_has_steps_and_the_training_time(folder):
     assert drawn.charts["eval_accuracy"][0][:2] == ([10, 20, 30, 40], [20, 40, 60, 80])
 
 
+@pytest.mark.slow
 def test_two_hundred_long_runs_make_a_page_of_a_few_megabytes(tmp_path):
     for number in range(200):
         write_run(tmp_path / f"run-{number}", number / 1e5, steps=600)

@@ -155,6 +155,7 @@ def test_words_of_long_texts_are_in_windows_and_not_cut(tmp_path):
     assert found["histograms"][0]["option"] == ""
 
 
+@pytest.mark.slow
 def test_similar_texts_are_found_without_comparing_all_pairs():
     random = np.random.default_rng(3)
     texts = [sentence(random, 30) for _ in range(2000)]
