@@ -131,7 +131,7 @@ def without(part: Part, off: Callable[[], bool] = lambda: True) -> Iterator[None
         yield
 
 
-def settings_of(overrides: Sequence[str], folder: str) -> dict[str, Any]:
+def job_of(overrides: Sequence[str], folder: str) -> dict[str, Any]:
     """Returns the job of a training, into a new output folder."""
     settings = [*STEPS_ONLY, *overrides, f"output_dir={fresh(folder)}"]
     return {"recipe": str(ROOT / "recipes" / "qa.py"), "config": str(ROOT / CONFIG), "overrides": settings}
@@ -142,7 +142,7 @@ def train(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[st
     from toolkit.lab.training import trained
 
     steps, chosen = Steps(), PARTS[part]
-    job = settings_of([*overrides, *([] if on else chosen.settings)], folder)
+    job = job_of([*overrides, *([] if on else chosen.settings)], folder)
     with nullcontext() if on else without(chosen), trained(job, steps):
         return {"seconds": chosen.average(steps.clock.steps(WARM_UP - 1)), "losses": steps.losses}
 
@@ -159,7 +159,7 @@ def train_in_turns(overrides: Sequence[str], folder: str, part: str, on: bool) -
     from toolkit.lab.training import trained
 
     steps = Turns(on)
-    with without(PARTS[part], lambda: not steps.on), trained(settings_of(overrides, folder), steps):
+    with without(PARTS[part], lambda: not steps.on), trained(job_of(overrides, folder), steps):
         both = {"with": steps.seconds(True, WARM_UP), "without": steps.seconds(False, WARM_UP)}
         return {"seconds": statistics.median(both["with"]), **both, "losses": steps.losses}
 
