@@ -8,8 +8,10 @@ Slurm sets, kills them when it receives SIGTERM, and ends with the largest exit 
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +20,12 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
+import psutil
+
+from toolkit.base.launcher import FIRST_PORT
+
 REQUEUED = "requeued"
+STARTED: list[subprocess.Popen] = []
 
 
 def options_of(script: Path) -> dict[str, str]:
@@ -57,7 +64,30 @@ def submit(script: Path, job: int, log: Path, bin_folder: Path, task: int | None
         environ |= {"SLURM_ARRAY_JOB_ID": str(job), "SLURM_ARRAY_TASK_ID": str(task)}
     with log.open("ab") as output:
         command = ["bash", str(script)]
-        return subprocess.Popen(command, env=environ, stdout=output, stderr=output, preexec_fn=_heed_signals)
+        started = subprocess.Popen(command, env=environ, stdout=output, stderr=output, preexec_fn=_heed_signals)
+    STARTED.append(started)
+    return started
+
+
+def end_jobs() -> None:
+    """Ends the jobs that a failed test has left, and their tasks."""
+    while STARTED:
+        if (job := STARTED.pop()).poll() is None:
+            for process in reversed([*psutil.Process(job.pid).children(recursive=True), job]):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            job.wait()
+
+
+def free_jobs(count: int) -> list[int]:
+    """Returns numbers of jobs whose ports nobody uses now."""
+    free: set[int] = set()
+    while len(free) < count:
+        job = random.randrange(1, 10_000)
+        with suppress(OSError), socket.socket() as found:
+            found.bind(("", FIRST_PORT + job))
+            free.add(job)
+    return list(free)
 
 
 def _heed_signals() -> None:

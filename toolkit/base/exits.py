@@ -195,6 +195,10 @@ KNOWN = {
         "A rank did not come to the meeting of all ranks at the start of the run: look for one that is stopped, has "
         "ended, or cannot reach MASTER_ADDR and MASTER_PORT of the first rank.",
     ),
+    "EADDRINUSE": (
+        "The port where the ranks of this run meet is in use, by another job or program on this machine: set "
+        "MASTER_PORT to another, the same for all ranks."
+    ),
     "without overflow": "A number became too large for float32: lower train.learning_rate.",
     "index out of range in self": (
         "A token id is beyond the model's embeddings: the tokenizer and the model in model.name_or_path do not belong "

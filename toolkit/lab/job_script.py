@@ -185,7 +185,8 @@ def _environment(job: Job) -> Iterator[str]:
     if job.work == "train":
         yield 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
         ports = f"{FIRST_PORT} + SLURM_JOB_ID % {PORTS}"
-        yield f"export MASTER_ADDR MASTER_PORT=$(({ports})) # jobs on one machine have different ports"
+        yield "# Jobs on one machine have different ports; a port that is set goes first."
+        yield f"export MASTER_ADDR MASTER_PORT=${{MASTER_PORT:-$(({ports}))}}"
         if not job.by_task:
             yield "# Otherwise the launcher kills its processes 30 s after the signal."
             yield f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={job.lead - SPARE_SECONDS}"

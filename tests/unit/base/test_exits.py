@@ -68,6 +68,7 @@ def test_an_account_without_a_home_has_no_recipes_of_its_own(tmp_path: Path, mon
         ("[unbound_buffer.cc:78] Timed out waiting 9ms for recv operation to complete", "raise train.ddp_timeout"),
         ("Timed out after 1801 seconds waiting for clients. 1/2 clients joined.", "look for one that is stopped"),
         ("wait timeout after 1800000ms, keys: /worker/1", "cannot reach MASTER_ADDR and MASTER_PORT"),
+        ("failed to listen. port: 15102, code: -98, name: EADDRINUSE", "set MASTER_PORT to another"),
         ("index out of range in self", "the tokenizer and the model in model.name_or_path do not belong together"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from commands import run_command
-from fake_slurm import REQUEUED, cancel, options_of, programs, submit, warn
+from fake_slurm import REQUEUED, cancel, end_jobs, free_jobs, options_of, programs, submit, warn
 from runs import ROOT, assert_same_weights
 
 from toolkit.base.errors import InputError
@@ -24,6 +24,12 @@ ECHO = 'echo "$MASTER_ADDR:$MASTER_PORT $OMP_NUM_THREADS $TORCH_ELASTIC_SHUTDOWN
 """What a program in place of a launcher prints."""
 WAIT = 1200
 """Seconds after which a job hangs, on a busy machine, too."""
+
+
+@pytest.fixture(autouse=True)
+def _no_job_is_left():
+    yield
+    end_jobs()
 
 
 def write(folder: Path, *options: str, name: str = "job.sbatch") -> Path:
@@ -55,11 +61,15 @@ def test_the_job_ends_as_its_run_and_returns_to_the_queue_when_it_was_stopped(co
     assert (ended, requeued(tmp_path)) == (0 if queue else code, queue)
 
 
-def test_each_process_is_a_task(tmp_path):
+def test_each_process_is_a_task(tmp_path, monkeypatch):
     script = write(tmp_path, "--nodes", "2", "--gpus", "2", "--cpus", "3", "train.max_steps=7")
     code, said = run(tmp_path, script, toolkit=ECHO)
     assert said == [f"127.0.0.1:15123 3  train {' '.join(CONFIG)} train.max_steps=7 checkpoint.resume=auto"] * 4
     assert code == 0
+    ports = 'echo "$MASTER_PORT"'
+    assert run(tmp_path, script, toolkit=ports)[1] == ["15123"] * 4
+    monkeypatch.setenv("MASTER_PORT", "29501")  # which sbatch hands on to the job
+    assert run(tmp_path, script, toolkit=ports)[1] == ["29501"] * 4
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 143])
@@ -258,19 +268,20 @@ def test_two_machines_stop_at_the_signal_and_go_on_bit_for_bit(launcher, tmp_pat
     for name in ("one", "stopped"):
         options = [*machines, "--time", "15:00", "--lead", str(lead)]
         scripts[name] = write(tmp_path, *options, *few, f"output_dir={tmp_path}/{name}", name=f"{name}.sbatch")
-    for number, (name, script) in enumerate(scripts.items(), start=101):
-        jobs[name] = submit(script, number, tmp_path / f"{name}.log", bin_folder)
+    numbers = dict(zip(scripts, free_jobs(2), strict=True))
+    for name, script in scripts.items():
+        jobs[name] = submit(script, numbers[name], tmp_path / f"{name}.log", bin_folder)
     metrics = tmp_path / "stopped/metrics.jsonl"
     while not (metrics.exists() and step in metrics.read_text()):
         assert jobs["stopped"].poll() is None, (tmp_path / "stopped.log").read_text()
         time.sleep(0.05)
     warn(jobs["stopped"], scripts["stopped"])
     assert jobs["stopped"].wait(lead) == 0
-    assert requeued(tmp_path) == ["102"], (tmp_path / "stopped.log").read_text()
+    assert requeued(tmp_path) == [str(numbers["stopped"])], (tmp_path / "stopped.log").read_text()
     assert not (tmp_path / "stopped/model").exists()
-    assert submit(scripts["stopped"], 102, tmp_path / "stopped.log", bin_folder).wait(WAIT) == 0
+    assert submit(scripts["stopped"], numbers["stopped"], tmp_path / "stopped.log", bin_folder).wait(WAIT) == 0
     assert jobs["one"].wait(WAIT) == 0, (tmp_path / "one.log").read_text()
-    assert requeued(tmp_path) == ["102"]
+    assert requeued(tmp_path) == [str(numbers["stopped"])]
     assert_same_weights(tmp_path / "one", tmp_path / "stopped")
 
 
