@@ -23,7 +23,7 @@ from toolkit.base.errors import Interrupted, RunError
 from toolkit.checkpoint import commit, snapshot
 from toolkit.checkpoint.manifest import verify
 from toolkit.distributed.strategies.ddp import DataParallel
-from toolkit.engine import checkpointer, session, snapshot_memory
+from toolkit.engine import background_save, checkpointer, session, snapshot_memory
 from toolkit.engine.background_save import BackgroundSave
 
 ASYNC, WAITING = "checkpoint.async_save=true", "checkpoint.async_save=false"
@@ -274,3 +274,22 @@ def test_an_error_of_one_ranks_thread_ends_all_with_its_message(form, tmp_path):
     assert " are needed, " in done.stdout + done.stderr
     (left,) = (tmp_path / "run/checkpoints").iterdir()
     assert (left.name, verify(left)) == ("step-2", [])
+
+
+class _Copied:
+    def run(self) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.parametrize("everywhere", [True, False], ids=["an error of all ranks", "an error of this rank"])
+def test_a_checkpoint_in_flight_is_waited_for_while_others_write_it_too(everywhere, monkeypatch, capsys):
+    monkeypatch.setattr(background_save, "PATIENCE_SECONDS", 0.05)
+    written = threading.Event()
+    error = RunError("the loss is not finite")
+    error.shared = everywhere
+    save = BackgroundSave(num_processes=2)
+    save.start(_Copied(), lambda: (time.sleep(0.5), written.set()))
+    save.__exit__(RunError, error, None)
+    assert written.is_set() == everywhere
+    assert ("checkpoint in flight is not complete" in capsys.readouterr().out) is not everywhere
+    assert written.wait(10)

@@ -51,9 +51,9 @@ def test_callbacks_hear_of_everything_and_may_ask_for_more(tmp_path):
     train("reviews", tmp_path / "run", *FEW, TRAINER, "trainer.callbacks=[callbacks_for_tests.Recorder]",
           "eval.eval_steps=4", "checkpoint.save_steps=5", "tracking.logging_steps=2",
           "checkpoint.load_best_model_at_end=true")  # fmt: skip
-    # The best step is saved while it is evaluated, and the last one after the Trainer has ended.
+    # The best step is saved once callbacks know of its evaluation, and the last one after the Trainer has ended.
     assert callbacks_for_tests.EVENTS == [
-        ("begin", 0), ("log", 2), ("log", 3), ("save", 3), ("evaluate", 3), ("log", 4), ("evaluate", 4), ("save", 5),
+        ("begin", 0), ("log", 2), ("log", 3), ("evaluate", 3), ("save", 3), ("log", 4), ("evaluate", 4), ("save", 5),
         ("log", 6), ("evaluate", 6), ("end", 6), ("save", 6),
     ]  # fmt: skip
     assert [line["step"] for line in lines(tmp_path / "run", "eval_loss")] == [3, 4, 6]
@@ -71,6 +71,7 @@ def test_early_stopping_is_resumed_with_its_patience_and_stays_stopped(tmp_path,
                 "train.max_grad_norm=0", "checkpoint.save_steps=1")  # fmt: skip
     whole = train("reviews", tmp_path / "whole", *settings)
     assert whole.steps < 54
+    assert whole.best_step == whole.steps - 2
     stop_before(whole.steps)
     with pytest.raises(StoppedError):
         train("reviews", tmp_path / "parts", *settings)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from toolkit.base.errors import CheckpointError
 from toolkit.base.files import read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
 
@@ -121,6 +122,16 @@ def verify(folder: Path) -> list[str]:
         One short message per problem; empty for a valid checkpoint.
     """
     return _problems(folder, large_files=True)
+
+
+def refuse_damaged(folder: Path) -> None:
+    """Refuses a checkpoint of which any byte differs from its manifest.
+
+    Raises:
+        CheckpointError: if one does.
+    """
+    if problems := verify(folder):
+        raise CheckpointError(f"the checkpoint {folder.absolute()} is damaged ({problems[0]})")
 
 
 def verify_small_files(folder: Path) -> list[str]:

@@ -41,6 +41,8 @@ def is_lost(accelerator: Accelerator, grad_norm: float) -> bool:
 class NonFiniteGradient(RunError):  # noqa: N818 - the name says it
     """A gradient is not finite, and the run stops before its update; raised on every rank."""
 
+    shared = True
+
 
 class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
     """Parameters or buffers are not finite; raised on every rank.
@@ -49,6 +51,8 @@ class NonFiniteParameters(RunError):  # noqa: N818 - the name says it
         what: the step, and what is not finite.
         step: the last step before it was found.
     """
+
+    shared = True
 
     def __init__(self, what: str, step: int) -> None:
         super().__init__(f"{what}; nothing was saved. Earlier checkpoints are intact.\n{HINT}")
@@ -63,9 +67,17 @@ class GoBack(RunError):  # noqa: N818 - the run goes on
         window: the step whose window is left out.
     """
 
+    shared = True
+
     def __init__(self, what: str, window: int) -> None:
         super().__init__(what)
         self.what, self.window = what, window
+
+
+class TooManyLeftOut(RunError):  # noqa: N818 - the name says it
+    """More updates are not finite than a run leaves out; raised on every rank."""
+
+    shared = True
 
 
 @torch.no_grad()
@@ -128,13 +140,13 @@ def leave_out(state: TrainState, train: TrainConfig, lost: LostGradient | None, 
         The step, and what was not finite.
 
     Raises:
-        RunError: on every rank, if too many were left out.
+        TooManyLeftOut: on every rank, if so.
     """
     step, what, rows = _found(lost)
     what = reason or what
     count, limit = len(state.left_out) + 1, train.max_non_finite_steps
     if count > limit:
-        raise RunError(
+        raise TooManyLeftOut(
             f"{what}; training stopped before this update, since {limit} were left out already "
             f"(train.max_non_finite_steps).\n  {rows}\n{HINT}"
         )

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from toolkit.base.console import warn
+from toolkit.base.errors import ToolkitError
 from toolkit.base.processes import STOP_SIGNALS
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ class BackgroundSave:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._thread is None:
             return
-        self._thread.join(PATIENCE_SECONDS if error is not None and self._num_processes > 1 else None)
+        # After an error of this process alone, others may be gone, which write the checkpoint too.
+        alone = error is not None and not (isinstance(error, ToolkitError) and error.shared)
+        self._thread.join(PATIENCE_SECONDS if alone and self._num_processes > 1 else None)
         if self._error is not None and self._error is not error:
             warn(f"{self._error}.")
+        elif self._thread.is_alive():
+            warn(f"the checkpoint in flight is not complete after {PATIENCE_SECONDS:.0f} s; the one before it is kept")
 
     def start(self, copy: Copy, write: Callable[[], None]) -> None:
         """Starts a thread that completes copies and writes them; `join` must have been called after the one before.

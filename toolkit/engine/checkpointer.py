@@ -20,7 +20,7 @@ from toolkit.base.phases import phase
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
 from toolkit.checkpoint.commit import NewCheckpoint, commit
-from toolkit.checkpoint.manifest import verify
+from toolkit.checkpoint.manifest import refuse_damaged
 from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.snapshot import Snapshot
 from toolkit.checkpoint.state import SavedState
@@ -220,7 +220,9 @@ class Checkpointer:
                 part.restore(tensors, values)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise store.not_restored(saved.path, part, error) from error
-        if run.accelerator.is_main_process and saved.path.parent == self._folder(state.step).parent:
+        if saved.path.parent != self._folder(state.step).parent:  # that of another run, and not saved in this one yet
+            return
+        if run.accelerator.is_main_process:
             store.prune_behind(saved.path, run.cfg.checkpoint.save_total_limit, () if best is None else {best})
         self._saved = (state.step, state.ended)
 
@@ -249,7 +251,7 @@ class Checkpointer:
         path = self._folder(context.state.best_step)
         try:
             if not self.is_saved:  # a damaged file is found only after it has replaced the parameters
-                on_main(accelerator, _refuse_damaged, path)
+                on_main(accelerator, refuse_damaged, path)
             with self._loading() as model:
                 best, kept = on_every(accelerator, self._load_best, path, model)
         except CheckpointError as error:
@@ -291,9 +293,3 @@ class Checkpointer:
         for name, part in self._parts().items():
             if name in values:
                 yield part, (contents.load_tensors(saved, name, self._context.run.mesh), dict(values[name]))
-
-
-def _refuse_damaged(path: Path) -> None:
-    """Raises CheckpointError if any byte of a checkpoint differs from its manifest."""
-    if problems := verify(path):
-        raise CheckpointError(f"the checkpoint {path.absolute()} is damaged ({problems[0]})")

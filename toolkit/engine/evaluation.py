@@ -156,6 +156,8 @@ def predict_batch(predictor: Predictor, model: nn.Module, cpu_batch: Batch) -> t
 class NonFiniteLoss(RunError):  # noqa: N818 - the name says it
     """The loss of an evaluation is not finite; raised on every process."""
 
+    shared = True
+
 
 def evaluate(
     predictor: Predictor,

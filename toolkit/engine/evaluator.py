@@ -52,7 +52,9 @@ class Evaluator:
             except Abandoned:  # parameters must be those of training again when it is raised
                 pass
             except RunError as error:
-                raise RunError(f"step {context.state.step}: {error}. Checkpoints of earlier steps are kept") from error
+                told = RunError(f"step {context.state.step}: {error}. Checkpoints of earlier steps are kept")
+                told.shared = error.shared
+                raise told from error
         if result is None:
             raise Abandoned
         if name == "validation":

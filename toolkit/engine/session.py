@@ -93,6 +93,8 @@ class Session:
         self.state.left_out = sorted({*self.state.left_out, *self.run.retry.left_out})
         on_main(self.run.accelerator, self._begin_files)
         self.meter.phases.start()
+        if self.state.best_step == self.state.step and self.run.cfg.checkpoint.load_best_model_at_end:
+            self.save()  # unless this run has it: the checkpoint may be that of another one
         self.run.system.begin(RunFolder(self.run.output_dir).system(self.run.system.rank), lambda: self.state.step)
         self.meter.start()
 
@@ -225,8 +227,12 @@ class Session:
         self.tracker.log(line)
         return line
 
-    def evaluate(self) -> dict[str, float]:
-        """Evaluates on the validation rows, if any, tracks the best step and returns the metrics."""
+    def evaluate(self, tell: Callable[[dict[str, float]], None] = lambda metrics: None) -> dict[str, float]:
+        """Evaluates on the validation rows, if any, tracks the best step and returns the metrics.
+
+        Args:
+            tell: tells the engine's own callbacks of the metrics, before a checkpoint of the best step has their state.
+        """
         with self.abandoned_if_stopped(due=True):
             result = self.evaluator.evaluate("validation")
         if result is None:
@@ -234,12 +240,15 @@ class Session:
         metrics = {f"eval_{name}": value for name, value in result.metrics.items()}
         self.tracker.log({"step": self.state.step, "epoch": self.context.epoch, **metrics})
         if self.state.evaluated_step == self.state.step:  # resumed right after this evaluation, which counts already
+            tell(metrics)
             return metrics
         self.state.evaluated_step = self.state.step
-        if self.evaluator.note_best(metrics) and self.run.cfg.checkpoint.load_best_model_at_end:
-            self.save()
+        is_best = self.evaluator.note_best(metrics)
         for callback in self.callbacks:
             callback.after_evaluation(metrics)
+        tell(metrics)
+        if is_best and self.run.cfg.checkpoint.load_best_model_at_end:
+            self.save()
         if isinstance(self.run.observer, EvaluationObserver):
             self.run.observer.evaluated(self.state.step, metrics)
         return metrics

@@ -168,11 +168,13 @@ class WindowTrainer(Trainer):
 
     def evaluate(self, *arguments: Any, **more: Any) -> dict[str, float]:
         """Evaluates on the validation rows like every engine, and notifies the callbacks."""
-        metrics = self.session.evaluate()
+        return self.session.evaluate(self._tell_evaluation)
+
+    def _tell_evaluation(self, metrics: dict[str, float]) -> None:
         self.log(dict(metrics))
-        self._tell_best()
+        # Callbacks compare with the best metric before this evaluation, as those of the library do.
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
+        self._tell_best()
 
     def on_save(self) -> None:
         """Notifies the callbacks of a checkpoint, whether due to a milestone, the best metric or the run's end."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from runs import assert_same_weights, lines, train
-from stopping import StoppedError, stopper
+from stopping import StoppedError, known_losses, stopper
 
 from toolkit.base.errors import ConfigError
 
@@ -33,6 +35,34 @@ def test_both_engines_stop_after_the_same_number_of_worse_evaluations(tmp_path, 
         train("reviews", tmp_path / "parts", *RUN, "checkpoint.resume=auto")
         assert lines(tmp_path / "parts") == lines(tmp_path / "loop")
         assert_same_weights(tmp_path / "loop", tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        (["train.early_stopping_patience=2"], 5),
+        (["train.lr_scheduler_type=reduce_lr_on_plateau", "train.lr_scheduler_kwargs={patience: 0, factor: 0.5}"], 6),
+        (["train.target_metric={eval_loss: 0.72}"], 3),
+        (["engine=trainer", "trainer.callbacks=[callbacks_for_tests.patient]"], 5),
+    ],
+    ids=["early stopping", "plateau", "target", "a callback of the Trainer"],
+)
+def test_the_checkpoint_of_the_best_step_knows_of_its_evaluation(settings, steps, tmp_path, monkeypatch):
+    settings = [*RUN, "train.early_stopping_patience=null", "train.max_steps=6", "train.learning_rate=0.01",
+                "checkpoint.load_best_model_at_end=true", "checkpoint.save_steps=null", *settings]  # fmt: skip
+    stop_before = stopper(monkeypatch)
+    with known_losses(0.8, 0.9, 0.7, 0.75, 0.78, 0.79):
+        whole = train("reviews", tmp_path / "whole", *settings)
+        assert (whole.steps, whole.best_step) == (steps, 3)
+        stop_before(4)
+        with pytest.raises(StoppedError) if steps > 3 else nullcontext():
+            train("reviews", tmp_path / "parts", *settings)
+        stop_before(None)
+        assert {path.name for path in (tmp_path / "parts/checkpoints").iterdir()} == {"step-1", "step-3"}
+        parts = train("reviews", tmp_path / "parts", *settings, "checkpoint.resume=auto")
+    assert (parts.steps, parts.best_step) == (steps, 3)
+    assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_a_small_gain_counts_only_above_the_threshold(tmp_path):
