@@ -195,10 +195,6 @@ def _environment(job: Job) -> Iterator[str]:
 
 
 def _settings(job: Job) -> Iterator[str]:
-    if job.preflight:
-        machines = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
-        check = shlex.join(["toolkit", "preflight", *job.words, "--processes", str(job.per_node)])
-        yield f"srun {machines} {check} || exit 2"
     if job.work != "train":
         return
     yield "settings=(checkpoint.resume=auto)"
@@ -207,6 +203,11 @@ def _settings(job: Job) -> Iterator[str]:
         yield f"seed=$(({job.seed - 1} + SLURM_ARRAY_TASK_ID))"
         yield "output=$output/seed-$seed"
         yield 'settings+=("seed=$seed" "output_dir=$output")'
+    if job.preflight:
+        machines = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1'
+        check = shlex.join(["toolkit", "preflight", *job.words])
+        yield f"srun {machines} \\"
+        yield f'    {check} "${{settings[@]}}" --processes {job.per_node} || exit 2'
     yield 'newest() { ls -t "$output/checkpoints" 2> /dev/null | head -n 1; }'
     yield "before=$(newest)"
 

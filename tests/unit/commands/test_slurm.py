@@ -132,6 +132,17 @@ def test_each_machine_is_checked_first(tmp_path):
     assert (code, set(said), requeued(tmp_path)) == (2, {"preflight"}, [])
 
 
+@pytest.mark.slow
+def test_a_job_that_returns_and_the_next_one_of_an_array_pass_the_check(tmp_path):
+    few = ["train.max_steps=2", "checkpoint.save_steps=1", f"output_dir={tmp_path}/runs"]
+    script = write(tmp_path, "--gpus", "0", "--preflight", "--array", "2", *few)
+    for number, task in enumerate((1, 1, 2)):
+        log = tmp_path / f"log-{number}"
+        assert submit(script, 7, log, programs(tmp_path), task).wait(WAIT) == 0, log.read_text()
+        assert "this machine can start the run" in log.read_text()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"seed-42", "seed-43"}
+
+
 @pytest.mark.parametrize("launcher", ["srun", "torchrun", "accelerate"])
 def test_spaces_and_quotes_arrive_as_they_were_given(launcher, tmp_path):
     words, file = ["my recipe.py", """data.columns.text=Ann's  "own" $text"""], "my env/multi_node.yaml"
