@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +28,10 @@ def outcome(trial: dict, log: Path) -> dict:
              "evaluations": [[4, score - 0.1], [8, score]]}  # fmt: skip
     if rate > 1:
         return {"result": found | {"state": "diverged", "reason": f"the training loss rose from 0.7 to {rate:g}"}}
+    if optim == "rmsprop" and log.read_text().count(optim) == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    if optim == "adagrad":
+        return {"result": {"state": "infeasible", "reason": "no validation rows"}}
     if optim == "sgd":
         return {"error": "no memory left"}
     if optim == "muon":

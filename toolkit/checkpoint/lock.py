@@ -34,6 +34,10 @@ _FLOCK = "hhqqi4x"
 """Linux's `struct flock`: kind, from where, start, length, process."""
 
 
+class FolderInUse(CheckpointError):  # noqa: N818 - the name says it
+    """Another run holds the lock of an output folder."""
+
+
 class OutputLock:
     """Context manager that locks an existing output folder.
 
@@ -52,7 +56,8 @@ class OutputLock:
             needs a moment to save and exit.
 
     Raises:
-        CheckpointError: on entering, if another run holds the lock or the folder cannot be locked.
+        FolderInUse: on entering, if another run holds the lock.
+        CheckpointError: on entering, if the folder cannot be locked.
     """
 
     def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
@@ -67,7 +72,7 @@ class OutputLock:
         if importlib.util.find_spec("fcntl") is None:
             raise CheckpointError("output folders need POSIX file locks: use Linux, macOS or WSL")
         if self._key in _held:
-            raise CheckpointError(f"this process already runs in the output folder {self.path.parent}")
+            raise FolderInUse(f"this process already runs in the output folder {self.path.parent}")
         try:
             self._descriptor = _open(self.path, os.O_CREAT)
         except OSError as error:
@@ -78,10 +83,10 @@ class OutputLock:
             os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, owner, 0)
         except OSError as error:
-            held = isinstance(error, BlockingIOError)
-            message = self._held_message() if held else f"cannot lock {self.path}: {why(error, self.path, len(owner))}"
+            held = FolderInUse(self._held_message()) if isinstance(error, BlockingIOError) else None
+            refused = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
             self.__exit__(None, None, None)
-            raise CheckpointError(message) from None
+            raise refused from None
         _held.add(self._key)
         return self
 

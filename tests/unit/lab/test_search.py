@@ -22,7 +22,7 @@ from toolkit.lab.search import folder, population, results, running, winner
 from toolkit.lab.search.page import sections, title_and_lead, verdict
 from toolkit.lab.search.space import Dimension
 from toolkit.lab.search.storage import JOURNAL
-from toolkit.lab.search.study import Book, Search, result_of
+from toolkit.lab.search.study import OWNER, Book, Search, result_of
 from toolkit.lab.search.trials import lighten, own_settings, refuse_too_many, resources
 from toolkit.lab.search.winner import differences, interval, same
 from toolkit.lab.search.worker import Watcher, risen
@@ -174,6 +174,60 @@ def test_a_trial_that_another_search_trains_is_left_to_it(make):
         running.run(asked, book, lambda number, result: None)
     assert log.read_text() == ""
     assert [each.number for each in book.orphans()] == [trial.number]
+
+
+def test_a_trial_that_another_search_has_taken_is_left_to_it(make, monkeypatch):
+    search, log = make
+    asked = search(RATE, trials=1)
+    book = opened(asked)
+    trial = book.ask()
+    monkeypatch.setattr(book, "orphans", lambda: [trial])  # seen before the other search had taken it
+    place = asked.folder_of(trial.number)
+    place.mkdir(parents=True)
+    with OutputLock(place):
+        running.run(asked, book, lambda number, result: None)
+    book.tell(trial, {"state": "finished", "value": 0.5})
+    running.run(asked, book, lambda number, result: None)
+    assert log.read_text() == ""
+
+
+def test_a_point_that_another_machine_is_drawing_is_left_to_it(make, monkeypatch):
+    search, _ = make
+    asked = search(RATE, trials=3)
+    book = opened(asked)
+    other = book.study.ask({RATE.key: RATE.distribution()})
+    theirs = book.study.ask({RATE.key: RATE.distribution()})
+    monkeypatch.setattr("toolkit.lab.search.study.time.sleep", lambda _: theirs.set_user_attr(OWNER, "another folder"))
+    monkeypatch.setattr(book, "search", replace(asked, storage="a database"))
+    assert book.orphans() == []
+    ended = {each.number: result_of(each)["state"] for each in book.trials()}
+    assert ended[other.number] == "abandoned"
+    assert ended[theirs.number] == "running"
+
+
+def test_a_trial_that_a_signal_ended_before_it_could_save_goes_on(make):
+    search, log = make  # the stand-in is killed the first time
+    asked = search(RATE, Dimension("train.optim", ("rmsprop",)), trials=1)
+    assert [result_of(each)["state"] for each in opened_and_run(asked).trials()] == ["running"]
+    assert states(run(asked)) == {"finished": 1}
+    assert log.read_text().count("search ") == 2
+
+
+def test_a_search_whose_trials_are_all_impossible_ends(make):
+    search, log = make
+    with pytest.raises(RunError, match="10 trials in a row cannot be trained; the last one: no validation rows"):
+        run(search(RATE, Dimension("train.optim", ("adagrad",)), trials=99))
+    assert len(log.read_text().splitlines()) == 10
+
+
+def test_a_winner_of_another_folder_is_scored_there(make, capsys):
+    search, _ = make
+    asked = search(RATE, trials=2)
+    book = opened_and_run(asked)
+    best = running.best_of(book.trials(), True)
+    book.owner = "that of another folder"
+    assert winner.score(asked, book) is None
+    assert f"trial {best.number}, the best one, was trained in another folder" in capsys.readouterr().out
 
 
 def test_after_the_time_trials_wait_for_the_next_search(make):

@@ -117,6 +117,9 @@ def test_methods_that_do_not_fit_are_refused():
         refuse_misfit("cmaes", [optim], configured(), None)
     with pytest.raises(ConfigError, match=r"train\.optim: cannot change in the middle of a run"):
         refuse_misfit("pbt", [RATE, optim], configured(), None)
+    ends = configured("train.early_stopping_patience=2", "train.max_time=00:01:00:00", "eval.eval_steps=1")
+    with pytest.raises(ConfigError, match=r"train\.early_stopping_patience: would end(.|\n)*train\.max_time: would"):
+        refuse_misfit("pbt", [RATE], ends, None)
     with pytest.raises(InputError, match="--storage: the members of a population"):
         refuse_misfit("pbt", [RATE], configured(), "sqlite:///a.db")
     for method in METHODS:

@@ -111,6 +111,11 @@ def refuse_misfit(name: str, space: Sequence[Dimension], cfg: Config, storage: s
         if len(space) < 2:
             problems.append("cmaes needs at least two settings; use tpe or gp")
     if name == "pbt":
+        train = cfg.train
+        ends = {"early_stopping_patience": train.early_stopping_patience, "max_time": train.max_time,
+                "target_metric": train.target_metric}  # fmt: skip
+        problems += [f"train.{key}: would end one member of a population, which train together to the end; remove it"
+                     for key, value in ends.items() if value]  # fmt: skip
         problems += [f"{each.key}: cannot change in the middle of a run, as pbt does; it can change "
                      f"{', '.join(MUTABLE)}" for each in space if each.key not in MUTABLE]  # fmt: skip
     if problems:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import RunError
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.lock import FolderInUse, OutputLock
 from toolkit.lab.search import trials
 from toolkit.lab.search.methods import METHODS
 from toolkit.lab.search.space import overrides_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FAILURES = 3
 """The search ends if this many trials have failed, and none has not."""
+MOST_INFEASIBLE = 10
+"""After this many trials in a row that turned out to be impossible only when they began, the search ends."""
 SAVE_SECONDS = 30.0
 """How long a search that is stopped waits for its trials to save."""
 
@@ -33,10 +35,9 @@ Told = Callable[[int, Result], None]
 
 @dataclass
 class _Running:
-    """A trial, its place, and the lock of its folder, which says that this search trains it."""
+    """A trial, and the lock of its folder, which says that this search trains it."""
 
     trial: Trial
-    slot: int
     held: ExitStack = field(default_factory=ExitStack)
 
 
@@ -108,7 +109,7 @@ def run(search: Search, book: Book, told: Told) -> None:
     Raises:
         RunError: if the first trials all failed, or too many points in a row were refused.
     """
-    waiting, threads = book.orphans(), Threads(search.parallel)
+    waiting, threads, infeasible = book.orphans(), Threads(search.parallel), 0
     active: dict[int, _Running] = {}
     with threads.saved_at_end():
         while True:
@@ -116,29 +117,40 @@ def run(search: Search, book: Book, told: Told) -> None:
                 trial = waiting.pop(0) if waiting else book.ask()
                 if trial is None:
                     break
-                active[trial.number] = _begin(search, book, threads, trial)
+                if (begun := _begin(search, book, threads, trial)) is not None:
+                    active[trial.number] = begun
             if not active:
                 return
             number, result = threads.next()
             running = active.pop(number)
-            running.held.close()
-            if result["state"] == "stopped":  # it goes on when the search does
-                continue
-            book.tell(running.trial, result)
+            with running.held:  # until the study knows, so that no other search takes the trial
+                if result["state"] == "stopped":  # it goes on when the search does
+                    continue
+                book.tell(running.trial, result)
             _tidy(search, book)
             told(number, result)
             _refuse_failures(book.trials())
+            infeasible = infeasible + 1 if result["state"] == "infeasible" else 0
+            if infeasible == MOST_INFEASIBLE:
+                raise RunError(f"{infeasible} trials in a row cannot be trained; the last one: {result['reason']}")
 
 
 def _is_over(search: Search) -> bool:
     return search.deadline is not None and time.time() > search.deadline
 
 
-def _begin(search: Search, book: Book, threads: Threads, trial: Trial) -> _Running:
+def _begin(search: Search, book: Book, threads: Threads, trial: Trial) -> _Running | None:
+    """Starts a trial; None if another search of this folder has taken it in the meantime."""
     folder = search.folder_of(trial.number)
     folder.mkdir(parents=True, exist_ok=True)
-    running = _Running(trial, 0)
-    running.held.enter_context(OutputLock(folder))
+    running = _Running(trial)
+    try:
+        running.held.enter_context(OutputLock(folder))
+    except FolderInUse:
+        return None
+    if book.trials()[trial.number].state.is_finished():
+        running.held.close()
+        return None
     job = trials.job_of(search, overrides_of(trial.params), folder / "run")
     if METHODS[search.method].prunes:
         job["study"] = {"folder": str(search.folder), "name": book.name, "method": search.method,

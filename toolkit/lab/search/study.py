@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 RESULT, OWNER = "result", "owner"
 """What the study keeps of a trial: how it ended, and the folder of the search that trains it."""
+DRAWING_SECONDS = 10.0
+"""After this time, a trial without an owner is one whose search was killed while it drew the point."""
 MOST_REFUSED = 100
 """After this many refused points in a row, the search ends."""
 NOT_COUNTED = ("infeasible", "abandoned")
@@ -93,6 +96,7 @@ class Search:
             "launch": None if launcher is None else launcher.read_text(encoding="utf-8"),
             "files of rows": files,
             "files of the model": model_files(self.base.model.name_or_path),
+            **({"--trials": self.trials} if self.method == "pbt" else {}),  # members that come later would be behind
             **{key: value for key, value in flatten(self.base).items() if key not in ("output_dir", "offline_dir")},
         }
         return dict(json.loads(json.dumps(found)))
@@ -116,6 +120,10 @@ def result_of(trial: FrozenTrial) -> Result:
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Returns the trials that were or are trained."""
     return [each for each in trials if each.state.name != "WAITING" and result_of(each)["state"] not in NOT_COUNTED]
+
+
+def _has_no_owner(trial: FrozenTrial) -> bool:
+    return trial.state.name == "RUNNING" and OWNER not in trial.user_attrs
 
 
 class Book:
@@ -183,6 +191,7 @@ class Book:
                 if len(counted(trials)) >= self.search.trials or (self.search.method == "grid" and not waiting):
                     return None
                 trial = self._draw(trials, at_random=refused > 0)
+                trial.set_user_attr(OWNER, self.owner)
                 problems = problems_of(lambda: self._check(trial.params))  # noqa: B023 - called at once
                 if problems:
                     refused += 1
@@ -195,7 +204,6 @@ class Book:
                     }
                     self.tell(trial, {**result_of(twin), **told, "seconds": 0.0, "steps": 0})
                 else:
-                    trial.set_user_attr(OWNER, self.owner)
                     return trial
                 if refused >= MOST_REFUSED:
                     raise RunError(f"{refused} points in a row were refused; the last one: {'; '.join(problems)}")
@@ -244,11 +252,13 @@ class Book:
 
         with self._alone():
             found = []
+            if self.search.storage is not None and any(map(_has_no_owner, self.trials())):
+                time.sleep(DRAWING_SECONDS)  # another machine may be drawing a point at this moment
             for each in self.trials():
                 if each.state.name != "RUNNING" or each.user_attrs.get(OWNER, self.owner) != self.owner:
                     continue
                 trial = Trial(self.study, each._trial_id)  # Optuna has no public way from a number to a trial
-                if OWNER not in each.user_attrs:  # nobody else draws a point at this moment
+                if _has_no_owner(each):
                     self.tell(trial, {"state": "abandoned", "reason": "the search was killed"})
                 elif in_use(self.search.folder_of(each.number)) is None:
                     found.append(trial)

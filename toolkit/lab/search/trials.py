@@ -13,6 +13,8 @@ from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import write_json
+from toolkit.base.limits import threads_per_process
+from toolkit.base.processes import STOP_SIGNALS
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
@@ -24,6 +26,8 @@ from toolkit.lab.training import STEPS_ONLY
 
 RESULT_FILE = "result.json"
 """File of how a trial ended; written before the study is told, so that what is over is never trained again."""
+STOPPED = {code for number in STOP_SIGNALS for code in (-number, 128 + number)}
+"""Exit codes of a process that a stop signal has ended."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -77,8 +81,10 @@ def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Re
     began = time.monotonic()
     outcome = start("search", job, search, folder, slot)
     seconds = time.monotonic() - began + (before or {}).get("seconds", 0.0)
-    if outcome.error is not None:
-        found: Result = {"state": "failed", "reason": outcome.error}
+    if outcome.died in STOPPED:  # before it could save: the signal reaches it too, and it goes on when the search does
+        found: Result = {"state": "stopped"}
+    elif outcome.error is not None:
+        found = {"state": "failed", "reason": outcome.error}
     else:
         found = outcome.result
     found = {**found, "seconds": round(seconds, 1)}
@@ -122,7 +128,7 @@ def resources(slot: int, parallel: int, processes: int, environ: Mapping[str, st
         return {VISIBLE: ",".join(gpus[slot * processes : (slot + 1) * processes])}
     if "OMP_NUM_THREADS" in environ:
         return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // (parallel * processes)))}
+    return {"OMP_NUM_THREADS": str(threads_per_process(parallel * processes))}
 
 
 def refuse_too_many(parallel: int, processes: int, environ: Mapping[str, str] = os.environ) -> None:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
 from toolkit.lab.search import trials
 from toolkit.lab.search.running import baseline_of, best_of
 from toolkit.lab.search.space import overrides_of
-from toolkit.lab.search.study import Book, Search, result_of
+from toolkit.lab.search.study import OWNER, Book, Search, result_of
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -45,7 +46,12 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
     best = best_of(found, search.metric.greater_is_better)
     if best is None:
         return None
+    if not _is_here(search, book, best):
+        say(f"trial {best.number}, the best one, was trained in another folder: the same command there scores it")
+        return None
     baseline = baseline_of(book, found) if search.method != "pbt" else None
+    if baseline is not None and not _is_here(search, book, baseline):
+        baseline = None
     scores = _scores_of(search, best, keep_model=True)
     other = None
     if baseline is not None and baseline.number != best.number:
@@ -59,6 +65,11 @@ def score(search: Search, book: Book) -> dict[str, Any] | None:
         "baseline": None if baseline is None else baseline.number,
         "scored": looks,
     }
+
+
+def _is_here(search: Search, book: Book, trial: FrozenTrial) -> bool:
+    """Returns whether this folder has a trial; with a database, searches in other folders may have trained it."""
+    return trial.user_attrs.get(OWNER, book.owner) == book.owner or (search.folder_of(trial.number) / SCORE).exists()
 
 
 def _scores_of(search: Search, trial: FrozenTrial, keep_model: bool) -> dict[str, Any]:

@@ -79,6 +79,8 @@ class Watcher:
         if "validation" not in evals:
             raise ConfigError(["data.validation_file: a search compares trials on validation rows, and there are none"])
         self.run = replace(run, data=replace(run.data, evals=evals))
+        # What a run that goes back to a checkpoint evaluates again counts once.
+        self.values = [each for each in self.values if run.resume is not None and each[0] <= run.resume.step]
         order = training_order(run.data.train, run.cfg, run.mesh)
         self.milestones = Milestones.of(run.cfg, order.windows_per_epoch)
         if segment := self._job.get("segment"):
