@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,11 +77,35 @@ def run(
     Raises:
         ToolkitError: if the run cannot start or fails, with a message for the user and an exit code.
     """
+    work = partial(fit_and_report, ends_process=ends_process)
+    with fitted(cfg, partial(prepared_run, cfg, task, recipe, observer, float64=float64), work) as (_, result):
+        return result
+
+
+@contextmanager
+def fitted(
+    cfg: Config, prepare: Callable[..., AbstractContextManager[Run]], work: Callable[[Run], FitResult]
+) -> Iterator[tuple[Run, FitResult]]:
+    """Prepares and trains a run, again if it has to go back to an earlier checkpoint, and keeps it open.
+
+    Args:
+        cfg: resolved configuration.
+        prepare: `prepared_run` with all arguments but `skip` and `retry`.
+        work: trains a prepared run.
+
+    Yields:
+        The run and its result.
+
+    Raises:
+        ToolkitError: if the run cannot start, fails or is stopped.
+    """
     damaged, retry = dict[Path, str](), FIRST_TRY
     while True:
         try:
-            with prepared_run(cfg, task, recipe, observer, damaged, float64, retry) as prepared:
-                return fit_and_report(prepared, ends_process)
+            with ExitStack() as attempt:
+                found = _attempt(attempt, prepare(skip=damaged, retry=retry), work)
+                kept = attempt.pop_all()
+            break
         except (GoBack, NonFiniteParameters) as error:
             retry = after_non_finite(cfg.train, retry, error)
         except DamagedCheckpoint as error:  # found while loading: start over with the checkpoint before it
@@ -89,6 +113,15 @@ def run(
                 raise
             damaged[error.checkpoint.path] = error.problem
         gc.collect()  # free the model and optimizer of this attempt before building new ones
+    with kept:
+        yield found
+
+
+def _attempt(
+    stack: ExitStack, prepared: AbstractContextManager[Run], work: Callable[[Run], FitResult]
+) -> tuple[Run, FitResult]:
+    run = stack.enter_context(prepared)
+    return run, work(run)
 
 
 def fit_and_report(run: Run, ends_process: bool) -> FitResult:

@@ -68,7 +68,7 @@ def _overrides() -> list[str]:
 
     parallel = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}
     kept = {key: value for key, value in STEPS_ONLY.items() if key != "eval.metric_for_best_model"}
-    return written({**kept, **parallel, "train.max_steps": 1})
+    return written({**kept, **parallel, "train.max_steps": 1, "train.warmup_steps": 0, "model.unfreeze": {}})
 
 
 def _measured(arguments: argparse.Namespace, overrides: list[str], folder: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def work(arguments: argparse.Namespace) -> None:
     _check(arguments, loaded.config)
     launch = Launch.of(arguments.launch, arguments.processes)
     launch.check(1)
-    overrides = _overrides(arguments)
+    overrides = _overrides(arguments, loaded.config)
 
     def load(more: Sequence[str]) -> Config:
         return launch.load(task_type, arguments.config, [*overrides, *more])
@@ -110,12 +110,12 @@ def _check(arguments: argparse.Namespace, cfg: Config) -> None:
         raise InputError(f"--scale-lr: {cfg.train.optim} computes its own learning rate, so there is none to scale")
 
 
-def _overrides(arguments: argparse.Namespace) -> list[str]:
+def _overrides(arguments: argparse.Namespace, cfg: Config) -> list[str]:
     """Returns the overrides of all runs."""
     from toolkit.config.overrides import written
-    from toolkit.lab.training import FEW_STEPS
+    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
 
-    return [*arguments.overrides, *written(FEW_STEPS)]
+    return [*arguments.overrides, *written(FEW_STEPS | unfrozen_at_once(cfg))]
 
 
 def _memory(arguments: argparse.Namespace, processes: int) -> int:

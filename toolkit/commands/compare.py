@@ -96,7 +96,7 @@ def work(arguments: argparse.Namespace) -> None:
         if arguments.part is not None and not _run_part(comparison, *arguments.part):
             return
         with OutputLock(comparison.folder, patience_seconds=0 if arguments.part is None else PATIENCE):
-            repeats = repeats_of(comparison)
+            repeats = repeats_of(comparison, failures=arguments.part is not None)
             load = load_average() if any(each.state == "waiting" for each in repeats) else None
             progress.run_and_show(comparison, repeats, load)
             best = progress.keep_and_show(comparison, repeats)
@@ -136,7 +136,7 @@ def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
     with OutputLock(own):
         mine = repeats_of(comparison)[part - 1 :: parts]
         progress.run_and_show(comparison, mine, None)
-    left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison))
+    left = sum(repeat.state == "waiting" for repeat in repeats_of(comparison, failures=True))
     failed = sum(repeat.state == "failed" for repeat in mine)
     if not left:
         return True

@@ -131,17 +131,21 @@ def _range(arguments: argparse.Namespace, cfg: Config) -> tuple[float, float]:
 def _overrides(arguments: argparse.Namespace, cfg: Config, low: float, high: float) -> list[str]:
     """Returns the overrides of the test; rates that are set separately rise in proportion."""
     from toolkit.config.overrides import written
-    from toolkit.lab.training import STEPS_ONLY
+    from toolkit.lab.training import STEPS_ONLY, unfrozen_at_once
 
     train = cfg.train
-    settings: dict[str, Any] = STEPS_ONLY | {
-        "train.learning_rate": high,
-        "train.lr_scheduler_type": "range_test",
-        "train.lr_scheduler_kwargs": {"start_lr": low, "mode": arguments.ramp},
-        "train.warmup_steps": 0,
-        "train.max_steps": arguments.steps,
-        "train.non_finite": "stop",
-    }
+    settings: dict[str, Any] = (
+        STEPS_ONLY
+        | unfrozen_at_once(cfg)
+        | {
+            "train.learning_rate": high,
+            "train.lr_scheduler_type": "range_test",
+            "train.lr_scheduler_kwargs": {"start_lr": low, "mode": arguments.ramp},
+            "train.warmup_steps": 0,
+            "train.max_steps": arguments.steps,
+            "train.non_finite": "stop",
+        }
+    )
     if train.head_learning_rate is not None and train.learning_rate:
         settings["train.head_learning_rate"] = train.head_learning_rate * high / train.learning_rate
     return [*arguments.overrides, *written(settings)]

@@ -137,13 +137,16 @@ def _calibrate(
 ) -> Correction | None:
     """Measures steps on this machine, and prints the correction and the scaling with processes."""
     from toolkit.base.console import format_bytes, say
+    from toolkit.config.overrides import written
     from toolkit.data.budget import num_micro_batches
     from toolkit.lab.plan import render
     from toolkit.lab.plan.calibrate import calibrate, rows_that_fit, serial_seconds
     from toolkit.lab.plan.units import show_flops
+    from toolkit.lab.training import unfrozen_at_once
 
     rows = rows_that_fit(footprint)
-    correction, runs = calibrate(arguments.recipe, arguments.config, arguments.overrides, rows)
+    overrides = [*arguments.overrides, *written(unfrozen_at_once(cfg))]
+    correction, runs = calibrate(arguments.recipe, arguments.config, overrides, rows)
     large = runs[-1]
     found["calibration"] = {
         "device": large.device, "factor": correction.factor, "constant": correction.constant,

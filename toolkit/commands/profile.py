@@ -51,12 +51,12 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.lab.profile import page
     from toolkit.lab.profile.advice import advice_of, is_setting
     from toolkit.lab.profile.summary import found_of
-    from toolkit.lab.training import FEW_STEPS
+    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
 
     launch = Launch.of(arguments.launch, arguments.processes)
     launch.check(1)
     settings = FEW_STEPS | {"train.max_steps": arguments.skip + 2 * arguments.steps + 1}
-    overrides = [*arguments.overrides, *written(settings)]
+    overrides = [*arguments.overrides, *written(settings | unfrozen_at_once(loaded.config))]
     cfg = launch.load(task_type, arguments.config, overrides)
     refuse_wrong_launch(cfg, task_type, launch.processes)
     output = _options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-profile")

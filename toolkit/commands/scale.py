@@ -80,15 +80,14 @@ def _scale(arguments: argparse.Namespace) -> Scale:
     """Checks everything, and returns what to measure."""
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries
-    from toolkit.base.limits import threads_per_process
     from toolkit.data.fingerprints import code_fingerprint
     from toolkit.lab.launch import Launch
-    from toolkit.lab.scale.runs import Scale
+    from toolkit.lab.scale.runs import Scale, threads_of
 
     quiet_libraries()
     launch = Launch.of(arguments.launch, arguments.processes[-1])
     launch.check(1)
-    overrides, configs = _checked(arguments, task_type, launch)
+    overrides, configs = _checked(arguments, task_type, launch, loaded.config)
     return Scale(
         recipe=Path(arguments.recipe),
         config=Path(arguments.config),
@@ -97,7 +96,7 @@ def _scale(arguments: argparse.Namespace) -> Scale:
         overrides=overrides,
         configs=configs,
         rounds=arguments.rounds,
-        threads=None if _on_gpus(launch) else threads_per_process(arguments.processes[-1]),
+        threads=None if _on_gpus(launch) else threads_of(arguments.processes[-1]),
         code=code_fingerprint(task_type(loaded.config)),
         folder=Path(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-scale"),
     )
@@ -110,7 +109,7 @@ def _on_gpus(launch: Launch) -> bool:
 
 
 def _checked(
-    arguments: argparse.Namespace, task_type: type[Task], launch: Launch
+    arguments: argparse.Namespace, task_type: type[Task], launch: Launch, configured: Config
 ) -> tuple[dict[int, list[str]], dict[int, Config]]:
     """Returns overrides and configuration of each number of processes.
 
@@ -121,9 +120,10 @@ def _checked(
     from toolkit.config.overrides import written
     from toolkit.lab.launch import step_rows
     from toolkit.lab.techniques import Technique, window_settings
-    from toolkit.lab.training import FEW_STEPS
+    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
 
-    plain = [*arguments.overrides, *written(FEW_STEPS | {"train.max_steps": arguments.steps})]
+    settings = FEW_STEPS | unfrozen_at_once(configured) | {"train.max_steps": arguments.steps}
+    plain = [*arguments.overrides, *written(settings)]
     cfg = launch.load(task_type, arguments.config, plain)
     split = {f"parallel.{name}": str(getattr(cfg.parallel, name)) for name in ("tensor", "pipeline")}
     least = int(split["parallel.tensor"]) * int(split["parallel.pipeline"])
@@ -131,10 +131,10 @@ def _checked(
     overrides, configs, problems = dict[int, list[str]](), dict[int, Config](), list[str]()
     for number in arguments.processes:
         try:
-            settings = {}
+            window = {}
             if arguments.mode == "strong" and number % least == 0:
-                settings = window_settings(cfg, Technique("", number, split, "", ""), rows)
-            overrides[number] = [*plain, *(f"{key}={value}" for key, value in settings.items())]
+                window = window_settings(cfg, Technique("", number, split, "", ""), rows)
+            overrides[number] = [*plain, *(f"{key}={value}" for key, value in window.items())]
             configs[number] = launch.load(task_type, arguments.config, overrides[number])
             refuse_wrong_launch(configs[number], task_type, number)
         except ConfigError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.environment import hardware, versions
-from toolkit.base.files import write_json
+from toolkit.base.files import read_json, write_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.config.sections import Config
@@ -22,6 +24,8 @@ from toolkit.lab.launch import Launch
 
 MEASURED = "measurement.json"
 """File of a training's measurements; written last, so a training with this file is complete."""
+FAILED = "failure.json"
+"""File of why a training failed, for other commands that share its comparison; a rerun removes it."""
 
 digest_of = lru_cache(fingerprint)
 """Most trainings of a command have the same data files; each file is read once."""
@@ -49,11 +53,17 @@ def training_job(
         "launch": None if launch.file is None else launch.file.read_text(encoding="utf-8"),
         "processes": launch.processes,
         "versions": versions(),
-        "hardware": hardware(),
+        "hardware": _kind_of_machine(),
         "code": code,
         "data": [digest_of(file) for file in (data.train_file, data.validation_file, data.test_file) if file],
         "model": model_files(cfg.model.name_or_path),
     }
+
+
+def _kind_of_machine() -> dict[str, Any]:
+    """Returns the hardware as far as equal machines have it; their memory, for instance, differs by some pages."""
+    found = hardware()
+    return {**found, "system": platform.system(), "memory_bytes": 2 ** round(math.log2(found["memory_bytes"]))}
 
 
 def job_name(start: str, job: Mapping[str, Any]) -> str:
@@ -71,6 +81,19 @@ def measured_in(folder: Path) -> dict[str, Any] | None:
         found: dict[str, Any] = json.loads((folder / MEASURED).read_text(encoding="utf-8"))
         return found
     return None
+
+
+def failure_in(folder: Path) -> str | None:
+    """Returns why a training failed; None if it did not, or has not ended."""
+    with suppress(OSError, ValueError):
+        return str(read_json(folder / FAILED)["error"])
+    return None
+
+
+def note_failure(folder: Path, error: str) -> None:
+    """Writes why a training failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / FAILED, {"error": error})
 
 
 def run_job(
@@ -102,6 +125,7 @@ def run_job(
     log = folder.with_name(f"{folder.name}.log")
     (outcome,) = run_trials([trial], log, launch.processes, launch.file)
     if outcome.error is not None:
+        note_failure(folder, outcome.error)
         return outcome.error
     trial.outcome.unlink()
     shutil.rmtree(run.checkpoints, ignore_errors=True)

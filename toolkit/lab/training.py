@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.config.sections import TrainConfig
+from toolkit.config.sections import Config, TrainConfig
 
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Observer, Run
@@ -29,6 +31,7 @@ STEPS_ONLY: dict[str, Any] = {
     "trainer.args": {},
     "trainer.callbacks": [],
     "eval.eval_steps": None,
+    "eval.eval_on_start": False,
     "eval.metric_for_best_model": None,
     "checkpoint.save_steps": None,
     "checkpoint.load_best_model_at_end": False,
@@ -50,6 +53,12 @@ FEW_STEPS: dict[str, Any] = STEPS_ONLY | {
 """Settings of a run that is only measured for a few steps (`train.max_steps`) and reads no rows but those."""
 
 
+def unfrozen_at_once(cfg: Config) -> dict[str, Any]:
+    """Returns the setting with which a few steps train what `model.unfreeze` names, all of it after the first step."""
+    names = dict.fromkeys(chain.from_iterable(cfg.model.unfreeze.values()))
+    return {"model.unfreeze": {"step_1": [*names]}} if names else {}
+
+
 @contextmanager
 def trained(
     job: Mapping[str, Any], observer: Observer | None = None, changed: Callable[[Run], Run] | None = None
@@ -67,11 +76,16 @@ def trained(
     """
     from toolkit.engine import fit
     from toolkit.recipe import load_settings, load_task_type
-    from toolkit.run import fit_and_report, prepared_run
+    from toolkit.run import fit_and_report, fitted, prepared_run
 
     task_type = load_task_type(job["recipe"])
     cfg = load_settings(task_type, job["config"], job["overrides"]).config
-    with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer) as run:
-        if changed is not None:
-            run = changed(run)
-        yield run, fit_and_report(run, ends_process=False) if job.get("keep_model") else fit(run)
+
+    @contextmanager
+    def prepared(**known: Any) -> Iterator[Run]:
+        with prepared_run(cfg, task_type(cfg), Path(job["recipe"]), observer, **known) as run:
+            yield run if changed is None else changed(run)
+
+    work = partial(fit_and_report, ends_process=False) if job.get("keep_model") else fit
+    with fitted(cfg, prepared, work) as found:
+        yield found

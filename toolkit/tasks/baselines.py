@@ -87,7 +87,8 @@ def _linear(head: Head, targets: np.ndarray, texts: Sequence[str]) -> Callable[[
     """Returns a function that predicts the scores `[rows, N]` of texts, after fitting to the training rows.
 
     Classes are predicted by logistic regression, each of several labels by one of its own, and numbers by ridge
-    regression, from words and pairs of words weighted by TF-IDF, with scikit-learn's defaults.
+    regression, from words and pairs of words weighted by TF-IDF (with the logarithm of counts), with scikit-learn's
+    default penalties.
     """
     from sklearn.feature_extraction.text import TfidfVectorizer
 

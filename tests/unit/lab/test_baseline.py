@@ -47,7 +47,7 @@ def test_reviews_have_a_constant_answer_a_linear_model_and_the_model_itself(tmp_
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
     (tmp_path / "temporary").mkdir()
-    scores = baseline("reviews", tmp_path / "out", *TINY[:-1])
+    scores = baseline("reviews", tmp_path / "out", *TINY[:-1], "train.warmup_steps=9", "eval.eval_on_start=true")
     (texts, labels), (held, true) = (rows_of(DATA / f"reviews/{name}.csv") for name in ("train", "validation"))
     constant, linear, model = scores
     most = max(sorted(set(labels)), key=labels.count)

@@ -19,7 +19,7 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
 from toolkit.document import markdown
-from toolkit.lab import jobs
+from toolkit.lab import finished, jobs
 from toolkit.lab.compare.checking import Checked, check_variants
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
@@ -350,6 +350,31 @@ def test_what_is_finished_is_not_run_again(comparison):
 def stop_after(repeats, number: int) -> None:
     if sum(repeat.state == "done" for repeat in repeats) == number:
         raise KeyboardInterrupt
+
+
+def test_the_last_part_writes_the_comparison_although_runs_have_failed(comparison, tmp_path, capsys):
+    _, log = comparison()
+    asked = ["--switch", "train.optim=adamw_torch,sgd", "--seeds", "2", "--output-dir", str(tmp_path / "out")]
+    assert run_cli(*asked, "--part", "2/2") == 1
+    assert "every run of this part failed" in capsys.readouterr().err
+    assert not (tmp_path / "out/comparison.json").exists()
+    assert run_cli(*asked, "--part", "1/2") == 0
+    found = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert [row["runs"] for row in found["variants"]] == [2, 0]
+    assert "no memory left" in found["variants"][1]["reason"]
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["sgd", "adamw_torch", "adamw_torch"]
+    assert run_cli(*asked, "--part", "2/2") == 0  # which tries again what has failed
+    assert log.read_text().count("sgd") == 2
+
+
+def test_equal_machines_share_a_comparison(comparison, monkeypatch):
+    asked, _ = comparison("adamw_torch", "adafactor", seeds=(1,))
+    run_repeats(asked, repeats_of(asked), lambda: None)
+    here = finished.hardware()
+    more = {"memory_bytes": here["memory_bytes"] + 2**20, "system": "another kernel"}
+    for change, states in ((more, ["kept"] * 2), ({"cpus": 999}, ["waiting"] * 2)):
+        monkeypatch.setattr(finished, "hardware", lambda change=change: here | change)
+        assert [repeat.state for repeat in repeats_of(asked)] == states
 
 
 def test_another_question_is_run_anew(comparison, tmp_path):

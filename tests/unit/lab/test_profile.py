@@ -266,7 +266,8 @@ def test_a_sleep_in_the_collator_is_found_and_named(tmp_path, capsys, monkeypatc
     recipe, data = tmp_path / "slow_reviews.py", ROOT / "recipes/data/reviews"
     recipe.write_text(SLOW)
     profile(str(recipe), "--config", str(ROOT / "recipes/configs/reviews/smoke.yaml"), "--skip", "2", "--steps", "2",
-            "--output-dir", "out", *TINY, f"output_dir={tmp_path / 'run'}",
+            "--output-dir", "out", *TINY, f"output_dir={tmp_path / 'run'}", "eval.eval_on_start=true",
+            "model.freeze=[backbone]", "model.unfreeze={epoch_1: ['*encoder*', '*embeddings*']}",
             "train.per_device_train_batch_size=1", f"train.gradient_accumulation_steps={MICRO_BATCHES}",
             f"data.train_file={data / 'train.csv'}", f"data.validation_file={data / 'validation.csv'}")  # fmt: skip
     shown = capsys.readouterr().out

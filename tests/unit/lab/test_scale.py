@@ -153,6 +153,18 @@ def test_numbers_run_in_turn_and_what_is_done_is_not_repeated(started, tmp_path,
     assert not [*(tmp_path / "out" / "runs").glob("running")]
 
 
+def test_the_threads_are_those_that_the_environment_sets(started, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    done = started(
+        "--rounds", "1", "--steps", "5", "model.freeze=[backbone]", "model.unfreeze={step_99: ['*encoder*']}"
+    )
+    found = json.loads((tmp_path / "out" / "scale.json").read_text())
+    assert found["threads"] == 3
+    assert {threads for work, _, threads, _ in done if work == "compare"} == {"3"}
+    assert "Each process computes with 3 threads" in " ".join(page.words(found))
+    assert all("model.unfreeze={step_1: ['*encoder*']}" in settings for *_, settings in done if settings)
+
+
 @pytest.mark.parametrize("mode", ["strong", "weak"])
 def test_a_step_or_a_process_has_the_same_rows(mode, started, tmp_path):
     done = started("--mode", mode, "--rounds", "1", "--steps", "5")
@@ -180,13 +192,14 @@ def test_every_task_can_be_scaled(config, monkeypatch, tmp_path):
 
     from toolkit.commands.scale import _checked
     from toolkit.lab.launch import Launch, step_rows
-    from toolkit.recipe import load_task_type
+    from toolkit.recipe import load_settings, load_task_type
 
     name, _, yaml = config.partition("/")
     file = str(ROOT / "recipes" / "configs" / name / f"{yaml or 'smoke'}.yaml")
     monkeypatch.chdir(ROOT)
     arguments = argparse.Namespace(config=file, overrides=[], steps=3, processes=(1, 2), mode="strong")
-    _, configs = _checked(arguments, load_task_type(ROOT / "recipes" / f"{name}.py"), Launch(None, 2, {}))
+    task_type = load_task_type(ROOT / "recipes" / f"{name}.py")
+    _, configs = _checked(arguments, task_type, Launch(None, 2, {}), load_settings(task_type, file).config)
     assert step_rows(configs[1], 1) == step_rows(configs[2], 2)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from toolkit.base.run_folder import RunFolder
 from toolkit.lab.compare.checking import QUIET, Checked
 from toolkit.lab.compare.variants import Variant
-from toolkit.lab.finished import job_name, measured_in, training_job
+from toolkit.lab.finished import failure_in, job_name, measured_in, training_job
 from toolkit.lab.launch import Launch
 from toolkit.metrics.score import Score
 
@@ -65,14 +65,19 @@ class Repeat:
         return None if self.measured is None else self.measured["figures"].get(metric.name)
 
 
-def repeats_of(comparison: Comparison) -> list[Repeat]:
-    """Returns all runs in the order in which they run; those that an earlier comparison finished are `kept`."""
+def repeats_of(comparison: Comparison, failures: bool = False) -> list[Repeat]:
+    """Returns all runs in the order in which they run; those that an earlier comparison finished are `kept`.
+
+    Args:
+        comparison: the comparison.
+        failures: whether runs that have failed are `failed`; otherwise they are `waiting`, to be tried again.
+    """
     repeats = [Repeat(variant, seed) for seed in comparison.seeds for variant in comparison.checked.variants]
     for repeat in repeats:
         if repeat.variant.name in comparison.checked.refused:
             repeat.state, repeat.reason = "skipped", "; ".join(comparison.checked.refused[repeat.variant.name])
         else:
-            _load_finished(comparison, repeat)
+            _load_finished(comparison, repeat, failures)
     return repeats
 
 
@@ -109,6 +114,9 @@ def job_of(comparison: Comparison, repeat: Repeat) -> dict[str, Any]:
     return job | {"draws": comparison.draws}
 
 
-def _load_finished(comparison: Comparison, repeat: Repeat) -> None:
-    if (measured := measured_in(folder_of(comparison, repeat))) is not None:
+def _load_finished(comparison: Comparison, repeat: Repeat, failures: bool) -> None:
+    folder = folder_of(comparison, repeat)
+    if (measured := measured_in(folder)) is not None:
         repeat.measured, repeat.state = measured, "kept"
+    elif failures and (reason := failure_in(folder)) is not None:
+        repeat.state, repeat.reason = "failed", reason

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from toolkit.lab.compare.best import keep_best
 from toolkit.lab.compare.notes import load_average
 from toolkit.lab.compare.repeats import Comparison, Repeat, folder_of, job_of
-from toolkit.lab.finished import measured_in, run_job
+from toolkit.lab.finished import measured_in, note_failure, run_job
 
 
 def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Callable[[], None]) -> None:
@@ -27,6 +27,7 @@ def run_repeats(comparison: Comparison, repeats: Sequence[Repeat], changed: Call
             continue
         if name in failed and name not in succeeded:  # it would most likely fail with other seeds too
             repeat.state, repeat.reason = "failed", failed[name]
+            note_failure(folder_of(comparison, repeat), failed[name])
         else:
             repeat.state = "running"
             changed()

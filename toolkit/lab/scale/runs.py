@@ -17,6 +17,7 @@ from typing import Any
 from toolkit.base.console import say, warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
+from toolkit.base.limits import threads_per_process
 from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.compare.notes import load_average
@@ -109,6 +110,12 @@ def measure(scale: Scale, rows: int) -> Measurements:
     return Measurements(
         rounds, bandwidths, [Measured(**{**each, "footprint": Footprint(**each["footprint"])}) for each in steps]
     )
+
+
+def threads_of(processes: int) -> int:
+    """Returns the threads of each of several processes: those that the environment sets, or its part of the cores."""
+    given = os.environ.get(THREADS, "")
+    return int(given) if given.isdecimal() else threads_per_process(processes)
 
 
 @contextmanager
