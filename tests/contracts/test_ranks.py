@@ -30,10 +30,16 @@ SHARES = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> dict[str, list[dict[str, Any]]]:
+def folder(tmp_path_factory) -> Path:
+    """Returns the folder in which two processes have written what each holds."""
+    made = tmp_path_factory.mktemp("ranks")
+    fork([Path(rank_runs.__file__), made], 2)
+    return made
+
+
+@pytest.fixture(scope="module")
+def found(folder) -> dict[str, list[dict[str, Any]]]:
     """Returns what each process holds and drops, by strategy, and what one process holds."""
-    folder = tmp_path_factory.mktemp("ranks")
-    fork([Path(rank_runs.__file__), folder], 2)
     files = {name: [folder / f"{name}-{rank}.json" for rank in range(2)] for name in STRATEGIES}
     one = {"held": vars(rank_runs.count(folder, "one"))}
     return {"one": [one], **{name: [json.loads(file.read_text()) for file in two] for name, two in files.items()}}
@@ -73,3 +79,16 @@ def test_dropout_is_that_of_one_process_in_distribution(found, strategy):
         assert dropped["elements"] > 10_000
         assert abs(dropped["kept"] - kept) < 5 * error
         assert abs(dropped["agreeing"] - agreeing) < 5 * error
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "zero1", "fsdp"])
+def test_every_process_evaluates_with_the_same_batch_statistics(folder, strategy):
+    one, other = (json.loads((folder / f"{strategy}-statistics-{rank}.json").read_text()) for rank in range(2))
+    assert len(one) == 3
+    assert one == other
+
+
+def test_a_snapshot_of_local_sgd_is_the_mean_of_all_processes(folder):
+    one, other = (json.loads((folder / f"snapshots-{rank}.json").read_text()) for rank in range(2))
+    assert len(one) == 2
+    assert one == other

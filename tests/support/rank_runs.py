@@ -19,6 +19,7 @@ from finishing import finish
 from runs import train
 from torch import Tensor, nn
 
+import toolkit.models.build
 from toolkit.base.shards import local_bytes
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.session import Session
@@ -117,8 +118,63 @@ def dropped(output: Path, strategy: str) -> dict[str, Any]:
     return {"elements": common, "kept": float(found.double().mean()), "agreeing": agreeing}
 
 
+class Statistics:
+    """Collects the running statistics of a batch norm at each evaluation; an observer of a run."""
+
+    def __init__(self) -> None:
+        self.own: list[list[float]] = []
+
+    def gradient(self, step: int, model: nn.Module) -> None:
+        """Keeps the model."""
+        self.model = model
+
+    def step(self, *_: Any) -> None:
+        """Collects nothing."""
+
+    def evaluated(self, step: int, metrics: Any) -> None:
+        """Collects the means of all processes."""
+        self.own.append(self.model.classifier[0].running_mean.tolist())
+
+
+def statistics(output: Path, strategy: str) -> list[list[float]]:
+    """Trains a model with a batch norm and returns its running means at each evaluation."""
+    build, found = toolkit.models.build.build_model, Statistics()
+
+    def changed(*arguments):
+        model = build(*arguments)
+        model.classifier = nn.Sequential(nn.BatchNorm1d(32), model.classifier)
+        return model
+
+    rows = ("data.max_train_samples=16", "data.max_eval_samples=4", "train.per_device_train_batch_size=2",
+            "train.max_steps=3", "eval.eval_steps=1", "checkpoint.save_steps=null")  # fmt: skip
+    with patch("toolkit.models.build.build_model", changed):
+        settings = STRATEGIES.get(strategy, ())
+        train("reviews", output / f"{strategy}-statistics", *rows, *settings, observer=found)
+    return found.own
+
+
+def snapshots(output: Path) -> list[list[float]]:
+    """Trains with local SGD and returns parameters of this process whenever a snapshot is written."""
+    found = []
+
+    def noted(accelerator: Any, tensors: dict[str, Tensor], step: int) -> None:
+        found.append(tensors["classifier.weight"].flatten().tolist())
+
+    settings = ("train.strategy=local_sgd", "train.local_sgd_steps=4", "train.snapshot_ensemble=true",
+                "train.lr_scheduler_type=cosine_with_restarts", "train.lr_scheduler_kwargs={num_cycles: 2}",
+                "train.warmup_steps=0", "train.max_steps=6", "train.per_device_train_batch_size=2",
+                "data.max_train_samples=24", "data.max_eval_samples=4", "checkpoint.save_steps=null")  # fmt: skip
+    with patch("toolkit.engine.callbacks.snapshots.refuse_non_finite", noted):
+        train("reviews", output / "snapshots", *settings)
+    return found
+
+
 def main(output: Path) -> None:
     """Writes what this process holds and drops with each strategy, as `<strategy>-<rank>.json`."""
+    for strategy in ("ddp", "zero1", "fsdp"):
+        file = output / f"{strategy}-statistics-{os.environ['RANK']}.json"
+        file.write_text(json.dumps(statistics(output, strategy)), encoding="utf-8")
+    (output / f"snapshots-{os.environ['RANK']}.json").write_text(json.dumps(snapshots(output)), encoding="utf-8")
     for strategy in STRATEGIES:
         found = {"held": asdict(count(output, strategy)), "dropped": dropped(output, strategy)}
         file = output / f"{strategy}-{os.environ['RANK']}.json"

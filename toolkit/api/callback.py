@@ -118,3 +118,6 @@ class Callback(Protocol):
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restores the state that `state` returned."""
+
+    def forget_evaluations(self) -> None:
+        """Called after `restore` if the metrics to come cannot be compared with those before."""

@@ -48,6 +48,8 @@ FREE = (
 )
 """Settings that may change when a run is resumed (`*` matches anything); all others must be the same."""
 
+EVALUATION = ("eval.metric_for_best_model", "data.fingerprint.validation", "data.max_eval_samples")
+"""What decides whether a metric can be compared with one before the resume."""
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
 BUDGET = "train.max_tokens_per_batch"
 DIMENSIONS = tuple(Mesh().sizes)
@@ -160,6 +162,18 @@ def changed_versions(saved: Mapping[str, Any], current: Mapping[str, Any]) -> st
         return None
     changes = [f"{key.removeprefix(VERSIONS)} {saved[key]} -> {current[key]}" for key in keys]
     return f"resumed with other versions: {', '.join(changes)}; results can differ by rounding or more"
+
+
+def changed_evaluation(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Returns which settings changed whose values before and after cannot be compared; empty if none has."""
+    keys = [key for key in EVALUATION if key in saved and _metric(saved, key) != _metric(current, key)]
+    return ", ".join(f"{key}: {_shown(saved, key)}, now {_shown(current, key)}" for key in keys)
+
+
+def _metric(settings: Mapping[str, Any], key: str) -> Any:
+    """Returns a setting; metrics may have the prefix `eval_`."""
+    value = settings.get(key)
+    return value.removeprefix("eval_") if isinstance(value, str) else value
 
 
 def refuse_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

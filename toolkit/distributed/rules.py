@@ -123,6 +123,12 @@ RULES = (
         "set train.strategy to sync, or remove train.ema_decay",
     ),
     Rule(
+        lambda c: _is_local(c) and PRESETS[c.train.optim].averages,
+        ("train.strategy", "train.optim"),
+        "the optimizer averages weights itself, and each process would average different ones",
+        "set train.strategy to sync, or train.optim to another optimizer",
+    ),
+    Rule(
         lambda c: _is_local(c) and c.train.local_sgd_average_moments and PRESETS[c.train.optim].eight_bit,
         ("train.local_sgd_average_moments", "train.optim"),
         "8-bit moments are codes, which cannot be averaged",

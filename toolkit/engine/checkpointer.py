@@ -29,8 +29,8 @@ from toolkit.distributed.guard import refuse_non_finite
 from toolkit.distributed.peers import peers_of_run
 from toolkit.distributed.signals import StopSignal
 from toolkit.engine.background_save import BackgroundSave
+from toolkit.engine.progress import restore_progress
 from toolkit.engine.snapshot_memory import ASYNC_SAVE
-from toolkit.optim import schedules
 from toolkit.tracking.jsonl import mark_of
 
 if TYPE_CHECKING:
@@ -207,10 +207,7 @@ class Checkpointer:
         with run.strategy.loading(context.bare_model, context.optimizer) as (model, optimizer):
             kept = on_every(run.accelerator, self._load, saved, model, optimizer)
         content, state = SavedState.from_json(saved.state), context.state
-        state.restore(content.train)
-        schedules.seek(context.schedule, state.step - state.skipped_steps)
-        if run.accelerator.scaler is not None and content.scaler is not None:
-            run.accelerator.scaler.load_state_dict(content.scaler)
+        comparable = restore_progress(content, context)
         best = state.best_step if run.cfg.checkpoint.load_best_model_at_end else None
         if best not in (None, state.step) and not self._folder(best).is_dir():
             say(f"the best checkpoint (step {best}) is missing; tracking of the best metric restarts")
@@ -220,6 +217,8 @@ class Checkpointer:
                 part.restore(tensors, values)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise store.not_restored(saved.path, part, error) from error
+            if not comparable and part is not run.strategy:
+                part.forget_evaluations()
         if saved.path.parent != self._folder(state.step).parent:  # that of another run, and not saved in this one yet
             return
         if run.accelerator.is_main_process:
@@ -254,17 +253,20 @@ class Checkpointer:
                 on_main(accelerator, refuse_damaged, path)
             with self._loading() as model:
                 best, kept = on_every(accelerator, self._load_best, path, model)
+            on_every(accelerator, self._tell_of_best, best, kept)
         except CheckpointError as error:
             warn(f"{error}; keeping the model of the last step")
             if self.is_saved:
                 last = store.open_checkpoint(self._folder(context.state.step))
-                with self._loading() as model:
-                    on_every(accelerator, self._load_model, last, model)
+                with context.run.strategy.loading(context.bare_model, context.optimizer) as (model, optimizer):
+                    on_every(accelerator, self._load, last, model, optimizer)
             return False
-        for part, (tensors, values) in kept:
-            if part is not context.run.strategy:
-                part.on_best_loaded(best, tensors, values)
         return True
+
+    def _tell_of_best(self, best: Checkpoint, kept: list[tuple[Any, Kept]]) -> None:
+        for part, (tensors, values) in kept:
+            if part is not self._context.run.strategy:
+                part.on_best_loaded(best, tensors, values)
 
     @contextmanager
     def _loading(self) -> Iterator[nn.Module]:

@@ -57,7 +57,9 @@ def refuse_full_disk(run: Run, milestones: Milestones) -> None:
     names = ["a " + name if count == 1 else counted(count, name) for count, _, name in found]
     sizes = [format_bytes(size) for _, size, _ in found]
     parts = join([f"{name} of {size}" for name, size in zip(names, sizes, strict=True)], "and")
-    may_end_early = run.cfg.train.max_time is not None or run.cfg.train.early_stopping_patience is not None
+    train = run.cfg.train
+    limits = (train.max_time, train.early_stopping_patience, train.target_metric, run.cfg.trainer.callbacks)
+    may_end_early = any(limits)
     if needed > free and not may_end_early:
         raise CheckpointError(
             f"output_dir: {run.output_dir.absolute()} has {format_bytes(free)} of free space, but this run needs "

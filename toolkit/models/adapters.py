@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import read_json
@@ -70,7 +72,20 @@ def add_adapters(model: PreTrainedModel, settings: AdapterConfig, auto_model: st
             adapted: PeftModel = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError([f"model.peft: peft refuses this for {type(model).__name__}: {error}"]) from error
+    _fix_statistics(adapted)
     return _answering(adapted)
+
+
+def _fix_statistics(adapted: Any) -> None:
+    """Keeps the running statistics of frozen batch norms as they are: a peft folder has no place for them."""
+    for name, module in adapted.named_modules():
+        if isinstance(module, _BatchNorm) and "modules_to_save" not in name:
+            module.train = MethodType(_in_evaluation, module)
+            module.eval()
+
+
+def _in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    return nn.Module.train(module, False)
 
 
 def load_adapters(model: PreTrainedModel, folder: Path) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from toolkit.config.rule import Rule, only_if
 from toolkit.config.sections import AdapterConfig, Config
+from toolkit.optim.presets import PRESETS
 
 _LOW_RANK = ("lora", "dora", "rslora", "qlora")
 _ADAPTER_SETTINGS = {
@@ -119,6 +120,19 @@ RULES = (
         ("model.peft.method", "checkpoint.resume"),
         "bitsandbytes cannot reload the scales of saved 4-bit weights",
         "set checkpoint.resume to none, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.train.snapshot_ensemble,
+        ("model.peft.method", "train.snapshot_ensemble"),
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
+        "set train.snapshot_ensemble to false, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: bool(c.model.unfreeze) and PRESETS[c.train.optim].averages,
+        ("model.unfreeze", "train.optim"),
+        "the optimizer counts steps for all parameters together, so the first updates of those that come later would "
+        "be far too large",
+        "remove model.unfreeze, or set train.optim to another optimizer",
     ),
     Rule(
         lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,

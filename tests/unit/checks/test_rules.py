@@ -144,6 +144,11 @@ CONFLICTS = {
     "train.strategy=local_sgd train.local_sgd_warmup_steps=9 train.max_steps=9": "the run would end before processes",
     "train.strategy=local_sgd train.auto_batch_size=true": "both decide how gradients are exchanged",
     "train.strategy=local_sgd train.ema_decay=0.9": "each process would average different weights",
+    "train.strategy=local_sgd train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "average different on",
+    "model.freeze=[a] model.unfreeze.epoch_1=[a] train.optim=schedule_free_adamw train.lr_scheduler_type=constant": (
+        "the first updates of those that come later would be far too large"
+    ),
+    "model.peft.method=qlora train.snapshot_ensemble=true": "bitsandbytes cannot reload the scales",
     "train.ema_decay=0.9 train.optim=schedule_free_adamw train.lr_scheduler_type=constant": "averages the weights",
     "train.strategy=local_sgd train.local_sgd_average_moments=true train.optim=adamw_bnb_8bit": "8-bit moments are",
     "train.strategy=local_sgd train.mixed_precision=fp16": "set train.mixed_precision to bf16 or no, or train.strategy",

@@ -112,6 +112,7 @@ def test_a_loss_reaches_its_target_from_above(tmp_path):
     for goal, steps in ((100.0, 1), (0.0, 12)):
         fit = train("reviews", tmp_path / str(goal), *RUN, f"train.target_metric={{loss: {goal}}}")
         assert fit.steps == steps
+    assert train("reviews", tmp_path / "100.0", *RUN).steps == 12  # no target any more
 
 
 @pytest.mark.parametrize(

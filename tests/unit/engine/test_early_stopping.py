@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import pytest
@@ -63,6 +64,40 @@ def test_the_checkpoint_of_the_best_step_knows_of_its_evaluation(settings, steps
     assert (parts.steps, parts.best_step) == (steps, 3)
     assert lines(tmp_path / "parts") == lines(tmp_path / "whole")
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_metric_that_is_not_a_number_is_no_improvement(tmp_path, capsys):
+    settings = (*RUN, "train.early_stopping_patience=2", "train.max_steps=6", "train.learning_rate=0.01")
+    with known_losses(math.nan, 0.9, 0.8, 0.7, 0.6, 0.5):
+        assert train("reviews", tmp_path / "first", *settings).steps == 6
+    with known_losses(math.nan, math.nan):
+        assert train("reviews", tmp_path / "none", *settings).steps == 2
+    assert "stopping after step 2: eval_loss was not a number for 2 evaluations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.early_stopping_patience=2", "train.lr_scheduler_type=constant", "train.warmup_steps=0"],
+        ["train.lr_scheduler_type=reduce_lr_on_plateau", "train.lr_scheduler_kwargs={patience: 0, factor: 0.1}"],
+    ],
+    ids=["early stopping", "plateau"],
+)
+def test_another_metric_is_not_compared_with_the_one_before(settings, tmp_path, monkeypatch, capsys):
+    settings = [*RUN, "train.early_stopping_patience=null", "train.max_steps=6", "train.learning_rate=0.01",
+                "checkpoint.load_best_model_at_end=true", *settings]  # fmt: skip
+    stop_before = stopper(monkeypatch)
+    stop_before(4)
+    with known_losses(0.03, 0.02, 0.01, 0.01), pytest.raises(StoppedError):
+        train("reviews", tmp_path / "run", *settings)
+    stop_before(None)
+    more = [*settings, "checkpoint.resume=auto", "data.max_eval_samples=7"]  # other rows
+    with known_losses(*[0.9] * 4, 0.8, 0.7):
+        found = train("reviews", tmp_path / "run", *more)
+    assert (found.steps, found.best_step, found.best) == (6, 6, 0.7)
+    assert "metrics cannot be compared with those before (data.max_eval_samples: 8, now 7)" in capsys.readouterr().out
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run", "loss")]
+    assert rates[4] == rates[5]  # not reduced by values that are worse than those of other rows
 
 
 def test_a_small_gain_counts_only_above_the_threshold(tmp_path):

@@ -231,6 +231,21 @@ def test_linear_layers_and_heads_are_found_in_every_architecture(kind):
     assert {name.partition(".modules_to_save")[0] for name in inner if ".lora_" not in name} == set(head)
 
 
+def test_statistics_of_frozen_batch_norms_stay_as_they_are(tmp_path):
+    config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], layer_type="basic")
+    config.architectures = ["ResNetForImageClassification"]
+    base = transformers.ResNetForImageClassification(config)
+    base.save_pretrained(tmp_path / "base")
+    adapted = add_adapters(base, AdapterConfig(method="lora", target_modules=["convolution"]), "Auto", 0)
+    images = torch.rand(4, 3, 32, 32)
+    adapted.train()(pixel_values=images)
+    adapted.eval().save_pretrained(tmp_path / "adapters")
+    again = transformers.ResNetForImageClassification.from_pretrained(tmp_path / "base")
+    loaded = load_adapters(again, tmp_path / "adapters").eval()
+    with torch.no_grad():
+        assert torch.equal(adapted(pixel_values=images).logits, loaded(pixel_values=images).logits)
+
+
 def test_models_that_answer_at_the_last_token_take_no_prompts():
     model = transformers.AutoModelForSequenceClassification.from_config(transformers.LlamaConfig(**LLAMA))
     with pytest.raises(ConfigError, match="classifies by the last token"):

@@ -285,7 +285,9 @@ def test_adafactor_relative_logs_the_rate_that_it_takes(tmp_path):
     assert rising == pytest.approx([1e-6, 2e-6, 3e-6])
 
 
-def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_the_best_average(tmp_path):
+def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_the_best_average(
+    tmp_path, monkeypatch, capsys
+):
     run = (*SMALL, "data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",
            "train.gradient_accumulation_steps=1", "train.max_steps=6", "train.optim=schedule_free_adamw",
            "train.lr_scheduler_type=constant", "train.warmup_steps=0", "train.learning_rate=0.1",
@@ -297,6 +299,14 @@ def test_schedule_free_trains_the_same_however_often_it_is_evaluated_and_keeps_t
     best = train("reviews", tmp_path / "best", *run, "eval.eval_steps=1", "checkpoint.load_best_model_at_end=true")
     evaluated = {line["step"]: line["eval_loss"] for line in lines(tmp_path / "best", "eval_loss")}
     assert best.evaluations["validation"].metrics["loss"] == evaluated[best.best_step]
+    # If the optimizer's state of the best step is damaged, all of the last step is kept.
+    monkeypatch.setattr("toolkit.checkpoint.manifest.HASHED_BYTES", 0)
+    file = tmp_path / "best/checkpoints" / f"step-{best.best_step}" / "optimizer.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    train("reviews", tmp_path / "best", *run, "eval.eval_steps=1", "checkpoint.load_best_model_at_end=true",
+          "checkpoint.resume=auto")  # fmt: skip
+    assert "keeping the model of the last step" in capsys.readouterr().out
+    assert_same_weights(tmp_path / "often", tmp_path / "best")
 
 
 @pytest.mark.parametrize(("optim", "library"), [("lion_8bit", "bitsandbytes"), ("schedule_free_adamw", "schedulefree")])

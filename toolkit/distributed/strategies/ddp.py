@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.api.strategy import Replica
 from toolkit.distributed.comm_hooks import PowerSGD, factor_elements
-from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, share_sent
+from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, Wire, share_sent
+from toolkit.distributed.modules import trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 
 
@@ -28,6 +29,7 @@ class DataParallel(Replicas):
     def attach(self, replica: Replica) -> None:
         """Takes the prepared model and optimizer; sets how gradients are sent (`train.ddp_comm_hook`)."""
         super().attach(replica)
+        self._buffers_wire = Wire()
         hook, model = self.cfg.train.ddp_comm_hook, replica.model
         if not isinstance(model, DistributedDataParallel):
             return
@@ -40,7 +42,12 @@ class DataParallel(Replicas):
             self.power.register(model)
 
     def settle(self, for_checkpoint: bool = False) -> None:
-        """Collects for a checkpoint what each process has not sent yet."""
+        """Gives all processes the main one's buffers, and collects for a checkpoint what each has not sent yet.
+
+        DDP copies buffers before each forward pass only, so after it each process has statistics of its own rows.
+        """
+        if self.mesh.data_size > 1:
+            self._buffers_wire.copy_main(trained_buffers(self.model))
         if for_checkpoint and self.power is not None:
             self.power.gather()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,13 +22,16 @@ class EarlyStopping(Callback):
         """Counts evaluations without improvement; ends training when the patience is exhausted."""
         run, train = self.context.run, self.context.run.cfg.train
         value = metrics[run.best.name]
-        if self.reference is None or self._gain(value, self.reference) > train.early_stopping_threshold:
+        if not math.isnan(value) and (
+            self.reference is None or self._gain(value, self.reference) > train.early_stopping_threshold
+        ):
             self.reference, self.waited = value, 0
             return
         self.waited += 1
         if self.waited >= (train.early_stopping_patience or 0) and not self.context.over:
-            since = f"has not improved on {self.reference:.4g} for {self.waited} evaluations"
-            say(f"stopping after step {self.context.state.step}: {run.best.name} {since}")
+            since = f"for {self.waited} evaluations"
+            what = "was not a number" if self.reference is None else f"has not improved on {self.reference:.4g}"
+            say(f"stopping after step {self.context.state.step}: {run.best.name} {what} {since}")
             self.context.end()
 
     def _gain(self, value: float, reference: float) -> float:
@@ -36,6 +40,10 @@ class EarlyStopping(Callback):
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the best value and the number of evaluations since."""
         return {}, {"reference": self.reference, "waited": self.waited}
+
+    def forget_evaluations(self) -> None:
+        """Waits anew for an improvement."""
+        self.reference, self.waited = None, 0
 
     def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         """Restores the best value and the count."""

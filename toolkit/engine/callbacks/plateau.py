@@ -42,6 +42,10 @@ class Plateau(Callback):
             factor.scale = self.group["lr"] / self.peak if self.peak else 1.0
         schedules.seek(schedule, schedule.last_epoch)
 
+    def forget_evaluations(self) -> None:
+        """Compares with the values from now on; the rate stays."""
+        self.rule.best, self.rule.num_bad_epochs = self.rule.mode_worse, 0
+
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the state of torch's schedule: rate, best value and evaluations since."""
         return {}, {"lr": self.group["lr"], **{name: getattr(self.rule, name) for name in _KEPT}}

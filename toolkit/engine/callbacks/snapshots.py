@@ -37,9 +37,11 @@ class Snapshots(Callback):
 
         Raises:
             NonFiniteParameters: on every rank, if the model is not finite.
+            RunError: on every rank, if parameters cannot be made the same on all.
         """
         step, accelerator = self.context.state.step, self.context.run.accelerator
         if step in self.ends:
+            self.context.run.strategy.settle()
             with self.context.as_result():
                 refuse_non_finite(accelerator, self.context.bare_model.state_dict(), step)
                 self.digests[step] = on_main(accelerator, self._write, step)
