@@ -80,7 +80,7 @@ def _fix_statistics(adapted: Any) -> None:
     """Keeps the running statistics of frozen batch norms as they are: a peft folder has no place for them."""
     for name, module in adapted.named_modules():
         if isinstance(module, _BatchNorm) and "modules_to_save" not in name:
-            module.train = MethodType(_in_evaluation, module)
+            module.train = MethodType(_in_evaluation, module)  # type: ignore[method-assign]
             module.eval()
 
 
