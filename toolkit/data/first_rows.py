@@ -11,10 +11,10 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
+from toolkit.data.checking import check_raw
 from toolkit.data.columns import columns_in, columns_of, group_column, require_columns, require_group
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
-from toolkit.data.rows import check_raw
 from toolkit.data.sources import folder_of, read_rows
 
 NUM_ROWS = 100

@@ -23,10 +23,10 @@ from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
+from toolkit.data.checking import NUMBER
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.kept import keep_rows
 from toolkit.data.loading import CheckedRows
-from toolkit.data.rows import NUMBER
 
 if TYPE_CHECKING:
     import datasets

@@ -5,48 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from toolkit.api.supports import state_of
-from toolkit.api.task import BadRow, ExcludedRow, Row, Task
+from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
-from toolkit.data.columns import (
-    columns_in,
-    columns_of,
-    file_columns,
-    is_needed,
-    require_columns,
-    require_group,
-    used_columns,
-)
+from toolkit.data.checking import EXCLUDED, NUMBER, PREVIEW, REASON, RowSource, checked_features, checked_rows
+from toolkit.data.columns import columns_in, file_columns, used_columns
 from toolkit.data.copies import named_as_before, with_former_names
-from toolkit.data.files import content_digest, is_archive, reference
+from toolkit.data.files import content_digest, is_archive
 from toolkit.data.fingerprints import code_fingerprint
 from toolkit.data.hub import hub_rows, load_hub
-from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
+from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys
 from toolkit.data.markup import markup_notes
 from toolkit.data.packed import reopen
-from toolkit.data.readers.raw import RawRow, preview
+from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED, Reading
 
 if TYPE_CHECKING:
     import datasets
 
-NUMBER = "_number"
-"""Column of a table: the number of the row in its file."""
-PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
-_REASON, _PREVIEW, _EXCLUDED = "_reason", "_preview", "_excluded"
 
 
 @dataclass(frozen=True)
@@ -85,23 +73,6 @@ class Table:
     def head(self, limit: int | None) -> Table:
         """Returns the table of the first `limit` rows, or of all if there are fewer or `limit` is None."""
         return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
-
-
-@dataclass(frozen=True)
-class RowSource:
-    """A stream of raw rows, and its key in the cache."""
-
-    name: str
-    fingerprint: str
-    kind: str
-    large: bool
-    read: Callable[[], Iterator[RawRow]]
-    folder: Path
-    """The folder that relative paths in the rows start from."""
-    group: str | None = None
-    """The column, by its name in the source, whose equal values make a group."""
-    copies: Path | None = None
-    """The folder with copies of files (see `toolkit.data.files.reference`)."""
 
 
 def load_table(
@@ -218,24 +189,14 @@ def _build(
     return table
 
 
-def checked_features(task: Task) -> datasets.Features:
-    """Returns the `datasets` feature types of the rows of `checked_rows`."""
-    import datasets
-
-    text, number = datasets.Value("string"), datasets.Value("int64")
-    digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
-    found = {_REASON: text, _PREVIEW: text, _EXCLUDED: datasets.Value("bool")}
-    return datasets.Features({**task.schema(), NUMBER: number, **found, **digests})
-
-
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     """Returns a table of the rows of `checked_rows`: the usable rows, and reports of the others."""
-    good = built.data.column(_REASON).is_null().to_numpy()
+    good = built.data.column(REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
-    others = list(built.select_columns([NUMBER, _REASON, _PREVIEW, _EXCLUDED]).select(np.flatnonzero(~good)))
-    bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in others if not row[_EXCLUDED]]
-    excluded = Counter(row[_REASON] for row in others if row[_EXCLUDED])
-    own = rows.remove_columns([_REASON, _PREVIEW, _EXCLUDED, INPUTS, LABEL, GROUP])
+    others = list(built.select_columns([NUMBER, REASON, PREVIEW, EXCLUDED]).select(np.flatnonzero(~good)))
+    bad = [BadRowReport(row[NUMBER], row[REASON], json.loads(row[PREVIEW])) for row in others if not row[EXCLUDED]]
+    excluded = Counter(row[REASON] for row in others if row[EXCLUDED])
+    own = rows.remove_columns([REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP])
     return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows), excluded)
 
 
@@ -248,52 +209,3 @@ def _cache_key(
              type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
-    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
-    raw = source.read()
-    first = list(islice(raw, PEEKED_ROWS))
-    if present := columns_of(first):
-        require_columns(source.name, present, task, columns, labelled)
-        require_group(source.name, present, source.group)
-    names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
-    for row in chain(first, raw):
-        try:
-            checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
-        except BadRow as bad:
-            excluded = isinstance(bad, ExcludedRow)
-            found = {_REASON: str(bad), _PREVIEW: preview(row.values), _EXCLUDED: excluded}
-            yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
-        else:
-            own = {name: checked[name] for name in names}
-            group = (row.values or {}).get(source.group) if source.group else None
-            keys = row_keys(own, task, group) if labelled else no_keys
-            yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, _EXCLUDED: False, **keys}
-
-
-def check_raw(
-    raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path, copies: Path | None = None
-) -> Row:
-    """Returns a raw row as the task's checked row.
-
-    Args:
-        raw: a row of a reader.
-        task: the task, which defines the columns and checks rows.
-        columns: maps the toolkit's column names to the source's.
-        labelled: whether label columns are needed.
-        folder: the folder that relative paths in the row start from.
-        copies: as for `load_table`.
-
-    Raises:
-        BadRow: with the reason, if the row cannot be used, or the task's options exclude it.
-    """
-    if raw.reason or raw.values is None:
-        raise BadRow(raw.reason)
-    row: Row = {}
-    for name, column in used_columns(task).items():
-        value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
-        if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
-            raise BadRow(f"column {columns.get(name, name)!r} is empty")
-        row[name] = reference(value, folder, raw.number, copies) if column.file and value is not None else value
-    return task.check_row(row, labelled)
