@@ -23,7 +23,7 @@ from toolkit.data.checking import EXCLUDED, NUMBER, PREVIEW, REASON, RowSource, 
 from toolkit.data.columns import columns_in, file_columns, used_columns
 from toolkit.data.copies import named_as_before, with_former_names
 from toolkit.data.files import content_digest, is_archive
-from toolkit.data.fingerprints import code_fingerprint
+from toolkit.data.fingerprints import code_fingerprint, decoders
 from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys
 from toolkit.data.markup import markup_notes
@@ -203,9 +203,11 @@ def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
 def _cache_key(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
+    with_files = any(each.file for each in used_columns(task).values())
     # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
-    folder = str((source.folder, source.copies)) if any(each.file for each in used_columns(task).values()) else None
-    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled, source.group,
-             type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
+    folder = str((source.folder, source.copies)) if with_files else None
+    tools = decoders() if with_files else None
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, tools, dict(columns), labelled,
+             source.group, type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
