@@ -39,6 +39,8 @@ class RowSource:
     """The column, by its name in the source, whose equal values make a group."""
     copies: Path | None = None
     """The folder with copies of files (see `toolkit.data.files.reference`)."""
+    digest: Callable[[], str] | None = None
+    """Returns the fingerprint of what is there now; None if it cannot change."""
 
 
 def checked_features(task: Task) -> datasets.Features:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from toolkit.api.supports import state_of
-from toolkit.api.task import Task
+from toolkit.api.task import Row, Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
@@ -104,25 +104,26 @@ def load_table(
     """
     place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
-    folder = sources.folder_of(place)
-    if is_archive(folder):
+    if is_archive(folder := sources.folder_of(place)):
         reopen(folder)
     else:
         folder = sources.folder_of(source)
 
-    def read() -> Iterator[RawRow]:
+    def rows() -> Iterator[RawRow]:
         return sources.spread(sources.read_rows(place, reading, labelled), sample)
+
+    def digest() -> str:
+        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
+        files = file_columns(source, task, columns)
+        return content_digest(key, rows(), files, folder, copies, how) if files else key
 
     with named_as_before(copies):
         for note in sources.reading_notes(place, reading):
             say(with_former_names(note, copies))
-        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
-        if files := file_columns(source, task, columns):
-            key = content_digest(key, read(), files, folder, copies, how)
-        name = sources.name_of(source)
+        key, name = digest(), sources.name_of(source)
         kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
         large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
-        from_file = RowSource(name, key, kind, large, read, folder, group, copies)
+        from_file = RowSource(name, key, kind, large, rows, folder, group, copies, digest)
         return _build(from_file, task, columns, labelled, cache_dir)
 
 
@@ -173,7 +174,7 @@ def _build(
         try:
             with progress_bars(source.large):
                 return datasets.Dataset.from_generator(
-                    lambda: checked_rows(source, task, columns, labelled),
+                    lambda: _unchanged(source, checked_rows(source, task, columns, labelled)),
                     features=features,
                     cache_dir=str(folder),
                     fingerprint=key,
@@ -187,6 +188,15 @@ def _build(
     for note in markup_notes(table.rows, columns, NUMBER):
         warn(f"{source.name}, {note}")
     return table
+
+
+def _unchanged(source: RowSource, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yields rows; raises DataError at the end if their source has changed, for whose content they would be cached."""
+    yield from rows
+    if source.digest is not None and source.digest() != source.fingerprint:
+        raise DataError(
+            f"{source.name}, or a file that its rows refer to, changed while it was read. Start again when it is whole."
+        )
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:

@@ -84,8 +84,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:.6g} of {promised / rate:.6g} s")
-    if frames < options.audio.min_seconds * rate:
-        least = options.audio.min_seconds
+    if frames < (least := options.audio.min_seconds) * rate:
         raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds requires {least:g} s")
     return {**file, "frames": frames, "rate": rate}
 

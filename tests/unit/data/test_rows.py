@@ -240,6 +240,19 @@ def test_a_check_that_failed_leaves_nothing_in_the_cache(load):
             load("a.csv", "text,label\n")
 
 
+def test_a_file_that_changes_while_it_is_read_is_not_cached(load, tmp_path):
+    class Rewriting(Reviews):
+        def check_row(self, row: dict[str, Any], labelled: bool) -> dict[str, Any]:
+            (tmp_path / "a.csv").write_text("text,label\nnew,neg\n")
+            return row
+
+    content = "text,label\nold,pos\nolder,pos\n"
+    with pytest.raises(DataError, match=r"a\.csv, or a file that its rows refer to, changed while it was read"):
+        load("a.csv", content, Rewriting())
+    assert not list((tmp_path / "cache").rglob("*.arrow"))
+    assert column(load("a.csv", content), "text") == ["old", "older"]
+
+
 @pytest.mark.parametrize("disabled", [True, False])
 def test_progress_bars_are_left_as_they_were(load, disabled):
     before = datasets.are_progress_bars_disabled()
