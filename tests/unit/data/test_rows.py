@@ -16,6 +16,7 @@ from toolkit.config.column import Column
 from toolkit.data import bad_rows as bad_rows_module
 from toolkit.data import rows as rows_module
 from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
+from toolkit.data.keys import NO_GROUP, row_keys
 from toolkit.data.rows import load_hub_table, load_table
 
 
@@ -352,6 +353,17 @@ def test_digests_follow_inputs_labels_and_groups(load):
     assert keys.groups[1] == 0
     with pytest.raises(DataError, match=r"data\.group_column: .* has no column 'whom' \(did you mean 'who'\?\)"):
         load_table(path, task, {}, True, Path(path).parent / "cache", group="whom")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", " "])
+def test_a_missing_value_is_no_group(missing):
+    assert row_keys({"text": "a", "label": "b"}, Reviews(), missing)["_group"] == NO_GROUP
+
+
+def test_equal_numbers_are_one_group():
+    groups = [row_keys({"text": "a", "label": "b"}, Reviews(), value)["_group"] for value in (5, 5.0, "5", " 5.0", 6)]
+    assert len(set(groups[:4])) == 1
+    assert groups[4] != groups[0] != NO_GROUP
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 100, 1001])
