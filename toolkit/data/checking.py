@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import BadRow, ExcludedRow, Row, Task
-from toolkit.data.columns import columns_of, is_needed, require_columns, require_group, used_columns
+from toolkit.data.columns import is_needed, is_ragged, require_present, used_columns
 from toolkit.data.files import reference
 from toolkit.data.keys import GROUP, INPUTS, LABEL, row_keys
 from toolkit.data.readers.raw import RawRow, preview
@@ -57,9 +57,8 @@ def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labe
     """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
     raw = source.read()
     first = list(islice(raw, PEEKED_ROWS))
-    if present := columns_of(first):
-        require_columns(source.name, present, task, columns, labelled)
-        require_group(source.name, present, source.group)
+    every = source.read if is_ragged(source.name) else None
+    require_present(source.name, first, every, task, columns, labelled, source.group)
     names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
     for row in chain(first, raw):
         try:

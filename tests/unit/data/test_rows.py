@@ -161,6 +161,18 @@ def test_json_rows_may_leave_columns_out(load):
     ]
 
 
+def test_a_column_may_first_occur_after_a_hundred_json_rows(load):
+    row = '{"text": "a", "label": "pos"}\n'
+    later = '{"text": "a", "label": "pos", "uid": "7"}\n'
+    assert column(load("a.jsonl", row * 100 + later, columns={"id": "uid"}), "id") == [None] * 100 + ["7"]
+    with pytest.raises(DataError, match=r"b\.jsonl has no column 'uid'.*Its columns are text, label\."):
+        load("b.jsonl", row * 101, columns={"id": "uid"})
+    # Rows without a needed value are bad rows only if the column is anywhere.
+    assert len(load("c.jsonl", '{"label": "pos"}\n' * 100 + row).bad) == 100
+    with pytest.raises(DataError, match=r"d\.jsonl has no column 'text'"):
+        load("d.jsonl", '{"label": "pos"}\n' * 101)
+
+
 def test_the_tasks_reasons_are_kept_and_its_own_faults_escape(load):
     task = Reviews(state={"labels": ["pos"]})
     assert load("a.csv", "text,label\na,pos\nb,good\n", task).bad[0].reason == "label 'good' is unknown"
