@@ -137,6 +137,9 @@ class LanguageModeling:
         if self.answers and self.options.prompts is None:
             self.state["prompts"] = [chat.prompt_of(row) for row in islice(rows, 3)]
 
+    def inputs_of(self, row: Row) -> dict[str, Any]:
+        return {"messages": row["messages"][:-1]} if self.options.data_format == "messages" else {}
+
     def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
         lost = len(rows) - len(features) if self.answers else 0
         why = "have no answer within task.block_size tokens and are skipped"
@@ -150,14 +153,10 @@ class LanguageModeling:
         return (chat.as_text(chat.prompt_of(row), chat.answer_of(row) or "") for row in rows)
 
     def configure(self, config: PreTrainedConfig) -> None:
-        if not self.causal:
-            return
-        if hasattr(config, "is_decoder"):  # else models such as BERT see the token that they predict
-            config.is_decoder = True
-        # A padding token's embedding is never trained, so that may not be a token of the text, as in GPT-2's tokenizer.
-        pad, *ends = (getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
-        if pad is not None and pad in ends:
-            config.pad_token_id = None
+        from toolkit.tasks.blocks import configure_decoder
+
+        if self.causal:
+            configure_decoder(config)
 
     def preprocess(
         self, rows: Mapping[str, Sequence[Any]], processor: Processor, labelled: bool

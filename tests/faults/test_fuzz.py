@@ -25,7 +25,7 @@ from toolkit.checkpoint.state import SavedState
 from toolkit.checks.rules import RULES
 from toolkit.commands.verify import damages
 from toolkit.config import read_config
-from toolkit.data.rows import check_raw
+from toolkit.data.checking import check_raw
 from toolkit.data.sources import folder_of, is_files, read_rows
 from toolkit.recipe import load_task_type
 

@@ -84,6 +84,17 @@ class SupportsGroups(Protocol):
 
 
 @runtime_checkable
+class SupportsInputs(Protocol):
+    """A task with a column that holds inputs and labels, for instance a conversation with its last answer."""
+
+    def inputs_of(self, row: Row) -> Mapping[str, Any]:
+        """Returns what a checked row is predicted from, by column; rows with equal inputs are on one side of a split.
+
+        Columns that are left out count as they are. Returned columns are part of the row's label as a whole.
+        """
+
+
+@runtime_checkable
 class SupportsTrainingTexts(Protocol):
     """A task that chooses the text for a new tokenizer, instead of all text columns that are not labels."""
 

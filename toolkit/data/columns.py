@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from toolkit.api.supports import SupportsGroups
@@ -102,6 +102,49 @@ def require_columns(source: str, present: list[str], task: Task, columns: Mappin
         )
     if missing:
         raise DataError("\n".join([*missing.values(), *_about_header(present, next(iter(missing)))]))
+
+
+def is_ragged(source: str) -> bool:
+    """Whether each row of a source, given by its name, has columns of its own, as JSON objects do."""
+    return Path(source).suffix.lower() in (".json", ".jsonl")
+
+
+def require_present(
+    source: str,
+    first: Iterable[RawRow],
+    every: Callable[[], Iterable[RawRow]] | None,
+    task: Task,
+    columns: Mapping[str, str],
+    labelled: bool,
+    group: str | None,
+) -> None:
+    """Checks that a source has the columns that are needed, unless none of its first rows is readable.
+
+    Args:
+        source: the file or hub split, for the message.
+        first: its first rows.
+        every: reads all of its rows, among which a column may first occur later; None if all rows have all columns.
+        task: the task, which defines the columns.
+        columns: maps the toolkit's column names to the source's.
+        labelled: whether label columns are needed.
+        group: name of the group column, or None.
+
+    Raises:
+        DataError: naming what is missing.
+    """
+
+    def require(present: list[str]) -> None:
+        require_columns(source, present, task, columns, labelled)
+        require_group(source, present, group)
+
+    if not (present := columns_of(first)):
+        return
+    try:
+        require(present)
+    except DataError:
+        if every is None:
+            raise
+        require(columns_of(every()))
 
 
 def _similar(wanted: str, names: Sequence[str]) -> str | None:

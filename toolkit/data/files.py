@@ -19,6 +19,7 @@ from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.copies import place_of
+from toolkit.data.failures import refuse_failure
 from toolkit.data.packed import Part, members, part_of, reopen
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Fingerprint, Reading
@@ -162,6 +163,9 @@ def content_digest(
         folder: the folder that relative paths start from.
         copies: as for `reference`.
         how: what counts of a file, `data.fingerprint`.
+
+    Raises:
+        DataError: if the machine could not read a file just now.
     """
     digest = hashlib.sha256(key.encode())
     for path in paths_in(rows, columns, folder):
@@ -170,7 +174,8 @@ def content_digest(
             if not place.is_file():  # missing, or something that may never end: a pipe or a device
                 raise FileNotFoundError
             digest.update(bytes.fromhex(file_digest(place, how)))
-        except (OSError, ValueError):  # the latter for a name that no file can have: a bad row until that changes
+        except (OSError, ValueError) as error:  # the latter for a name that no file can have: a bad row till it changes
+            refuse_failure(str(path), error)
             digest.update(b"missing")
     return digest.hexdigest()
 
@@ -210,6 +215,7 @@ def reference(value: Any, folder: Path, number: int, copies: Path | None = None)
 
     Raises:
         BadRow: if the value is neither, or there is no such file that can be opened.
+        DataError: if the machine could not open it just now.
     """
     if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
         return {"path": None, "bytes": value["bytes"], "name": value.get("path") or f"row {number}"}
@@ -225,6 +231,7 @@ def reference(value: Any, folder: Path, number: int, copies: Path | None = None)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name that no file can have
         raise BadRow(f"there is no file {name} (tried {path})") from None
     except OSError as error:  # for instance a text instead of a path, which is too long for one
+        refuse_failure(_shown(name), error)
         raise BadRow(f"{_shown(name)} cannot be opened: {error.strerror}") from None
     if not stat.S_ISREG(found.st_mode):
         raise BadRow(f"{name} is not a file, but {'a folder' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'}")
@@ -239,6 +246,7 @@ def _part_path(name: str, archive: Path) -> str:
     except KeyError:
         raise BadRow(f"there is no file {name} in {archive}") from None
     except (ValueError, OSError) as error:
+        refuse_failure(name, error)
         raise BadRow(f"{name}: {error}") from error
     if not (part.size if part.unpacked is None else part.unpacked):
         raise BadRow(_EMPTY.format(name))

@@ -12,8 +12,9 @@ from toolkit.api.supports import SupportsLabels
 from toolkit.api.task import Task
 from toolkit.base.console import counted, say, shorten, warn
 from toolkit.data.bad_rows import exclusions, skipped
+from toolkit.data.checking import NUMBER
 from toolkit.data.keys import NO_GROUP, first_like
-from toolkit.data.rows import NUMBER, Table
+from toolkit.data.rows import Table
 from toolkit.data.spellings import near_equal
 
 FEW_EXAMPLES = 5

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from toolkit.api.task import Processor, Task
+
+DECODERS: Mapping[str, str] = {"PIL": "pillow", "pillow_heif": "pillow-heif", "soundfile": "soundfile", "av": "av"}
+"""Packages that decode images and audio, by the names of their modules."""
+PROGRAM = "ffmpeg"
+"""The program that decodes what no package does."""
+
+
+def decoders() -> dict[str, str]:
+    """Returns the versions of the decoders of files that are installed, by name.
+
+    Whether a file can be read depends on them, so rows that were found bad without one are checked again with it.
+    """
+    found = {}
+    for module, package in DECODERS.items():
+        if find_spec(module) is not None:
+            try:
+                found[package] = version(package)
+            except PackageNotFoundError:
+                found[package] = "unknown"
+    return found | ({PROGRAM: "found"} if shutil.which(PROGRAM) else {})
 
 
 def code_fingerprint(task: Task) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 
 from toolkit.api.supports import SupportsLearning
@@ -11,10 +12,10 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.columns import columns_in, columns_of, group_column, require_columns, require_group
+from toolkit.data.checking import check_raw
+from toolkit.data.columns import columns_in, group_column, is_ragged, require_present
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
-from toolkit.data.rows import check_raw
 from toolkit.data.sources import folder_of, read_rows
 
 NUM_ROWS = 100
@@ -64,9 +65,8 @@ def _check(file: str, rows: Sequence[RawRow], data: DataConfig, task: Task) -> t
         DataError: if columns are missing.
     """
     columns, folder = columns_in(file, task, data.columns), folder_of(file)
-    if present := columns_of(rows):
-        require_columns(file, present, task, columns, labelled=True)
-        require_group(file, present, group_column(data, task))
+    every = partial(read_rows, file, Reading.of(data)) if is_ragged(file) else None
+    require_present(file, rows, every, task, columns, labelled=True, group=group_column(data, task))
     good, bad = [], []
     for row in rows:
         try:

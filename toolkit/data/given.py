@@ -11,10 +11,11 @@ import numpy as np
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.data.bad_rows import exclusions, listing
+from toolkit.data.checking import RowSource, checked_features, checked_rows
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, check_names, checked
 from toolkit.data.reading import RECOGNISED, Reading
-from toolkit.data.rows import RowSource, Table, checked_features, checked_rows, split_bad
+from toolkit.data.rows import Table, split_bad
 
 NAME = "rows"
 """The name of these rows in messages."""

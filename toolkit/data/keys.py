@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from toolkit.api.supports import SupportsInputs
 from toolkit.api.task import Row, Task
 from toolkit.data.files import open_file
+from toolkit.data.numbers import plain_number
 
 if TYPE_CHECKING:
     import datasets
@@ -57,11 +60,20 @@ def row_keys(row: Row, task: Task, group: Any) -> dict[str, int]:
     names = [name for name in row if name in task.columns]
     labels = [name for name in names if task.columns[name].label]
     inputs = [name for name in names if name not in labels and not task.columns[name].key]
+    parts = task.inputs_of(row) if isinstance(task, SupportsInputs) else {}
+    labels += [name for name in inputs if name in parts]  # as a whole, with their inputs
     return {
-        INPUTS: _digest([_content(row[name]) for name in inputs]),
+        INPUTS: _digest([_content(parts.get(name, row[name])) for name in inputs]),
         LABEL: _digest([row[name] for name in labels]),
-        GROUP: NO_GROUP if group is None or not str(group).strip() else _digest(str(group).strip()),
+        GROUP: _group_of(group),
     }
+
+
+def _group_of(value: Any) -> int:
+    """Returns the digest of a group; equal numbers are one, and what tables hold for a missing value is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)) or not str(value).strip():
+        return NO_GROUP
+    return _digest(plain_number(str(value).strip()))
 
 
 def _digest(value: Any) -> int:

@@ -18,15 +18,16 @@ from toolkit.api.supports import (
 )
 from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
 from toolkit.base.console import say
+from toolkit.base.environment import versions
 from toolkit.base.errors import DataError
 from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
+from toolkit.data.checking import NUMBER
 from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.kept import keep_rows
 from toolkit.data.loading import CheckedRows
-from toolkit.data.rows import NUMBER
 
 if TYPE_CHECKING:
     import datasets
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 PROGRESS_FROM_ROWS = 50_000
 FEATURES = "features.arrow"
+TOKENISERS = ("tokenizers", "transformers")
+"""Packages whose version may change the tokens of the same text and files."""
 NUMBER_IN_FILE = "number"
 """Column of feature rows: the number of the source row in its file."""
 
@@ -100,7 +103,8 @@ def tokenise(
 ) -> datasets.Dataset:
     """Converts rows to feature rows with `row_id` (their position) and `number` (the source row's number in its file).
 
-    The cache key covers the rows, the processor, the task's options and state, and the toolkit's code.
+    The cache key covers the rows, the processor, the task's options and state, the toolkit's code and the
+    versions of the libraries that tokenise.
 
     Args:
         rows: checked rows.
@@ -145,7 +149,7 @@ def tokenise(
 
 def _cache_key(rows: datasets.Dataset, task: Task, processor: Processor, labelled: bool) -> str:
     key = [rows._fingerprint, len(rows), processor_fingerprint(processor), type(task).__name__, asdict(task.options),
-           state_of(task), labelled, code_fingerprint(task)]  # fmt: skip
+           state_of(task), labelled, code_fingerprint(task), [versions().get(each) for each in TOKENISERS]]  # fmt: skip
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
 
 

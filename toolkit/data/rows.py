@@ -5,48 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from toolkit.api.supports import state_of
-from toolkit.api.task import BadRow, ExcludedRow, Row, Task
+from toolkit.api.task import Row, Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources
 from toolkit.data.bars import progress_bars
 from toolkit.data.cached import from_cache
-from toolkit.data.columns import (
-    columns_in,
-    columns_of,
-    file_columns,
-    is_needed,
-    require_columns,
-    require_group,
-    used_columns,
-)
+from toolkit.data.checking import EXCLUDED, NUMBER, PREVIEW, REASON, RowSource, checked_features, checked_rows
+from toolkit.data.columns import columns_in, file_columns, used_columns
 from toolkit.data.copies import named_as_before, with_former_names
-from toolkit.data.files import content_digest, is_archive, reference
-from toolkit.data.fingerprints import code_fingerprint
+from toolkit.data.files import content_digest, is_archive
+from toolkit.data.fingerprints import code_fingerprint, decoders
 from toolkit.data.hub import hub_rows, load_hub
-from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
+from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys
 from toolkit.data.markup import markup_notes
 from toolkit.data.packed import reopen
-from toolkit.data.readers.raw import RawRow, preview
+from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED, Reading
 
 if TYPE_CHECKING:
     import datasets
 
-NUMBER = "_number"
-"""Column of a table: the number of the row in its file."""
-PEEKED_ROWS = 100
 PROGRESS_FROM_BYTES = 2**26
-_REASON, _PREVIEW, _EXCLUDED = "_reason", "_preview", "_excluded"
 
 
 @dataclass(frozen=True)
@@ -87,23 +75,6 @@ class Table:
         return self if limit is None or limit >= len(self.rows) else self.select(np.arange(limit))
 
 
-@dataclass(frozen=True)
-class RowSource:
-    """A stream of raw rows, and its key in the cache."""
-
-    name: str
-    fingerprint: str
-    kind: str
-    large: bool
-    read: Callable[[], Iterator[RawRow]]
-    folder: Path
-    """The folder that relative paths in the rows start from."""
-    group: str | None = None
-    """The column, by its name in the source, whose equal values make a group."""
-    copies: Path | None = None
-    """The folder with copies of files (see `toolkit.data.files.reference`)."""
-
-
 def load_table(
     source: sources.Source,
     task: Task,
@@ -133,25 +104,26 @@ def load_table(
     """
     place, how = sources.place_of(source, copies), reading.fingerprint
     columns = columns_in(source, task, columns)
-    folder = sources.folder_of(place)
-    if is_archive(folder):
+    if is_archive(folder := sources.folder_of(place)):
         reopen(folder)
     else:
         folder = sources.folder_of(source)
 
-    def read() -> Iterator[RawRow]:
+    def rows() -> Iterator[RawRow]:
         return sources.spread(sources.read_rows(place, reading, labelled), sample)
+
+    def digest() -> str:
+        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
+        files = file_columns(source, task, columns)
+        return content_digest(key, rows(), files, folder, copies, how) if files else key
 
     with named_as_before(copies):
         for note in sources.reading_notes(place, reading):
             say(with_former_names(note, copies))
-        key = sources.fingerprint(source if how == "stat" else place, how) + ("" if sample is None else f":{sample}")
-        if files := file_columns(source, task, columns):
-            key = content_digest(key, read(), files, folder, copies, how)
-        name = sources.name_of(source)
+        key, name = digest(), sources.name_of(source)
         kind = f"{Path(name).suffix.lower()} {reading}"  # the same bytes are other rows under another suffix
         large = sources.is_files(source) or sources.num_bytes(source) >= PROGRESS_FROM_BYTES
-        from_file = RowSource(name, key, kind, large, read, folder, group, copies)
+        from_file = RowSource(name, key, kind, large, rows, folder, group, copies, digest)
         return _build(from_file, task, columns, labelled, cache_dir)
 
 
@@ -202,7 +174,7 @@ def _build(
         try:
             with progress_bars(source.large):
                 return datasets.Dataset.from_generator(
-                    lambda: checked_rows(source, task, columns, labelled),
+                    lambda: _unchanged(source, checked_rows(source, task, columns, labelled)),
                     features=features,
                     cache_dir=str(folder),
                     fingerprint=key,
@@ -218,82 +190,34 @@ def _build(
     return table
 
 
-def checked_features(task: Task) -> datasets.Features:
-    """Returns the `datasets` feature types of the rows of `checked_rows`."""
-    import datasets
-
-    text, number = datasets.Value("string"), datasets.Value("int64")
-    digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
-    found = {_REASON: text, _PREVIEW: text, _EXCLUDED: datasets.Value("bool")}
-    return datasets.Features({**task.schema(), NUMBER: number, **found, **digests})
+def _unchanged(source: RowSource, rows: Iterator[Row]) -> Iterator[Row]:
+    """Yields rows; raises DataError at the end if their source has changed, for whose content they would be cached."""
+    yield from rows
+    if source.digest is not None and source.digest() != source.fingerprint:
+        raise DataError(
+            f"{source.name}, or a file that its rows refer to, changed while it was read. Start again when it is whole."
+        )
 
 
 def split_bad(built: datasets.Dataset, source: RowSource) -> Table:
     """Returns a table of the rows of `checked_rows`: the usable rows, and reports of the others."""
-    good = built.data.column(_REASON).is_null().to_numpy()
+    good = built.data.column(REASON).is_null().to_numpy()
     rows = built if good.all() else built.select(np.flatnonzero(good))
-    others = list(built.select_columns([NUMBER, _REASON, _PREVIEW, _EXCLUDED]).select(np.flatnonzero(~good)))
-    bad = [BadRowReport(row[NUMBER], row[_REASON], json.loads(row[_PREVIEW])) for row in others if not row[_EXCLUDED]]
-    excluded = Counter(row[_REASON] for row in others if row[_EXCLUDED])
-    own = rows.remove_columns([_REASON, _PREVIEW, _EXCLUDED, INPUTS, LABEL, GROUP])
+    others = list(built.select_columns([NUMBER, REASON, PREVIEW, EXCLUDED]).select(np.flatnonzero(~good)))
+    bad = [BadRowReport(row[NUMBER], row[REASON], json.loads(row[PREVIEW])) for row in others if not row[EXCLUDED]]
+    excluded = Counter(row[REASON] for row in others if row[EXCLUDED])
+    own = rows.remove_columns([REASON, PREVIEW, EXCLUDED, INPUTS, LABEL, GROUP])
     return Table(own, bad, source.fingerprint, source.name, Keys.of_columns(rows), excluded)
 
 
 def _cache_key(
     source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool, features: datasets.Features
 ) -> str:
+    with_files = any(each.file for each in used_columns(task).values())
     # Rows that refer to files hold absolute paths, so the same table in another folder needs another key.
-    folder = str((source.folder, source.copies)) if any(each.file for each in used_columns(task).values()) else None
-    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, dict(columns), labelled, source.group,
-             type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
+    folder = str((source.folder, source.copies)) if with_files else None
+    tools = decoders() if with_files else None
+    parts = [code_fingerprint(task), source.fingerprint, source.kind, folder, tools, dict(columns), labelled,
+             source.group, type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
-    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
-    raw = source.read()
-    first = list(islice(raw, PEEKED_ROWS))
-    if present := columns_of(first):
-        require_columns(source.name, present, task, columns, labelled)
-        require_group(source.name, present, source.group)
-    names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
-    for row in chain(first, raw):
-        try:
-            checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
-        except BadRow as bad:
-            excluded = isinstance(bad, ExcludedRow)
-            found = {_REASON: str(bad), _PREVIEW: preview(row.values), _EXCLUDED: excluded}
-            yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
-        else:
-            own = {name: checked[name] for name in names}
-            group = (row.values or {}).get(source.group) if source.group else None
-            keys = row_keys(own, task, group) if labelled else no_keys
-            yield {**own, NUMBER: row.number, _REASON: None, _PREVIEW: None, _EXCLUDED: False, **keys}
-
-
-def check_raw(
-    raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path, copies: Path | None = None
-) -> Row:
-    """Returns a raw row as the task's checked row.
-
-    Args:
-        raw: a row of a reader.
-        task: the task, which defines the columns and checks rows.
-        columns: maps the toolkit's column names to the source's.
-        labelled: whether label columns are needed.
-        folder: the folder that relative paths in the row start from.
-        copies: as for `load_table`.
-
-    Raises:
-        BadRow: with the reason, if the row cannot be used, or the task's options exclude it.
-    """
-    if raw.reason or raw.values is None:
-        raise BadRow(raw.reason)
-    row: Row = {}
-    for name, column in used_columns(task).items():
-        value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
-        if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
-            raise BadRow(f"column {columns.get(name, name)!r} is empty")
-        row[name] = reference(value, folder, raw.number, copies) if column.file and value is not None else value
-    return task.check_row(row, labelled)

@@ -11,7 +11,7 @@ from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
 from toolkit.data.reading import Reading
 
 _DELIMITED = (".csv", ".tsv")
-_TEXT = (".csv", ".tsv", ".json", ".jsonl", ".tmx", ".txt", "")
+_TEXT = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".txt", "")
 
 
 def _unused(config: Config, suffixes: tuple[str, ...]) -> bool:

@@ -18,6 +18,7 @@ from toolkit.config.column import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
 from toolkit.data.bad_rows import listing
+from toolkit.data.checking import PEEKED_ROWS
 from toolkit.data.columns import LONG_NAME, columns_of, used_columns
 from toolkit.data.encodings import UTF_8
 from toolkit.data.given import given_table
@@ -25,7 +26,7 @@ from toolkit.data.prepare import tokenise
 from toolkit.data.readers import RawRow
 from toolkit.data.readers.delimited import recognise
 from toolkit.data.reading import Reading
-from toolkit.data.rows import PEEKED_ROWS, Table, load_table
+from toolkit.data.rows import Table, load_table
 from toolkit.data.sources import is_files, read_rows
 from toolkit.deploy.trained import TrainedRun
 

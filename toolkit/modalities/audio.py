@@ -13,6 +13,7 @@ from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
+from toolkit.data.failures import refuse_failure
 from toolkit.modalities.audio_length import WITH_LENGTH, lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames, takes_waveforms
 from toolkit.modalities.audio_models import check_model as check_model
@@ -57,6 +58,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
 
     Raises:
         BadRow: if the file cannot be used, with its name and the reason.
+        DataError: if the machine could not read it just now.
     """
     import soundfile
 
@@ -72,7 +74,8 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
                     frames += len(block)
                     if not np.isfinite(block).all():
                         raise BadRow(f"{file['name']}: holds samples that are not finite numbers")
-    except (soundfile.SoundFileError, OSError) as error:
+    except (soundfile.SoundFileError, OSError, MemoryError) as error:
+        refuse_failure(file["name"], error)
         raise BadRow(f"{file['name']}: cannot be decoded: {_reason(error)}") from error
     except ValueError as error:
         raise BadRow(f"{file['name']}: {error}") from error
@@ -81,8 +84,7 @@ def check(file: Mapping[str, Any], options: Any) -> Mapping[str, Any]:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:g} s, the last part of the file is missing")
     if promised - frames > BROKEN_OFF_SECONDS * rate:
         raise BadRow(f"{file['name']}: truncated after {frames / rate:.6g} of {promised / rate:.6g} s")
-    if frames < options.audio.min_seconds * rate:
-        least = options.audio.min_seconds
+    if frames < (least := options.audio.min_seconds) * rate:
         raise BadRow(f"{file['name']}: {frames / rate:g} s long; task.audio.min_seconds requires {least:g} s")
     return {**file, "frames": frames, "rate": rate}
 

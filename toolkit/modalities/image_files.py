@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.task import BadRow
+from toolkit.data.failures import refuse_failure
 from toolkit.data.files import open_file
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
 
     Raises:
         BadRow: if the file is not an image, is corrupt, or has more than `max_pixels` pixels.
+        DataError: if the machine could not read it just now.
     """
     from PIL import Image, ImageOps
 
@@ -50,6 +52,7 @@ def decode(file: Mapping[str, Any], max_pixels: int) -> Image:
     except BadRow:
         raise
     except Exception as error:  # each decoder has its own exception types
+        refuse_failure(file["name"], error)
         raise BadRow(f"{file['name']}: {_reason(error, file['name'])}") from error
 
 

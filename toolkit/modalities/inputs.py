@@ -23,6 +23,7 @@ from toolkit.data.cached import adopt
 from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.prepare import prepare
 from toolkit.distributed.mesh import mesh_of
+from toolkit.modalities.agreement import require_same_rows
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.processor import build_processor, configure_model
 from toolkit.modalities.resolved import Circumstances, resolve
@@ -75,7 +76,7 @@ def read_inputs(
 
     Raises:
         ConfigError: if settings, model and task do not fit together; lists all problems.
-        DataError: if files or rows cannot be used.
+        DataError: if files or rows cannot be used, or the processes have different ones.
         CheckpointError: if the run to resume had other settings or rows.
     """
     _verify_fetched(cfg, accelerator, content=sample is None)
@@ -99,6 +100,7 @@ def read_inputs(
     configure_model(config, task, processor, new=cfg.model.from_config is not None)
     _refuse(lost_override_problems(cfg.model, config))
     data = prepare(rows, task, processor, cfg, accelerator)
+    require_same_rows(cfg, task, rows, data)
     return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
 
 

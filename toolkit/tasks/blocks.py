@@ -20,7 +20,7 @@ from toolkit.tasks.tokens import are_correct, token_losses
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 def encode_documents(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, causal: bool) -> list[list[int]]:
@@ -224,3 +224,13 @@ def by_document(predictions: Predictions, features: Dataset, num_documents: int)
         name: np.bincount(rows, weights=values[np.arange(values.shape[1]) < held], minlength=num_documents)
         for name, values in predictions.items()
     }
+
+
+def configure_decoder(config: PreTrainedConfig) -> None:
+    """Sets the fields of a causal model's configuration, in place."""
+    if hasattr(config, "is_decoder"):  # else models such as BERT see the token that they predict
+        config.is_decoder = True
+    # A padding token's embedding is never trained, so that may not be a token of the text, as in GPT-2's tokenizer.
+    pad, *ends = (getattr(config, f"{name}_token_id", None) for name in ("pad", "bos", "eos"))
+    if pad is not None and pad in ends:
+        config.pad_token_id = None

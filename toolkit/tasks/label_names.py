@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from toolkit.api.task import BadRow, ExcludedRow
 from toolkit.config.messages import show
-
-_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]+))?")
-"""A number as spreadsheets write it; text such as `007`, `1e5` or `nan` is a name."""
+from toolkit.data.numbers import plain_number
 
 
 def label_text(value: Any) -> str:
@@ -22,14 +19,7 @@ def label_text(value: Any) -> str:
     """
     if not isinstance(value, str | int) and not (isinstance(value, float) and isfinite(value)):
         raise BadRow(f"label {value!r} is neither text nor a number")
-    text = str(value).strip()
-    number = _NUMBER.fullmatch(text)
-    if number is None:
-        return text
-    sign, digits, fraction = number[1].replace("+", ""), number[2], (number[3] or "").rstrip("0")
-    if fraction:
-        return f"{sign}{digits}.{fraction}"
-    return digits if digits == "0" else sign + digits
+    return plain_number(str(value).strip())
 
 
 def plain_map(label_map: Mapping[str, str | None]) -> dict[str, str | None]:

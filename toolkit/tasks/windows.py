@@ -68,13 +68,19 @@ def encode_windows(
         (tokens of the answer, inclusive; 0 0 in windows that do not hold all of it; `IGNORE_INDEX` without labels).
 
     Raises:
-        InputError: if the tokenizer is not fast, or `max_length` leaves no room for the context.
+        InputError: if the tokenizer is not fast, `max_length` leaves no room for the context, or the context begins
+            at position 0.
     """
     questions = _fit_questions(rows["question"], tokenizer, _question_limit(tokenizer, max_length, doc_stride))
     context_first = tokenizer.padding_side == "left"
     encoded = _encode_pairs(questions, list(rows["context"]), tokenizer, max_length, doc_stride, context_first)
     owners = encoded["overflow_to_sample_mapping"]
     contexts = [_context(window, 0 if context_first else 1) for window in encoded.encodings]
+    if context_first and any(context.start == 0 and len(context) for context in contexts):
+        raise InputError(
+            f"{type(tokenizer).__name__} puts the context first, with no token before it, so position 0, which stands "
+            'for "no answer", is a word of the context; use a model whose tokenizer begins with a special token'
+        )
     offsets = [_offsets(*pair) for pair in zip(encoded["offset_mapping"], contexts, strict=True)]
     labels = _labels(offsets, contexts, owners, rows["answers"] if labelled else [None] * len(questions))
     names = ("input_ids", "attention_mask", "token_type_ids")

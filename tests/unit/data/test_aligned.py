@@ -71,3 +71,19 @@ def test_a_file_that_is_missing_or_empty_is_named(tmp_path):
         list(read_rows(write(tmp_path, en="one\n")))
     with pytest.raises(DataError, match="has no rows"):
         list(read_rows(write(tmp_path, en="", de="")))
+
+
+def test_a_carriage_return_inside_a_line_does_not_move_the_others(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"one\rmore\r\ntwo\nthree\n")
+    (tmp_path / "a.de").write_bytes(b"eins\nzwei\rmehr\ndrei\r\n")
+    assert [row.values for row in read_rows(str(tmp_path / "a.{en,de}"))] == [
+        {"en": "one\rmore", "de": "eins"}, {"en": "two", "de": "zwei\rmehr"}, {"en": "three", "de": "drei"}
+    ]  # fmt: skip
+
+
+def test_lines_that_only_carriage_returns_end_are_lines(tmp_path):
+    (tmp_path / "a.en").write_bytes(b"one\rtwo\r")
+    (tmp_path / "a.de").write_bytes("eins\nzwei\n".encode("utf-16"))
+    assert [row.values for row in read_rows(str(tmp_path / "a.{en,de}"))] == [
+        {"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}
+    ]  # fmt: skip

@@ -78,3 +78,11 @@ def test_what_cannot_be_learned_from_the_training_rows_is_named(problems):
 def test_the_labels_of_a_task_without_classes_are_not_learned(problems):
     numbers = problems("a,1.5\nb,2\n", task={"problem_type": "regression"})
     assert [problem.split(" of the")[0] for problem in numbers] == ["data.validation_file: 2", "data.test_file: 2"]
+
+
+def test_a_column_may_first_occur_after_the_first_rows_of_json(problems):
+    row = '{"text": "a", "label": "good"}\n'
+    Path("rows.jsonl").write_text(row * NUM_ROWS + '{"text": "b", "label": "bad", "uid": "7"}\n')
+    assert problems("a,good\nb,bad\n", train_file="rows.jsonl", group_column="uid", validation_file=None) == [
+        "data.test_file: data.group_column: test.csv has no column 'uid'. Its columns are text, label."
+    ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,7 +13,8 @@ from toolkit.base.errors import DataError
 from toolkit.config.sections import DataConfig
 from toolkit.data.encodings import likely_encoding
 from toolkit.data.reading import RECOGNISED, Reading
-from toolkit.data.sources import read_rows, reading_notes
+from toolkit.data.rules import RULES
+from toolkit.data.sources import READERS, read_rows, reading_notes
 
 GERMAN = "text,label\n" + "Das Gerät ist schön,gut\nNur für Gäste,schlecht\n" * 9
 
@@ -195,3 +199,11 @@ def test_a_file_that_is_not_in_the_encoding_that_is_set(write):
 )
 def test_the_likely_encoding(text, encoding):
     assert likely_encoding(text.encode(encoding) * 20) == encoding
+
+
+def test_every_format_that_is_text_may_have_an_encoding():
+    (rule,) = [rule for rule in RULES if rule.why == "no data file is a text file"]
+    for suffix, reader in READERS.items():
+        reads_text = "reading.encoding" in inspect.getsource(inspect.getmodule(reader))
+        cfg: Any = SimpleNamespace(data=DataConfig(train_file=f"rows{suffix}", encoding="cp1252"))
+        assert rule.when(cfg) is not reads_text, suffix

@@ -16,6 +16,7 @@ from toolkit.config.column import Column
 from toolkit.data import bad_rows as bad_rows_module
 from toolkit.data import rows as rows_module
 from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
+from toolkit.data.keys import NO_GROUP, row_keys
 from toolkit.data.rows import load_hub_table, load_table
 
 
@@ -160,6 +161,18 @@ def test_json_rows_may_leave_columns_out(load):
     ]
 
 
+def test_a_column_may_first_occur_after_a_hundred_json_rows(load):
+    row = '{"text": "a", "label": "pos"}\n'
+    later = '{"text": "a", "label": "pos", "uid": "7"}\n'
+    assert column(load("a.jsonl", row * 100 + later, columns={"id": "uid"}), "id") == [None] * 100 + ["7"]
+    with pytest.raises(DataError, match=r"b\.jsonl has no column 'uid'.*Its columns are text, label\."):
+        load("b.jsonl", row * 101, columns={"id": "uid"})
+    # Rows without a needed value are bad rows only if the column is anywhere.
+    assert len(load("c.jsonl", '{"label": "pos"}\n' * 100 + row).bad) == 100
+    with pytest.raises(DataError, match=r"d\.jsonl has no column 'text'"):
+        load("d.jsonl", '{"label": "pos"}\n' * 101)
+
+
 def test_the_tasks_reasons_are_kept_and_its_own_faults_escape(load):
     task = Reviews(state={"labels": ["pos"]})
     assert load("a.csv", "text,label\na,pos\nb,good\n", task).bad[0].reason == "label 'good' is unknown"
@@ -238,6 +251,19 @@ def test_a_check_that_failed_leaves_nothing_in_the_cache(load):
     for _ in range(2):
         with pytest.raises(DataError, match="has no rows"):
             load("a.csv", "text,label\n")
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_cached(load, tmp_path):
+    class Rewriting(Reviews):
+        def check_row(self, row: dict[str, Any], labelled: bool) -> dict[str, Any]:
+            (tmp_path / "a.csv").write_text("text,label\nnew,neg\n")
+            return row
+
+    content = "text,label\nold,pos\nolder,pos\n"
+    with pytest.raises(DataError, match=r"a\.csv, or a file that its rows refer to, changed while it was read"):
+        load("a.csv", content, Rewriting())
+    assert not list((tmp_path / "cache").rglob("*.arrow"))
+    assert column(load("a.csv", content), "text") == ["old", "older"]
 
 
 @pytest.mark.parametrize("disabled", [True, False])
@@ -339,6 +365,17 @@ def test_digests_follow_inputs_labels_and_groups(load):
     assert keys.groups[1] == 0
     with pytest.raises(DataError, match=r"data\.group_column: .* has no column 'whom' \(did you mean 'who'\?\)"):
         load_table(path, task, {}, True, Path(path).parent / "cache", group="whom")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", " "])
+def test_a_missing_value_is_no_group(missing):
+    assert row_keys({"text": "a", "label": "b"}, Reviews(), missing)["_group"] == NO_GROUP
+
+
+def test_equal_numbers_are_one_group():
+    groups = [row_keys({"text": "a", "label": "b"}, Reviews(), value)["_group"] for value in (5, 5.0, "5", " 5.0", 6)]
+    assert len(set(groups[:4])) == 1
+    assert groups[4] != groups[0] != NO_GROUP
 
 
 @pytest.mark.parametrize("count", [3, 8, 9, 100, 1001])

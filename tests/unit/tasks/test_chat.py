@@ -9,6 +9,7 @@ import pytest
 
 from toolkit.api.task import IGNORE_INDEX, BadRow
 from toolkit.base.errors import DataError, InputError
+from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys, units
 from toolkit.modalities import text
 from toolkit.recipe import load_task_type
 from toolkit.tasks import chat
@@ -158,3 +159,13 @@ def test_pairs_need_both_texts_unless_one_is_to_be_predicted():
     assert chat.check_pair({"prompt": "a", "completion": None}, False) == {"prompt": "a", "completion": None}
     with pytest.raises(BadRow, match="the completion is missing: column 'completion' is empty"):
         chat.check_pair({"prompt": "a", "completion": " "}, True)
+
+
+def test_conversations_that_differ_in_the_last_answer_alone_are_one_unit_with_other_labels():
+    task_type = load_task_type(TASK_FILE)
+    task = task_type(SimpleNamespace(task=task_type.Options(data_format="messages")))
+    twice, other = messages(*TALK[:3], ("assistant", "Worms.")), messages(*TALK[:1], ("assistant", "Seeds."), *TALK[2:])
+    rows = [row_keys({"messages": talk}, task, None) for talk in (messages(*TALK), twice, other)]
+    keys = Keys(*(np.array([row[name] for row in rows]) for name in (INPUTS, LABEL, GROUP)))
+    assert units(keys).tolist() == [0, 0, 1]
+    assert len(set(keys.labels)) == 3

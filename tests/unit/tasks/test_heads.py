@@ -161,6 +161,7 @@ def test_labels_are_read_in_every_form(kind, value, target):
         ("multi_label_classification", ["a", "c"], "'c' is not one of a, b"),
         ("multi_label_classification", {"a": 2}, "expected true, false or null"),
         ("multi_label_classification", 7, "not a list of names"),
+        ("multi_label_classification", ["a", None], "has null among its names"),
         ("regression", "high", "not a number"),
         ("regression", True, "not a number"),
         ("regression", "inf", "not finite"),

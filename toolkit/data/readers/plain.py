@@ -39,13 +39,24 @@ def read_aligned(files: Mapping[str, Path], reading: Reading) -> Iterator[RawRow
     """
     encodings = {file: text_encoding(file, reading.encoding) for file in files.values()}
     with ExitStack() as stack:
-        lines = zip_longest(*(stack.enter_context(open_text(*each)) for each in encodings.items()))
+        files_there = (open_text(*each, _line_end(*each)) for each in encodings.items())
+        lines = zip_longest(*map(stack.enter_context, files_there))
         for number, row in zip(count(1), lines, strict=False):
             ended = [file.name for file, line in zip(files.values(), row, strict=True) if line is None]
-            values = {name: line.rstrip("\n") for name, line in zip(files, row, strict=True) if line is not None}
+            values = {name: line.rstrip("\r\n") for name, line in zip(files, row, strict=True) if line is not None}
             if ended or any(line.strip() for line in values.values()):
                 reason = f"{' and '.join(ended)} ended before this line; the files have different numbers of lines"
                 yield RawRow(number, values, reason if ended else None)
+
+
+def _line_end(file: Path, encoding: str) -> str | None:
+    """Returns the `newline` of `open` for a file whose lines count.
+
+    A carriage return inside a line, as web pages have, would be a line of its own and move all later lines. Where
+    nothing but carriage returns ends lines, as in files of old Macs, they do.
+    """
+    with open_text(file, encoding, "\n") as opened:
+        return "\n" if opened.readline().endswith("\n") else None
 
 
 def note(file: Path, reading: Reading) -> str | None:

@@ -60,6 +60,8 @@ class MultiLabel:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(self.options.label_separator) if part.strip()]
         if isinstance(value, list):
+            if None in value:  # as text it would be a label of the name None
+                raise BadRow(f"label {value!r} has null among its names; leave it out, or write the name")
             value = dict.fromkeys(map(str, value), True)
         if not isinstance(value, Mapping):
             raise BadRow(f"label {value!r} is not a list of names, text, or a mapping of names to true, false or null")

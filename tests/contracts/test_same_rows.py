@@ -1,0 +1,27 @@
+"""Processes that read different rows do not train together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import rows_by_rank
+from launching import fork
+
+pytestmark = pytest.mark.distributed
+
+
+def test_a_rank_with_other_files_stops_all_and_is_named(tmp_path):
+    fork([Path(rows_by_rank.__file__), tmp_path], 2)
+    found, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert found == other
+    assert found.keys() == {"train", "validation", "label"}
+    named = {case: message.splitlines()[1] for case, (message, _) in found.items()}
+    assert all(line.startswith("  rank 1 (on ") for line in named.values())
+    assert all(shared for _, shared in found.values())
+    assert "train rows: 16 (sha256 " in named["train"]
+    assert "validation rows" not in named["train"]
+    assert "validation rows: 16 (sha256 " in named["validation"]
+    assert "train rows" not in named["validation"]
+    assert "what the task learned from the training rows: sha256 " in named["label"]
