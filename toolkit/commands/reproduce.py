@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ALONE = (
     *("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"),
     *("tracking.project=finetune-toolkit", "tracking.histogram_steps=null"),
+    *("checkpoint.hub_model_id=null", "checkpoint.hub_private_repo=null", "checkpoint.hub_revision=null"),
 )
 """Settings that keep the new run from changing anything outside its folder."""
 WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}

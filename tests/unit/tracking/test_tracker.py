@@ -23,7 +23,7 @@ from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.exits import unexpected
 from toolkit.base.importing import import_object
 from toolkit.commands.reproduce import ALONE
-from toolkit.config.sections import Config, TrackingConfig
+from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
 from toolkit.lab.compare.checking import QUIET
 from toolkit.lab.training import STEPS_ONLY
@@ -102,15 +102,19 @@ def test_every_tracker_that_may_be_named_can_be_made():
     assert all(callable(import_object(place)) for place in TRACKERS.values())
 
 
-LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith("tracking.")}
+LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith(("tracking.", "checkpoint."))}
 STEPS = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in LAB.items()]
 
 
 @pytest.mark.parametrize("overrides", [ALONE, QUIET, STEPS], ids=["reproduce", "compare", "lab"])
 def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
     tracked = ("tracking.report_to=[wandb]", "tracking.project=p", "tracking.run_name=r", "tracking.histogram_steps=5")
-    cfg = settings(output_dir, *tracked, *overrides)  # which refuses settings without effect
+    hub = {"push_to_hub": "true", "hub_model_id": "a/b", "hub_private_repo": "true", "hub_revision": "c"}
+    pushed = [f"checkpoint.{name}={value}" for name, value in hub.items()]
+    cfg = settings(output_dir, *tracked, *pushed, *overrides)  # which refuses settings without effect
     assert cfg.tracking == replace(TrackingConfig(), logging_steps=cfg.tracking.logging_steps)
+    own = CheckpointConfig()
+    assert [getattr(cfg.checkpoint, name) for name in hub] == [getattr(own, name) for name in hub]
 
 
 @pytest.mark.parametrize(
