@@ -47,7 +47,8 @@ def work(arguments: argparse.Namespace) -> None:
     """Trains again with the same settings, processes and threads.
 
     Raises:
-        InputError: if the run is not finished, its recipe is missing, or it names code that may not be the user's.
+        InputError: if the run is not finished, its model or recipe is missing, the model is damaged, or the run names
+            code that may not be the user's.
         RunError: if training fails, or its results are not bit-identical.
     """
     from toolkit.commands.diff import show
@@ -61,6 +62,7 @@ def work(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments, record, own)
     _refuse_foreign_code(arguments.run, record, own)
     _refuse_wrong_sizes(arguments.run, record, own)
+    _refuse_incomparable_model(arguments.run, record)
     folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
@@ -69,8 +71,9 @@ def work(arguments: argparse.Namespace) -> None:
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
     former, new = RunFolder(record.folder), RunFolder(folder)
-    files = sorted(path.name for path in former.model.glob("*.safetensors"))
-    wrong = [found for name in files if (found := weight_difference(former.model, new.model, name))]
+    files, others = _weight_files(former), _weight_files(new)
+    wrong = [f"only one of the two runs has model/{name}" for name in sorted(files ^ others)]
+    wrong += [found for name in sorted(files & others) if (found := weight_difference(former.model, new.model, name))]
     lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of metrics are bit-identical ({folder})")
@@ -123,6 +126,23 @@ def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
                 f"{run}: run.json: {name}: received {value}; {NOT_OWN}, so at most {most} are allowed; if the number "
                 "is right, add --trust-run"
             )
+
+
+def _refuse_incomparable_model(run: str, record: Record) -> None:
+    """Raises InputError if the run's parameters are missing or not as written: there would be nothing to compare."""
+    from toolkit.report.intact import refuse_damaged_model
+
+    refuse_damaged_model(record.folder)
+    files = RunFolder(record.folder)
+    if not _weight_files(files):
+        raise InputError(
+            f"{run}: {files.model} has no *.safetensors with which the new parameters could be compared; restore the "
+            "model, or train again with `toolkit train` and config.yaml of the run"
+        )
+
+
+def _weight_files(files: RunFolder) -> set[str]:
+    return {path.name for path in files.model.glob("*.safetensors")}
 
 
 def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
