@@ -44,7 +44,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.report.scores import Scores, quality_of
 
     output = _options.output_file(arguments.output) if arguments.output else None
-    run = _trained_run.open_trained(arguments)
+    run = _trained_run.open_trained(arguments, skips_rows=True)
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     evaluation = run.evaluation(data)

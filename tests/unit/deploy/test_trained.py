@@ -115,6 +115,30 @@ def test_labels_are_needed_for_scores_only(trained):
         trained.evaluate([{"text": "good", "label": "unheard of"}])
 
 
+def test_a_share_of_bad_rows_that_is_not_allowed_ends_an_evaluation(result, tmp_path, capsys):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nGood boots.,positive\n,positive\n")
+    skip = ("evaluate", result.output_dir, "--data", file, "--bad-rows", "skip")
+    assert run_command(*skip, "data.max_bad_rows=0.01") == 2
+    assert "data.max_bad_rows=0.01 allows 1%" in capsys.readouterr().err
+    assert run_command(*skip, "data.max_bad_rows=0.5") == 0
+    assert "1 row, 1 skipped as unusable (50.0%)" in capsys.readouterr().out
+    assert run_command(*skip, "data.bad_rows=error") == 2
+    assert "--bad-rows, data.bad_rows: both were given" in capsys.readouterr().err
+    assert run_command(*skip[:-1], "error", "data.max_bad_rows=0.5") == 2
+    assert "every bad row stops the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("override", ["data.bad_rows=skip", "data.max_bad_rows=0.5"])
+def test_what_happens_to_bad_rows_is_not_set_where_none_is_skipped(result, tmp_path, capsys, override):
+    key, _, _ = override.partition("=")
+    overrides = {"data.bad_rows=skip", override}
+    with pytest.raises(toolkit.ConfigError, match=f"{key}: no rows are skipped here"):
+        toolkit.load(result.output_dir, overrides=sorted(overrides))
+    assert run_command("predict", result.output_dir, "--input-text", "good", *sorted(overrides)) == 2
+    assert f"{key}: no rows are skipped here" in capsys.readouterr().err
+
+
 def test_wrong_settings_are_named_with_their_place(tmp_path):
     with pytest.raises(toolkit.ConfigError) as refused:
         toolkit.train(RECIPE, {"output_dir": str(tmp_path), "train": {"learning_rat": 1}}, {"train.optim": "adamw"})
