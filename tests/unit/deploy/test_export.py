@@ -12,6 +12,7 @@ from exports import (
     code_lines,
     exported,
     isolated_answers,
+    read_table,
     script_answers,
     toolkit_answers,
     write_rows,
@@ -82,6 +83,33 @@ def test_adapters_are_merged_and_tables_are_read_as_the_run_read_them(tmp_path):
     assert not (folder / "model" / "adapter_config.json").exists()
     (tmp_path / "new.csv").write_text("\n".join(["ID;Review Text", *(f'{i};"{text}"' for i, text in enumerate(TEXTS))]))
     assert_equal_answers(tmp_path / "run", folder, tmp_path / "new.csv", float32_tolerance(steps=2))
+
+
+def test_entities_are_decoded_in_files_in_texts_and_by_the_script(tmp_path, capsys):
+    train("reviews", tmp_path / "run", *FEW, "data.unescape_html=true", "train.learning_rate=0.03")
+    folder, text = exported(tmp_path / "run", tmp_path), "It &lt;b&gt;broke&lt;/b&gt;." + "&amp;" * 20
+    new, output = write_rows(tmp_path / "new.csv", [{"text": text}]), tmp_path / "text.csv"
+    assert run_command("predict", tmp_path / "run", "--input-text", text, "--output", output) == 0
+    answers = [*read_table(output), *toolkit_answers(tmp_path / "run", new)]
+    answers += [*script_answers(folder, new), *script_answers(folder, "--text", text)]
+    assert [row["text"] for row in answers] == [text] * 4
+    scores = [float(row["score"]) for row in answers]
+    assert_close(scores, scores[:1] * 4, float32_tolerance())
+
+
+def test_entities_are_decoded_in_lists_too(tmp_path):
+    words = [["Anna", "O'Neil", "Tom"], ["Rain", "&"]]
+    rows = [{"tokens": words[i % 2], "tags": ["B-PER"] * len(words[i % 2])} for i in range(24)]
+    rows[1]["tags"] = ["O", "O"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = (f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.validation_split=0.2")
+    reading = ("data.unescape_html=true", "train.learning_rate=0.03")
+    train("token_classification", tmp_path / "run", *FEW, *files, *reading)
+    new = [{"tokens": ["Anna", "O&#39;Neil", "Tom"]}, {"tokens": "Rain &amp;"}]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
+    answers = script_answers(exported(tmp_path / "run", tmp_path), tmp_path / "new.jsonl")
+    assert "O'Neil" in answers[0]["entities"]
+    assert_same_answers(toolkit_answers(tmp_path / "run", tmp_path / "new.jsonl"), answers, float32_tolerance(steps=2))
 
 
 def test_json_lines_may_have_different_columns(tmp_path):
