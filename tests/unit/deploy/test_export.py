@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -57,7 +58,7 @@ def test_scripts_predict_several_labels_and_numbers(kind, labels, settings, tmp_
     files = (f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0.2")
     train("reviews", tmp_path / "run", *FEW, *files, f"task.problem_type={kind}", *settings)
     folder = exported(tmp_path / "run", tmp_path)
-    assert code_lines(folder) <= 20 + 2 * len(settings)  # two for the scale
+    assert code_lines(folder) <= 21 + 2 * len(settings)  # two for the scale
     new = write_rows(tmp_path / "new.csv", [{"text": text, "label": "9"} for text in (*TEXTS, "")])
     assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance())
 
@@ -120,6 +121,21 @@ def test_json_lines_may_have_different_columns(tmp_path):
     assert [(row["text"], row["ID"]) for row in answers] == [(TEXTS[0], ""), (TEXTS[1], "7")]
     expected = toolkit_answers(tmp_path / "run", tmp_path / "new.jsonl")
     assert [row["prediction"] for row in answers] == [row["prediction"] for row in expected]
+
+
+def test_long_documents_are_read_and_longer_ones_end_in_a_sentence(tmp_path):
+    train("reviews", tmp_path / "run", *FEW)
+    folder = exported(tmp_path / "run", tmp_path)
+    new = write_rows(tmp_path / "new.csv", [{"text": "fine " * 40_000}, {"text": "It broke."}])
+    expected, usual = toolkit_answers(tmp_path / "run", new), csv.field_size_limit()
+    csv.field_size_limit(131_072)  # as where the toolkit is missing
+    try:
+        assert_same_answers(expected, script_answers(folder, new), float32_tolerance())
+        too_long = write_rows(tmp_path / "long.csv", [{"text": "x" * (2**24 + 1)}])
+        with pytest.raises(SystemExit, match=r"\nError: field larger than field limit"):
+            script_answers(folder, too_long)
+    finally:
+        csv.field_size_limit(usual)
 
 
 @pytest.mark.slow
