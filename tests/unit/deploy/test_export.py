@@ -123,6 +123,17 @@ def test_json_lines_may_have_different_columns(tmp_path):
     assert [row["prediction"] for row in answers] == [row["prediction"] for row in expected]
 
 
+def test_labels_and_columns_that_look_like_paths_are_kept(tmp_path):
+    rows = [{"/in/text": f"{i} fine words", "label": ("/r/a", "/r/b")[i % 2]} for i in range(24)]
+    file = write_rows(tmp_path / "rows.csv", rows)
+    files = (f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0.2")
+    train("reviews", tmp_path / "run", *FEW, *files, "task.labels=[/r/a, /r/b]", "data.columns.text=/in/text")
+    folder = exported(tmp_path / "run", tmp_path)
+    assert json.loads((folder / "model" / "config.json").read_text())["id2label"] == {"0": "/r/a", "1": "/r/b"}
+    new = write_rows(tmp_path / "new.csv", [{"/in/text": text} for text in TEXTS])
+    assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance())
+
+
 def test_long_documents_are_read_and_longer_ones_end_in_a_sentence(tmp_path):
     train("reviews", tmp_path / "run", *FEW)
     folder = exported(tmp_path / "run", tmp_path)
