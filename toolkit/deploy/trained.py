@@ -66,7 +66,7 @@ class TrainedRun:
                 files. Under a launcher, every process must pass the same rows.
 
         Returns:
-            The records that `toolkit predict` writes, in row order, on every process.
+            A record per row, in row order, on every process, with the entries of a line of `predictions.jsonl`.
 
         Raises:
             DataError: if a row cannot be used (rows are numbered from 1) or a column is missing.
