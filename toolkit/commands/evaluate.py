@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from toolkit.api.task import EvalData
+from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, _trained_run
 
@@ -44,7 +45,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.report.scores import Scores, quality_of
 
     output = _options.output_file(arguments.output) if arguments.output else None
-    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
+    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
         if file:
             _options.refuse_input(file, [arguments.data], what)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError
+from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
 from toolkit.commands import _options
@@ -55,7 +56,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 
-    record = read_record(Path(arguments.run).absolute())
+    record = read_record(expanded(arguments.run).absolute())
     if not record.finished:
         raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
     own = arguments.trust_run or is_own_run(record.folder, record.facts)
@@ -63,7 +64,7 @@ def work(arguments: argparse.Namespace) -> None:
     _refuse_foreign_code(arguments.run, record, own)
     _refuse_wrong_sizes(arguments.run, record, own)
     _refuse_incomparable_model(arguments.run, record)
-    folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
+    folder = expanded(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
     _train(recipe, record, folder, own)
@@ -91,7 +92,7 @@ def _recipe(arguments: argparse.Namespace, record: Record, own: bool) -> Path:
     Of a run that may be somebody else's, only a recipe of the toolkit is run, and where the toolkit has it: git would
     execute what the configuration of a checkout in a foreign folder names.
     """
-    recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
+    recipe = expanded(arguments.recipe or record.facts["recipe"]).absolute()
     if not recipe.is_file():
         raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
     if arguments.recipe is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from toolkit.base.environment import Checkout
 from toolkit.base.trust import trust, trust_run
+from toolkit.commands import compare
 from toolkit.commands.cli import main
 from toolkit.report import facts
 from toolkit.report.intact import MODEL, digests, sealed
@@ -345,6 +347,28 @@ def test_a_file_of_parameters_that_only_one_run_has_is_a_difference(folder, capf
     code, _, err = call(capfd, "reproduce", run, "--output-dir", again)
     assert code == 1
     assert "not reproduced: only one of the two runs has model/model-2.safetensors" in err
+
+
+def test_the_folder_of_the_user_is_meant_by_a_tilde(folder, capfd, monkeypatch, started):
+    monkeypatch.setenv("HOME", str(folder))
+    assert call(capfd, "runs", "~")[0] == 0
+    assert call(capfd, "diff", "~/one", "~/below/other")[0] == 0
+    call(capfd, "reproduce", "~/one", "--output-dir", "~/again", "--recipe", "~/none.py")
+    call(capfd, "reproduce", "~/one", "--output-dir", "~/again")
+    ((program, _),) = started  # a recipe that does not exist is refused
+    assert f"output_dir={folder / 'again'}" in program
+    rows = ROOT / "recipes/data/reviews/validation.csv"
+    assert call(capfd, "evaluate", "~/one", "--data", rows)[0] == 0
+
+
+def test_a_comparison_is_written_to_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    config = ROOT / "recipes/configs/reviews/smoke.yaml"
+    words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output-dir", "~/compared")
+    made = compare._comparison(parser.parse_args([*map(str, words)]))
+    assert made.folder == tmp_path / "compared"
 
 
 def test_the_folder_of_somebody_elses_run_is_not_entered(folder, capfd, tmp_path, monkeypatch, started):
