@@ -92,6 +92,11 @@ class RunFolder:
         """Returns the image of the confusion matrix of an evaluation set."""
         return self.path / f"confusion_{dataset}.png"
 
+    def results(self) -> list[Path]:
+        """Returns the files of predictions and of the report, which describe the model."""
+        sets = [path for name in ("validation", "test") for path in (self.predictions(name), self.confusion(name))]
+        return [*sets, self.report_html, self.report_md, self.curves]
+
     @property
     def bad_rows(self) -> Path:
         """Rows that the run skipped."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import expanded
+from toolkit.base.files import expanded, kind_of
 
 
 class Parser(Protocol):
@@ -164,6 +164,24 @@ def output_file(path: str | Path, option: str = "--output") -> Path:
     if file.is_dir() or not os.access(file.parent, os.W_OK):
         raise InputError(f"{option}: cannot write {file.absolute()}; use another file")
     return file
+
+
+def refuse_input(file: Path, inputs: Sequence[str], option: str = "--output") -> None:
+    """Refuses to write a file that is read.
+
+    Args:
+        file: the file to write.
+        inputs: data files, by the names that options give them.
+        option: the option, for the error.
+
+    Raises:
+        InputError: if it is one of the inputs.
+    """
+    from toolkit.config.paths import files_of
+
+    read = [expanded(each) for name in inputs for each in files_of(name)]
+    if any(kind_of(each) == kind_of(file) == "file" and file.samefile(each) for each in read):
+        raise InputError(f"{option}: {file} is an input and would be overwritten; use another file")
 
 
 def output_folder(path: str | Path, option: str = "--output-dir", make: bool = True) -> Path:

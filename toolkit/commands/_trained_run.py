@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolkit.commands import _options
@@ -39,27 +38,49 @@ def add_arguments(parser: argparse.ArgumentParser, bad_rows: str | None = "as th
     _options.add(parser, "--per-device-eval-batch-size", default_text="as the run")
 
 
-def open_trained(arguments: argparse.Namespace) -> TrainedRun:
+def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> TrainedRun:
     """Opens the finished run.
+
+    Args:
+        arguments: those of the command.
+        skips_rows: whether the command may skip rows that cannot be used, as `data.bad_rows` or `--bad-rows` says.
 
     Raises:
         ToolkitError: if it cannot be opened.
     """
     from toolkit.base.console import quiet_libraries
     from toolkit.base.processes import die_with_launcher
-    from toolkit.deploy.trained import load
+    from toolkit.deploy.changes import POLICY, READING
+    from toolkit.deploy.trained import open_finished
 
     die_with_launcher()
     quiet_libraries()
-    run = load(
+    return open_finished(
         arguments.run,
         arguments.recipe,
         arguments.per_device_eval_batch_size,
         arguments.trust_remote_code,
-        arguments.overrides,
+        _with_policy(arguments.overrides, arguments.bad_rows) if skips_rows else arguments.overrides,
+        (*READING, *POLICY) if skips_rows else READING,
     )
-    policy = getattr(arguments, "bad_rows", None) or run.cfg.data.bad_rows
-    return replace(run, cfg=replace(run.cfg, data=replace(run.cfg.data, bad_rows=policy)))
+
+
+def _with_policy(overrides: Sequence[str], bad_rows: str | None) -> list[str]:
+    """Returns the overrides with `--bad-rows`, which are then checked together.
+
+    Raises:
+        InputError: if `data.bad_rows` is among them as well.
+    """
+    from toolkit.base.errors import InputError
+    from toolkit.config.sections import DataConfig
+
+    if bad_rows is None:
+        return [*overrides]
+    if any(override.partition("=")[0] == "data.bad_rows" for override in overrides):
+        raise InputError("--bad-rows, data.bad_rows: both were given; remove one of them")
+    # What the run allowed to skip would be refused with `error`, but it is not what the user asks for here.
+    unset = [f"data.max_bad_rows={DataConfig().max_bad_rows}"] if bad_rows == "error" else []
+    return [*unset, *overrides, f"data.bad_rows={bad_rows}"]
 
 
 def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tuple[TrainedRun, str, socket.socket]:

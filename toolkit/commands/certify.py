@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options, _recipe_config
 from toolkit.commands._options import at_least
 from toolkit.report.certificate import folder_of
@@ -77,7 +78,7 @@ def work(arguments: argparse.Namespace) -> None:
     trainings = [training for promise in chosen.values() for training in promise.trainings(experiment)]
     with quiet_libraries():
         refuse_wrong_trainings(trainings, experiment)
-    output = Path(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)
+    output = expanded(arguments.output_dir) if arguments.output_dir else folder_of(loaded.config)
     output.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     runs = output / "runs" if arguments.keep else Path(tempfile.mkdtemp(prefix="certify-"))

@@ -100,12 +100,14 @@ def _verify(path: Path, arguments: argparse.Namespace) -> None:
     from toolkit.checkpoint.manifest import verify
     from toolkit.checkpoint.store import steps
 
-    inside = RunFolder(path).checkpoints
-    folders = [folder for _, folder in steps(inside if inside.is_dir() else path)] or [path]
+    run = RunFolder(path)
+    folders = [folder for _, folder in steps(run.checkpoints if run.checkpoints.is_dir() else path)]
     if not path.is_dir():
         raise CheckpointError(f"{path.absolute()}: there is no such folder; give a run or one of its checkpoints")
+    if not folders and (run.checkpoints.is_dir() or run.facts.exists()):
+        raise CheckpointError(f"{path}: this run has no checkpoints; `toolkit verify {path}` checks its other files")
     damaged = []
-    for folder in folders:
+    for folder in folders or [path]:
         problems = verify(folder)
         say(f"{folder}: {'; '.join(problems) or 'every byte is intact'}")
         damaged += [folder.name] if problems else []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.exits import EXIT_INTERRUPT
+from toolkit.base.files import expanded
 from toolkit.commands import _options, _recipe_config
 from toolkit.commands._options import at_least
 from toolkit.lab.compare.files import write
@@ -184,7 +185,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
         code=code_fingerprint(task),
         metric=metric,
         keep_best=arguments.keep_best,
-        folder=Path(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
+        folder=expanded(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-compare"),
         estimates=estimates(task_type, checked) if any(variant.technique for variant in variants) else {},
     )
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.files import expanded
+
 if TYPE_CHECKING:
     from toolkit.report.runs import Difference
 
@@ -33,7 +35,7 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from toolkit.report.runs import differences, read_record
 
-    one, other = (read_record(Path(folder)) for folder in (arguments.one, arguments.other))
+    one, other = (read_record(expanded(folder)) for folder in (arguments.one, arguments.other))
     found = differences(one, other)
     if not found:
         print("no differences in settings, data, versions, machines or results")

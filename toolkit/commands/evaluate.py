@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from toolkit.api.task import EvalData
+from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _options, _trained_run
 
@@ -35,7 +36,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     Raises:
         DataError: if the file or its rows cannot be used.
-        InputError: if the run cannot be opened, or the output file cannot be written.
+        InputError: if the run cannot be opened, or the output file cannot be written or is the input.
     """
     from toolkit.base.console import print_table, say
     from toolkit.base.files import write_json
@@ -44,8 +45,11 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.report.scores import Scores, quality_of
 
     output = _options.output_file(arguments.output) if arguments.output else None
-    run = _trained_run.open_trained(arguments)
-    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(Path(arguments.run)).bad_rows_evaluate
+    bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
+    for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
+        if file:
+            _options.refuse_input(file, [arguments.data], what)
+    run = _trained_run.open_trained(arguments, skips_rows=True)
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     evaluation = run.evaluation(data)
     quality = on_main(run.accelerator, quality_of, run.task, evaluation, data)

@@ -45,7 +45,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     Raises:
         DataError: if an input or its rows cannot be used.
-        InputError: if the run cannot be opened, or the output file cannot be written.
+        InputError: if the run cannot be opened, or the output file cannot be written or is an input.
     """
     from toolkit.deploy.answers import AnswerOptions
     from toolkit.deploy.inputs import file_inputs, text_input
@@ -86,7 +86,9 @@ def _output(arguments: argparse.Namespace) -> Path | None:
         stem = Path(name).stem if suffix else name
         output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
     check_format(output)
-    return _options.output_file(output)
+    output = _options.output_file(output)
+    _options.refuse_input(output, arguments.input or [])
+    return output
 
 
 def _refuse_bad_rows(inputs: list[Input]) -> None:

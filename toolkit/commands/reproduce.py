@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError, RunError
+from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
 from toolkit.commands import _options
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 ALONE = (
     *("checkpoint.resume=none", "checkpoint.push_to_hub=false", "tracking.report_to=[]", "tracking.run_name=null"),
     *("tracking.project=finetune-toolkit", "tracking.histogram_steps=null"),
+    *("checkpoint.hub_model_id=null", "checkpoint.hub_private_repo=null", "checkpoint.hub_revision=null"),
 )
 """Settings that keep the new run from changing anything outside its folder."""
 WITHOUT_CODE = {"trainer.callbacks": "[]", "model.trust_remote_code": "false"}
@@ -46,21 +48,23 @@ def work(arguments: argparse.Namespace) -> None:
     """Trains again with the same settings, processes and threads.
 
     Raises:
-        InputError: if the run is not finished, its recipe is missing, or it names code that may not be the user's.
+        InputError: if the run is not finished, its model or recipe is missing, the model is damaged, or the run names
+            code that may not be the user's.
         RunError: if training fails, or its results are not bit-identical.
     """
     from toolkit.commands.diff import show
     from toolkit.lab.certify.trace import weight_difference
     from toolkit.report.runs import differences, read_record
 
-    record = read_record(Path(arguments.run).absolute())
+    record = read_record(expanded(arguments.run).absolute())
     if not record.finished:
         raise InputError(f"{arguments.run}: this run is not finished; resume it with checkpoint.resume=auto")
     own = arguments.trust_run or is_own_run(record.folder, record.facts)
     recipe = _recipe(arguments, record, own)
     _refuse_foreign_code(arguments.run, record, own)
     _refuse_wrong_sizes(arguments.run, record, own)
-    folder = Path(arguments.output_dir or f"{record.folder}-reproduced").absolute()
+    _refuse_incomparable_model(arguments.run, record)
+    folder = expanded(arguments.output_dir or f"{record.folder}-reproduced").absolute()
     if difference := _code_difference(record, recipe):
         warn(difference)
     _train(recipe, record, folder, own)
@@ -68,8 +72,9 @@ def work(arguments: argparse.Namespace) -> None:
     again = read_record(folder)
     show(differences(record, again), str(record.folder), str(folder))
     former, new = RunFolder(record.folder), RunFolder(folder)
-    files = sorted(path.name for path in former.model.glob("*.safetensors"))
-    wrong = [found for name in files if (found := weight_difference(former.model, new.model, name))]
+    files, others = _weight_files(former), _weight_files(new)
+    wrong = [f"only one of the two runs has model/{name}" for name in sorted(files ^ others)]
+    wrong += [found for name in sorted(files & others) if (found := weight_difference(former.model, new.model, name))]
     lines = [_numbers(run.metrics) for run in (former, new)]
     if not wrong and lines[0] == lines[1]:
         print(f"\nreproduced: parameters and {len(lines[0])} lines of metrics are bit-identical ({folder})")
@@ -87,7 +92,7 @@ def _recipe(arguments: argparse.Namespace, record: Record, own: bool) -> Path:
     Of a run that may be somebody else's, only a recipe of the toolkit is run, and where the toolkit has it: git would
     execute what the configuration of a checkout in a foreign folder names.
     """
-    recipe = Path(arguments.recipe or record.facts["recipe"]).absolute()
+    recipe = expanded(arguments.recipe or record.facts["recipe"]).absolute()
     if not recipe.is_file():
         raise InputError(f"{arguments.run}: its recipe {recipe} no longer exists; name it with --recipe")
     if arguments.recipe is not None:
@@ -122,6 +127,23 @@ def _refuse_wrong_sizes(run: str, record: Record, own: bool) -> None:
                 f"{run}: run.json: {name}: received {value}; {NOT_OWN}, so at most {most} are allowed; if the number "
                 "is right, add --trust-run"
             )
+
+
+def _refuse_incomparable_model(run: str, record: Record) -> None:
+    """Raises InputError if the run's parameters are missing or not as written: there would be nothing to compare."""
+    from toolkit.report.intact import refuse_damaged_model
+
+    refuse_damaged_model(record.folder)
+    files = RunFolder(record.folder)
+    if not _weight_files(files):
+        raise InputError(
+            f"{run}: {files.model} has no *.safetensors with which the new parameters could be compared; restore the "
+            "model, or train again with `toolkit train` and config.yaml of the run"
+        )
+
+
+def _weight_files(files: RunFolder) -> set[str]:
+    return {path.name for path in files.model.glob("*.safetensors")}
 
 
 def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:

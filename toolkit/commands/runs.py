@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.files import expanded
 from toolkit.commands import _options
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     files = {name: _options.output_file(path, f"--{name}") for name in ("html", "csv")
              if (path := getattr(arguments, name))}  # fmt: skip
-    folder = Path(arguments.folder)
+    folder = expanded(arguments.folder)
     every = [entry_of(record, folder) for record in find_records(folder)]
     if not every:
         raise InputError(f"{folder}: contains no runs (tried {folder.absolute()})")

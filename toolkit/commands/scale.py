@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
 from toolkit.base.exits import EXIT_INTERRUPT
+from toolkit.base.files import expanded
 from toolkit.commands import _options, _recipe_config
 from toolkit.commands._options import at_least
 from toolkit.config.sections import Config
@@ -98,7 +99,7 @@ def _scale(arguments: argparse.Namespace) -> Scale:
         rounds=arguments.rounds,
         threads=None if _on_gpus(launch) else threads_of(arguments.processes[-1]),
         code=code_fingerprint(task_type(loaded.config)),
-        folder=Path(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-scale"),
+        folder=expanded(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-scale"),
     )
 
 

@@ -122,7 +122,7 @@ def text_input(run: TrainedRun, texts: Sequence[str]) -> Input:
     if any(column.file for column in inputs.values()):
         raise InputError("--input-text: this run reads files; name them with --input")
     rows = [{name: text} for text in texts for name in inputs] if len(inputs) == 1 else _pairs(texts, list(inputs))
-    table = given_table(rows, run.task, {}, labelled=False)
+    table = given_table(rows, run.task, {}, labelled=False, reading=Reading.of(run.cfg.data))
     return Input("--input-text", table, lambda: (RawRow(number, row) for number, row in enumerate(rows, start=1)))
 
 

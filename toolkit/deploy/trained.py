@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +20,14 @@ from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.base.turns import local_main_first
-from toolkit.config.messages import join
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import Config, DataConfig
+from toolkit.config.sections import Config
 from toolkit.data.bad_rows import apply_policy, exclusions, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
 from toolkit.data.rows import load_table
+from toolkit.deploy.changes import READING, refuse_other_settings
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
@@ -45,15 +45,6 @@ from toolkit.report.intact import refuse_damaged_model
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel
-
-READING = (
-    "columns",
-    "bad_rows",
-    "max_bad_rows",
-    *(field.name for field in fields(Reading) if field.name in vars(DataConfig())),
-)
-"""Settings of the section `data` that may be different for other files."""
-_READING = [["data", name] for name in READING]
 
 
 @dataclass(frozen=True)
@@ -75,7 +66,7 @@ class TrainedRun:
                 files. Under a launcher, every process must pass the same rows.
 
         Returns:
-            The records that `toolkit predict` writes, in row order, on every process.
+            A record per row, in row order, on every process, with the entries of a line of `predictions.jsonl`.
 
         Raises:
             DataError: if a row cannot be used (rows are numbered from 1) or a column is missing.
@@ -142,10 +133,22 @@ def load(
         InputError: if an argument is invalid, the folder is not a finished run, the recipe is not found, or the model
             cannot be loaded.
     """
+    return open_finished(run_folder, recipe, per_device_eval_batch_size, trust_remote_code, overrides, READING)
+
+
+def open_finished(
+    run_folder: str | Path,
+    recipe: str | Path | type[Task] | None,
+    per_device_eval_batch_size: int | None,
+    trust_remote_code: bool,
+    overrides: Sequence[str],
+    known: Sequence[str],
+) -> TrainedRun:
+    """Opens a finished run as `load` does, with `known`: the settings of the section `data` that may be changed."""
     if per_device_eval_batch_size is not None and per_device_eval_batch_size < 1:
         raise InputError(f"per_device_eval_batch_size: received {per_device_eval_batch_size}, must be at least 1")
     folder = expanded(run_folder)
-    cfg, task = read_settings(folder, recipe, overrides=overrides)
+    cfg, task = read_settings(folder, recipe, overrides=overrides, known=known)
     size = per_device_eval_batch_size or cfg.eval.per_device_eval_batch_size
     cfg = replace(
         _usable_here(cfg),
@@ -171,7 +174,11 @@ def _usable_here(cfg: Config) -> Config:
 
 
 def read_settings(
-    folder: Path, recipe: str | Path | type[Task] | None, finished: bool = True, overrides: Sequence[str] = ()
+    folder: Path,
+    recipe: str | Path | type[Task] | None,
+    finished: bool = True,
+    overrides: Sequence[str] = (),
+    known: Sequence[str] = READING,
 ) -> tuple[Config, Task]:
     """Reads a run's resolved settings and rebuilds its task.
 
@@ -180,6 +187,7 @@ def read_settings(
         recipe: the recipe file if it was moved after the run, or its task.
         finished: whether the run must have a model.
         overrides: `data.key=value` strings that change how rows are read.
+        known: settings of the section `data` that may be changed.
 
     Raises:
         ConfigError: if an override is invalid, or does not concern reading.
@@ -199,20 +207,10 @@ def read_settings(
     task_type = path if isinstance(path, type) else _trusted_task(folder, Path(path), named=recipe is not None)
     # The run's data may have been removed, and its launcher settings do not apply here.
     cfg = load_settings(task_type, files.config, overrides, environ={}, check_files=False)
-    _refuse_other_settings(overrides)
+    refuse_other_settings(overrides, known)
     task = task_type(cfg.config)
     state_of(task).update(state)
     return cfg.config, task
-
-
-def _refuse_other_settings(overrides: Sequence[str]) -> None:
-    others = [
-        key for key in (override.partition("=")[0] for override in overrides) if key.split(".")[:2] not in _READING
-    ]
-    if others:
-        known = join([".".join(key) for key in _READING], "and")
-        why = f"a finished run is used as it was trained; only {known} can be changed, because they concern reading"
-        raise ConfigError([f"{key}: {why}" for key in others])
 
 
 def _trusted_task(folder: Path, recipe: Path, named: bool) -> type[Task]:
@@ -279,7 +277,7 @@ def read_rows(run: TrainedRun, file: str, labelled: bool, report: Path) -> EvalD
     accelerator = run.accelerator
     with local_main_first(accelerator):
         tables = {"input": load_table(file, run.task, run.cfg.data.columns, labelled, reading=Reading.of(run.cfg.data))}
-    bad = apply_policy(tables, run.cfg.data.bad_rows)
+    bad = apply_policy(tables, run.cfg.data.bad_rows, run.cfg.data.max_bad_rows)
     if accelerator.is_main_process and any(bad.values()):
         write_bad_rows(tables, report)
         warn(f"{skipped(tables['input'])}. They are skipped; {report} lists them.")

@@ -156,10 +156,12 @@ class Failures:
 def write_model(run: Run, result: FitResult) -> None:
     """Writes `model/`, including the model card, and notes in `run.json` that the model is complete.
 
-    Until the model replaces that of an earlier session, `run.json` keeps the results of that session.
+    Until the model replaces that of an earlier session, that session's results are kept.
     """
     files, former = RunFolder(run.output_dir), ("result", "memory")
     save_model(run, replacing=partial(forget, files.path, (*MODEL, *RESULTS), former))
+    for file in files.results():  # of the former model: one that is not written again would be taken for this one's
+        file.unlink(missing_ok=True)
     write_text(files.model_card, card.model_card(card.card_of(run, result, _facts(run))))
     write_json(files.facts, sealed(_facts(run) | {"files": digests(files.path, MODEL)}))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,8 @@ class RunTrackers:
 
     def close(self) -> None:
         """Ends all trackers; may be called several times."""
-        self._all("finish")
-        self._active.clear()
+        for name in list(self._active):
+            self._guarded(name, self._active.pop(name).finish)
         for key in self._environment:
             os.environ.pop(key, None)
         self._environment = {}
@@ -120,7 +121,9 @@ class RunTrackers:
                 work()
         except Exception as error:  # no failure of a server or library may stop the training
             say(f"{name} failed and receives no more numbers (metrics.jsonl has all of them): {_first_line(error)}")
-            del self._active[name]
+            if name in self._active:
+                with suppress(Exception), task_for_all():  # a run that stays open would be in the way of the next one
+                    self._active.pop(name).finish()
 
 
 def kind_of_line(line: Mapping[str, Any]) -> tuple[int, tuple[str, ...]]:

@@ -53,6 +53,17 @@ def test_verify_reads_every_byte(run: Path, tmp_path: Path, capsys: pytest.Captu
     assert "damaged: step-2. " in said.err
 
 
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_run_without_checkpoints_is_not_called_damaged(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], emptied: bool
+) -> None:
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("step-*" if emptied else "checkpoints"))
+    assert run_command("checkpoint", "verify", tmp_path / "run") == 2
+    said = capsys.readouterr()
+    assert f"{tmp_path / 'run'}: this run has no checkpoints; `toolkit verify" in said.err
+    assert "damaged" not in said.err + said.out
+
+
 def test_a_checkpoint_becomes_the_model_that_its_run_saved(run: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 

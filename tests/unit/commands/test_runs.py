@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from toolkit.base.environment import Checkout
 from toolkit.base.trust import trust, trust_run
+from toolkit.commands import compare
 from toolkit.commands.cli import main
 from toolkit.report import facts
-from toolkit.report.intact import sealed
+from toolkit.report.intact import MODEL, digests, sealed
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
 
@@ -256,7 +258,8 @@ def test_a_run_is_reproduced_to_the_last_bit_or_not(folder, capfd, tmp_path, mon
     tensors["classifier.bias"] = tensors["classifier.bias"] + 1
     save_file(tensors, weights)
     code_of_then = {"commit": "0" * 40, "changed_files": 1, "diff": "uncommitted.diff", "diff_sha256": "ab" * 32}
-    change_facts(folder / "one", git=code_of_then, working_directory="/gone")
+    files = digests(folder / "one", MODEL)
+    change_facts(folder / "one", git=code_of_then, working_directory="/gone", files=files)
     trust_run(folder / "one", json.loads((folder / "one" / "run.json").read_text()))
     monkeypatch.chdir(ROOT)
     code, out, err = call(capfd, "reproduce", folder / "one", "--output-dir", tmp_path / "other")
@@ -319,6 +322,53 @@ def test_a_run_of_somebody_else_cannot_start_any_number_of_processes(folder, cap
     code, _, err = call(capfd, "reproduce", foreign(folder, tmp_path / "run", **facts))
     assert (code, started) == (2, [])
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({}, "the model is damaged: model/model.safetensors is missing"),
+        ({"files": {}}, "has no *.safetensors with which the new parameters could be compared; restore the model"),
+    ],
+)
+def test_a_run_without_its_parameters_is_not_called_reproduced(folder, capfd, tmp_path, started, facts, message):
+    run = foreign(folder, tmp_path / "run", **facts)
+    (run / "model" / "model.safetensors").unlink()
+    code, _, err = call(capfd, "reproduce", run)
+    assert (code, started) == (2, [])
+    assert message in err
+
+
+def test_a_file_of_parameters_that_only_one_run_has_is_a_difference(folder, capfd, tmp_path, monkeypatch):
+    run, again = foreign(folder, tmp_path / "run", files={}), tmp_path / "again"
+    shutil.copytree(run, again)
+    shutil.copy(run / "model" / "model.safetensors", again / "model" / "model-2.safetensors")
+    monkeypatch.setattr("toolkit.lab.jobs.run_processes", lambda program, **settings: 0)
+    code, _, err = call(capfd, "reproduce", run, "--output-dir", again)
+    assert code == 1
+    assert "not reproduced: only one of the two runs has model/model-2.safetensors" in err
+
+
+def test_the_folder_of_the_user_is_meant_by_a_tilde(folder, capfd, monkeypatch, started):
+    monkeypatch.setenv("HOME", str(folder))
+    assert call(capfd, "runs", "~")[0] == 0
+    assert call(capfd, "diff", "~/one", "~/below/other")[0] == 0
+    call(capfd, "reproduce", "~/one", "--output-dir", "~/again", "--recipe", "~/none.py")
+    call(capfd, "reproduce", "~/one", "--output-dir", "~/again")
+    ((program, _),) = started  # a recipe that does not exist is refused
+    assert f"output_dir={folder / 'again'}" in program
+    rows = ROOT / "recipes/data/reviews/validation.csv"
+    assert call(capfd, "evaluate", "~/one", "--data", rows)[0] == 0
+
+
+def test_a_comparison_is_written_to_the_folder_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    parser = argparse.ArgumentParser()
+    compare.add_arguments(parser)
+    config = ROOT / "recipes/configs/reviews/smoke.yaml"
+    words = ("reviews", "--config", config, "--switch", "train.optim=sgd", "--output-dir", "~/compared")
+    made = compare._comparison(parser.parse_args([*map(str, words)]))
+    assert made.folder == tmp_path / "compared"
 
 
 def test_the_folder_of_somebody_elses_run_is_not_entered(folder, capfd, tmp_path, monkeypatch, started):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from exports import (
     code_lines,
     exported,
     isolated_answers,
+    read_table,
     script_answers,
     toolkit_answers,
     write_rows,
@@ -56,7 +58,7 @@ def test_scripts_predict_several_labels_and_numbers(kind, labels, settings, tmp_
     files = (f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0.2")
     train("reviews", tmp_path / "run", *FEW, *files, f"task.problem_type={kind}", *settings)
     folder = exported(tmp_path / "run", tmp_path)
-    assert code_lines(folder) <= 20 + 2 * len(settings)  # two for the scale
+    assert code_lines(folder) <= 21 + 2 * len(settings)  # two for the scale
     new = write_rows(tmp_path / "new.csv", [{"text": text, "label": "9"} for text in (*TEXTS, "")])
     assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance())
 
@@ -84,6 +86,33 @@ def test_adapters_are_merged_and_tables_are_read_as_the_run_read_them(tmp_path):
     assert_equal_answers(tmp_path / "run", folder, tmp_path / "new.csv", float32_tolerance(steps=2))
 
 
+def test_entities_are_decoded_in_files_in_texts_and_by_the_script(tmp_path, capsys):
+    train("reviews", tmp_path / "run", *FEW, "data.unescape_html=true", "train.learning_rate=0.03")
+    folder, text = exported(tmp_path / "run", tmp_path), "It &lt;b&gt;broke&lt;/b&gt;." + "&amp;" * 20
+    new, output = write_rows(tmp_path / "new.csv", [{"text": text}]), tmp_path / "text.csv"
+    assert run_command("predict", tmp_path / "run", "--input-text", text, "--output", output) == 0
+    answers = [*read_table(output), *toolkit_answers(tmp_path / "run", new)]
+    answers += [*script_answers(folder, new), *script_answers(folder, "--text", text)]
+    assert [row["text"] for row in answers] == [text] * 4
+    scores = [float(row["score"]) for row in answers]
+    assert_close(scores, scores[:1] * 4, float32_tolerance())
+
+
+def test_entities_are_decoded_in_lists_too(tmp_path):
+    words = [["Anna", "O'Neil", "Tom"], ["Rain", "&"]]
+    rows = [{"tokens": words[i % 2], "tags": ["B-PER"] * len(words[i % 2])} for i in range(24)]
+    rows[1]["tags"] = ["O", "O"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = (f"data.train_file={tmp_path / 'rows.jsonl'}", "data.validation_file=null", "data.validation_split=0.2")
+    reading = ("data.unescape_html=true", "train.learning_rate=0.03")
+    train("token_classification", tmp_path / "run", *FEW, *files, *reading)
+    new = [{"tokens": ["Anna", "O&#39;Neil", "Tom"]}, {"tokens": "Rain &amp;"}]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in new))
+    answers = script_answers(exported(tmp_path / "run", tmp_path), tmp_path / "new.jsonl")
+    assert "O'Neil" in answers[0]["entities"]
+    assert_same_answers(toolkit_answers(tmp_path / "run", tmp_path / "new.jsonl"), answers, float32_tolerance(steps=2))
+
+
 def test_json_lines_may_have_different_columns(tmp_path):
     train("reviews", tmp_path / "run", *FEW)
     rows = [{"text": TEXTS[0]}, {"ID": 7, "text": TEXTS[1]}]
@@ -92,6 +121,32 @@ def test_json_lines_may_have_different_columns(tmp_path):
     assert [(row["text"], row["ID"]) for row in answers] == [(TEXTS[0], ""), (TEXTS[1], "7")]
     expected = toolkit_answers(tmp_path / "run", tmp_path / "new.jsonl")
     assert [row["prediction"] for row in answers] == [row["prediction"] for row in expected]
+
+
+def test_labels_and_columns_that_look_like_paths_are_kept(tmp_path):
+    rows = [{"/in/text": f"{i} fine words", "label": ("/r/a", "/r/b")[i % 2]} for i in range(24)]
+    file = write_rows(tmp_path / "rows.csv", rows)
+    files = (f"data.train_file={file}", "data.validation_file=null", "data.validation_split=0.2")
+    train("reviews", tmp_path / "run", *FEW, *files, "task.labels=[/r/a, /r/b]", "data.columns.text=/in/text")
+    folder = exported(tmp_path / "run", tmp_path)
+    assert json.loads((folder / "model" / "config.json").read_text())["id2label"] == {"0": "/r/a", "1": "/r/b"}
+    new = write_rows(tmp_path / "new.csv", [{"/in/text": text} for text in TEXTS])
+    assert_equal_answers(tmp_path / "run", folder, new, float32_tolerance())
+
+
+def test_long_documents_are_read_and_longer_ones_end_in_a_sentence(tmp_path):
+    train("reviews", tmp_path / "run", *FEW)
+    folder = exported(tmp_path / "run", tmp_path)
+    new = write_rows(tmp_path / "new.csv", [{"text": "fine " * 40_000}, {"text": "It broke."}])
+    expected, usual = toolkit_answers(tmp_path / "run", new), csv.field_size_limit()
+    csv.field_size_limit(131_072)  # as where the toolkit is missing
+    try:
+        assert_same_answers(expected, script_answers(folder, new), float32_tolerance())
+        too_long = write_rows(tmp_path / "long.csv", [{"text": "x" * (2**24 + 1)}])
+        with pytest.raises(SystemExit, match=r"\nError: field larger than field limit"):
+            script_answers(folder, too_long)
+    finally:
+        csv.field_size_limit(usual)
 
 
 @pytest.mark.slow

@@ -115,6 +115,56 @@ def test_labels_are_needed_for_scores_only(trained):
         trained.evaluate([{"text": "good", "label": "unheard of"}])
 
 
+def test_a_share_of_bad_rows_that_is_not_allowed_ends_an_evaluation(result, tmp_path, capsys):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nGood boots.,positive\n,positive\n")
+    skip = ("evaluate", result.output_dir, "--data", file, "--bad-rows", "skip")
+    assert run_command(*skip, "data.max_bad_rows=0.01") == 2
+    assert "data.max_bad_rows=0.01 allows 1%" in capsys.readouterr().err
+    assert run_command(*skip, "data.max_bad_rows=0.5") == 0
+    assert "1 row, 1 skipped as unusable (50.0%)" in capsys.readouterr().out
+    assert run_command(*skip, "data.bad_rows=error") == 2
+    assert "--bad-rows, data.bad_rows: both were given" in capsys.readouterr().err
+    assert run_command(*skip[:-1], "error", "data.max_bad_rows=0.5") == 2
+    assert "every bad row stops the run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("override", ["data.bad_rows=skip", "data.max_bad_rows=0.5"])
+def test_what_happens_to_bad_rows_is_not_set_where_none_is_skipped(result, tmp_path, capsys, override):
+    key, _, _ = override.partition("=")
+    overrides = {"data.bad_rows=skip", override}
+    with pytest.raises(toolkit.ConfigError, match=f"{key}: no rows are skipped here"):
+        toolkit.load(result.output_dir, overrides=sorted(overrides))
+    assert run_command("predict", result.output_dir, "--input-text", "good", *sorted(overrides)) == 2
+    assert f"{key}: no rows are skipped here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["rows.jsonl", "folder/../rows.jsonl", "link.jsonl"])
+def test_an_input_is_not_overwritten(result, tmp_path, monkeypatch, capsys, written):
+    monkeypatch.chdir(tmp_path)
+    content = "".join(json.dumps(row | {"label": "positive"}) + "\n" for row in ROWS)
+    Path("rows.jsonl").write_text(content)
+    Path("folder").mkdir()
+    Path("link.jsonl").symlink_to("rows.jsonl")
+    for words in (("predict", "--input"), ("evaluate", "--data")):
+        assert run_command(words[0], result.output_dir, words[1], "rows.jsonl", "--output", written) == 2
+        assert f"--output: {written} is an input and would be overwritten; use another file" in capsys.readouterr().err
+    assert Path("rows.jsonl").read_text() == content
+    assert Path("link.jsonl").is_symlink()
+
+
+def test_a_sheet_and_a_list_of_bad_rows_are_inputs_too(result, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("book.xlsx", "a.bad_rows.jsonl"):
+        Path(name).write_text("as it was")
+    assert run_command("predict", result.output_dir, "--input", "book.xlsx#2026", "--output", "book.xlsx") == 2
+    assert run_command("evaluate", result.output_dir, "--data", "a.bad_rows.jsonl", "--output", "a.json") == 2
+    said = capsys.readouterr().err
+    assert "--output: book.xlsx is an input" in said
+    assert "--data: the list of unusable rows: a.bad_rows.jsonl is an input" in said
+    assert {Path(name).read_text() for name in ("book.xlsx", "a.bad_rows.jsonl")} == {"as it was"}
+
+
 def test_wrong_settings_are_named_with_their_place(tmp_path):
     with pytest.raises(toolkit.ConfigError) as refused:
         toolkit.train(RECIPE, {"output_dir": str(tmp_path), "train": {"learning_rat": 1}}, {"train.optim": "adamw"})

@@ -32,6 +32,24 @@ def test_a_report_that_fails_loses_nothing_else(tmp_path, monkeypatch):
     assert pushed == [tmp_path / "run" / "model"]
 
 
+def test_predictions_of_a_former_model_are_not_taken_for_those_of_the_new_one(tmp_path, monkeypatch):
+    run, longer = tmp_path / "run", ("data.max_train_samples=8", "data.max_eval_samples=4", "checkpoint.resume=auto")
+
+    def broken(*arguments):
+        raise KeyError("records")
+
+    train("reviews", run, *longer, "train.max_steps=1", "checkpoint.save_steps=1")
+    assert len(predictions(run)) == 4
+    monkeypatch.setattr(results, "write_all_predictions", broken)
+    with pytest.raises(RunError, match="cannot write the predictions: KeyError"):
+        train("reviews", run, *longer, "train.max_steps=2", "checkpoint.save_steps=1")
+    facts = json.loads((run / "run.json").read_text())
+    assert facts["result"]["steps"] == 2
+    assert not (run / "predictions.jsonl").exists()
+    assert "predictions.jsonl" not in facts["files"]
+    assert "report.html" in facts["files"]
+
+
 def test_a_model_that_cannot_be_written_ends_the_run_with_a_sentence(tmp_path, monkeypatch):
     def full(run, replacing):
         raise OSError(28, "No space left on device")

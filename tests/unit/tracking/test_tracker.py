@@ -23,13 +23,13 @@ from toolkit.base.errors import ConfigError, RunError
 from toolkit.base.exits import unexpected
 from toolkit.base.importing import import_object
 from toolkit.commands.reproduce import ALONE
-from toolkit.config.sections import Config, TrackingConfig
+from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
 from toolkit.lab.compare.checking import QUIET
 from toolkit.lab.training import STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
-from toolkit.tracking.mlflow import store
+from toolkit.tracking.mlflow import MLflow, store
 from toolkit.tracking.sink import finite_numbers
 from toolkit.tracking.tracker import Tracker, tracker_problems
 from toolkit.tracking.trackers import TRACKERS, RunTrackers
@@ -102,15 +102,19 @@ def test_every_tracker_that_may_be_named_can_be_made():
     assert all(callable(import_object(place)) for place in TRACKERS.values())
 
 
-LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith("tracking.")}
+LAB = {key: value for key, value in STEPS_ONLY.items() if key.startswith(("tracking.", "checkpoint."))}
 STEPS = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in LAB.items()]
 
 
 @pytest.mark.parametrize("overrides", [ALONE, QUIET, STEPS], ids=["reproduce", "compare", "lab"])
 def test_tools_that_train_leave_no_setting_of_a_tracker(output_dir, overrides):
     tracked = ("tracking.report_to=[wandb]", "tracking.project=p", "tracking.run_name=r", "tracking.histogram_steps=5")
-    cfg = settings(output_dir, *tracked, *overrides)  # which refuses settings without effect
+    hub = {"push_to_hub": "true", "hub_model_id": "a/b", "hub_private_repo": "true", "hub_revision": "c"}
+    pushed = [f"checkpoint.{name}={value}" for name, value in hub.items()]
+    cfg = settings(output_dir, *tracked, *pushed, *overrides)  # which refuses settings without effect
     assert cfg.tracking == replace(TrackingConfig(), logging_steps=cfg.tracking.logging_steps)
+    own = CheckpointConfig()
+    assert [getattr(cfg.checkpoint, name) for name in hub] == [getattr(own, name) for name in hub]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +247,7 @@ def test_a_tracker_that_fails_is_reported_once_and_the_run_continues(output_dir,
     write(settings(output_dir, "tracking.report_to=[wandb]"), range(1, 4), 0.0)
     assert capsys.readouterr().out.count("wandb failed and receives no more numbers") == 1
     assert len(read_metrics(output_dir / "metrics.jsonl")) == 3
+    assert wandb.finished == 1
 
 
 def test_a_tracker_that_cannot_be_started_says_what_to_do(output_dir, wandb, monkeypatch):
@@ -350,6 +355,19 @@ def test_mlflow_keeps_one_run_with_every_step_once(output_dir):
     assert [(each.step, each.value) for each in losses] == [(step, float(step)) for step in range(1, 6)]
     assert run.data.metrics["eval/f1/3 stars_"] == 0.5
     assert only_the_run_is_written(output_dir)
+
+
+def test_an_mlflow_run_that_fails_is_not_in_the_way_of_the_next(output_dir, monkeypatch):
+    def fail(sink: MLflow, values: dict[str, float], step: int) -> None:
+        raise ConnectionError("no server")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MLflow, "numbers", fail)
+        write(settings(output_dir, "tracking.report_to=[mlflow]"), range(1, 3), 0.0)
+    assert mlflow.active_run() is None
+    next_one = output_dir.with_name("next")
+    write(settings(next_one, "tracking.report_to=[mlflow]"), range(1, 2), 0.0)
+    assert (next_one / "tracking" / "mlflow.db").is_file()
 
 
 def test_a_server_that_the_user_gave_mlflow_is_kept(output_dir, tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,22 @@ SUFFIXES = (".json", ".html", ".md", ".txt", ".py")
 VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "merges.txt")
 """Files that are left as they are: they hold no paths, but tokens that may look like one."""
 
+_NO_PATHS = ("task.", "data.columns.")
+
 
 def private_paths(run_folder: Path, cfg: Config, facts: Mapping[str, Any]) -> list[Path]:
     """Returns all absolute paths that a run recorded, and the run's and the user's folder, longest first.
+
+    Settings of the task and names of columns hold no paths, but labels and names that may look like one (`/m/04rlf`).
 
     Args:
         run_folder: the run's `output_dir`.
         cfg: its settings.
         facts: content of its `run.json`.
     """
-    texts = _texts([asdict(cfg), {name: facts.get(name) for name in ("command", "recipe", "working_directory")}])
+    settings = asdict(replace(cfg, task=None, data=replace(cfg.data, columns={})))
+    command = [text for text in _texts(facts.get("command")) if not text.startswith(_NO_PATHS)]
+    texts = _texts([settings, command, facts.get("recipe"), facts.get("working_directory")])
     named = {Path(part) for text in texts for part in (text, text.partition("=")[2])}
     paths = {run_folder.absolute(), run_folder.resolve(), Path.home(), *named}
     return sorted((path for path in paths if path.is_absolute() and path.name), key=lambda path: -len(str(path)))

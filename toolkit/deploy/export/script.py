@@ -16,7 +16,7 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, write_text
 from toolkit.config.messages import join
 from toolkit.config.sections import Config, DataConfig
-from toolkit.data.readers.delimited import USUAL, recognise
+from toolkit.data.readers.delimited import MAX_FIELD_CHARS, USUAL, recognise
 from toolkit.data.reading import Reading
 from toolkit.deploy.inputs import needed_columns
 
@@ -87,6 +87,7 @@ def _script(template: str, cfg: Config, task: Task, model: Any, processor: Proce
     return environment.get_template(f"{template}{SUFFIX}").render(
         {**task.script_values(model, processor), **_dialect(cfg.data), **values},
         columns=columns_of_script(cfg, task),
+        max_field_chars=MAX_FIELD_CHARS,
         config=model.config,
         is_file=any(column.file for column in needed_columns(task).values()),
         auto_model=task.auto_model(model.config),

@@ -18,6 +18,9 @@ from toolkit.lab.techniques import ACCUMULATION, BATCH, window_settings
 QUIET = (
     "checkpoint.resume=none",
     "checkpoint.push_to_hub=false",
+    "checkpoint.hub_model_id=null",
+    "checkpoint.hub_private_repo=null",
+    "checkpoint.hub_revision=null",
     "tracking.report_to=[]",
     "tracking.run_name=null",
     "tracking.project=finetune-toolkit",
