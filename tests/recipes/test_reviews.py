@@ -251,7 +251,10 @@ def test_odd_labels_are_names_like_others_or_bad_rows(tmp_path, capsys):
 
     more = [{"text": f"text {i}", "label": label} for i, label in enumerate([2, "2.00", "two", "blue"])]
     (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, more)))
-    assert run_command("evaluate", tmp_path / "run", "--data", tmp_path / "more.jsonl") == 0
+    words = ("evaluate", tmp_path / "run", "--data", tmp_path / "more.jsonl")
+    assert run_command(*words) == 2  # the run's own limit
+    assert "data.max_bad_rows=0.1 allows 10%" in capsys.readouterr().err
+    assert run_command(*words, "data.max_bad_rows=0.25") == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "run on more.jsonl: 3 rows, 1 skipped as unusable (25.0%)" in out
     assert "label 'blue' is not one of [red], a|b, two (1, first in row 4). They are skipped;" in out
