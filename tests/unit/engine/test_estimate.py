@@ -15,7 +15,7 @@ from toolkit.api.milestones import Milestones
 from toolkit.base.console import format_duration, log_to_console
 from toolkit.base.errors import CheckpointError
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig
+from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig, TrainerConfig
 from toolkit.engine.estimate import TimeEstimate, refuse_full_disk
 
 FEW = ("data.max_train_samples=16", "data.max_eval_samples=4", "eval.eval_steps=null")
@@ -82,6 +82,7 @@ def test_snapshots_and_the_copy_of_a_split_model_need_space_too(tmp_path, monkey
         checkpoint=CheckpointConfig(),
         model=ModelConfig(),
         parallel=ParallelConfig(),
+        trainer=TrainerConfig(),
     )
     run = SimpleNamespace(
         cfg=cfg,

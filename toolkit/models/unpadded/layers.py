@@ -98,7 +98,7 @@ def enter(
         return None
     changes = {names[0]: states if rows.holds(states) else rows.take(states)}
     changes |= {name: _taken(packing, given[name]) for name in SHARED if given.get(name) is not None}
-    changes |= _crossing(layer, given, rows) | _biases(layer, names, given, rows)
+    changes |= _crossing(given, rows) | _biases(layer, names, given, rows)
     return replaced(names, arguments, keywords, changes)
 
 
@@ -167,7 +167,7 @@ def _taken(packing: Packing, value: Any) -> Any:
     return packing.take(value)
 
 
-def _crossing(layer: nn.Module, given: Given, rows: Rows) -> Given:
+def _crossing(given: Given, rows: Rows) -> Given:
     """Returns the tokens of the encoder for a decoder's layer, and their packing."""
     states = given.get(CROSS_STATES)
     if states is None:
@@ -176,20 +176,21 @@ def _crossing(layer: nn.Module, given: Given, rows: Rows) -> Given:
     if packing is None:  # the encoder's batch has no padding
         keys = Rows(None, [states.shape[1]] * states.shape[0], states.shape[1])
         packing = Packing(keys, rows, False, None, {})
-        return {CROSS_STATES: _encoded(layer, packing, states), CROSS_MASK: packing}
+        return {CROSS_STATES: _encoded(packing, states), CROSS_MASK: packing}
     assert isinstance(packing, Packing), f"{CROSS_MASK} is a {type(packing).__name__}"
-    return {CROSS_STATES: _encoded(layer, packing, states), CROSS_MASK: packing.crossed_by(rows)}
+    return {CROSS_STATES: _encoded(packing, states), CROSS_MASK: packing.crossed_by(rows)}
 
 
-def _encoded(layer: nn.Module, packing: Packing, states: Tensor) -> Tensor:
+def _encoded(packing: Packing, states: Tensor) -> Tensor:
     """Returns the tokens of the encoder.
 
-    Layers share them, but not where transformers before 5.23 recomputes a layer together with this: the first layer
-    would find them, which it took in the forward pass, and save less than before.
+    Layers share them, but not where a version of transformers recomputes a layer together with this hook: the first
+    layer would find them, which it took in the forward pass, and save less than before.
     """
-    if states.requires_grad and getattr(layer, "gradient_checkpointing", False):
-        return packing.keys.take(states)
-    return packing.take(states)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    with_hooks = "__call__" in vars(GradientCheckpointingLayer)
+    return packing.keys.take(states) if with_hooks and states.requires_grad else packing.take(states)
 
 
 def _biases(layer: nn.Module, names: list[str], given: Given, rows: Rows) -> Given:
