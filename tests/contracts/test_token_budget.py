@@ -96,7 +96,7 @@ def test_a_budget_is_halved_on_all_processes_when_one_runs_out_of_memory(runs):
 
 
 @pytest.mark.parametrize(
-    "task", ["reviews", "translation", *(pytest.param(task, marks=pytest.mark.slow) for task in SLOW)]
+    "task", ["reviews", *(pytest.param(task, marks=pytest.mark.slow) for task in ("translation", *SLOW))]
 )
 def test_both_engines_end_with_the_same_bits_after_a_stop(task, tmp_path, monkeypatch):
     """With dropout; the run that is stopped goes on under the other engine."""

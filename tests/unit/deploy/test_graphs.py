@@ -208,6 +208,7 @@ def test_an_encoder_decoder_that_does_not_generate_is_one_graph(task, tmp_path):
     assert (folder / "model.onnx").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "beams"), [("onnx", 3), ("torch_export", 1)])
 def test_an_encoder_decoder_generates_as_its_run_does(name, beams, tmp_path):
     """With the beams of the run, from an encoder and a decoder that take any numbers of rows and tokens."""

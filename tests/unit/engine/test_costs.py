@@ -86,7 +86,7 @@ def test_figures_of_a_checkpoint_that_cannot_be_right_are_refused(wrong):
         costs.Costs(None).restore({}, {"seconds": 1.0, "joules": wrong})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_run_ends_at_its_target_and_goes_on_with_another(engine, tmp_path, capsys):
     """At a learning rate of 0 the accuracy stays as it is, so every evaluation reaches a target of 0."""
     run, settings = tmp_path / "run", (*RUN, f"engine={engine}")

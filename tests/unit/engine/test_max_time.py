@@ -24,7 +24,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
+@pytest.mark.parametrize("engine", ["loop", pytest.param("trainer", marks=pytest.mark.slow)])
 def test_a_run_ends_when_its_time_is_up_and_goes_on_when_it_gets_more(engine, tmp_path, monkeypatch, capsys):
     train("reviews", tmp_path / "whole", *RUN, f"engine={engine}")
     monkeypatch.setattr(max_time, "time", Clock())

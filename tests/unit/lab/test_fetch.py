@@ -20,6 +20,8 @@ from toolkit.config.sections import ModelConfig
 from toolkit.lab.fetch.model import model_file_names
 from toolkit.lab.fetch.rows import save_split
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -257,6 +257,7 @@ def profile(*arguments: str, code: int = 0) -> None:
     assert ended.value.code == code
 
 
+@pytest.mark.slow
 def test_a_sleep_in_the_collator_is_found_and_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from non_finite_runs import BAD, RUN, bad_windows
 from runs import ROOT, TINY, assert_same_weights, train
 
 from toolkit.lab.training import trained
 
 
+@pytest.mark.slow
 def test_a_training_goes_back_to_a_checkpoint_as_a_run_does(tmp_path):
     settings = [*RUN, "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=2",
                 "train.non_finite=rollback"]  # fmt: skip

@@ -20,6 +20,7 @@ from toolkit.engine.callbacks.histograms import BINS, histogram
 from toolkit.tracking.mlflow import store
 from toolkit.tracking.tensorboard import TensorBoard
 
+pytestmark = pytest.mark.slow
 FEW = ("data.max_train_samples=24", "data.max_eval_samples=12", "checkpoint.save_steps=2", "eval.eval_steps=2")
 BLOCK, HEADER = 32768, 7
 """Bytes of a block of a W&B file, which has the format of LevelDB's log, and of the header of each of its parts."""
