@@ -141,6 +141,12 @@ def side_by_side(name: str, seed: int, turn: int, options: Any, folder: Path) ->
     return finished(started, CASES[name].metric)
 
 
+def commit_of(checkout: Path) -> str:
+    """Returns the commit of a checkout."""
+    command = ["git", "rev-parse", "HEAD"]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def ratios(pairs: Sequence[Mapping[str, Mapping[str, float]]], time_of: str) -> dict[str, float]:
     """Returns the other checkout's times over this one's."""
     found = [pair["other"][time_of] / pair["this"][time_of] for pair in pairs]
@@ -157,6 +163,7 @@ def measured(name: str, options: Any, folder: Path) -> dict[str, Any]:
         print(f"{name}, seed {seed}: {pairs[-1]}", file=sys.stderr, flush=True)
     figures: dict[str, Any] = {"ratio": "command of the other checkout / of this one", **ratios(pairs, "seconds")}
     figures |= {"train": ratios(pairs, "train_seconds"), "metric": case.metric, "seeds": options.seeds}
+    figures["commit"] = commit_of(ROOT)  # cases may be measured at different times
     if case.compared:
         seed = options.seeds[0]
         whole = start(ROOT, name, overrides(name, seed, options), sorted(os.sched_getaffinity(0)), folder / name)
@@ -174,9 +181,7 @@ def main() -> None:
     made.add_argument("--only", choices=CASES, nargs="+", default=list(CASES), help="the configurations to run")
     options = read_options(made)
     options.threads = len(os.sched_getaffinity(0)) // 2
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=options.other, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    commit = commit_of(options.other)
     file = options.results / f"{NAME}.json"
     cases: dict[str, Any] = json.loads(file.read_text())["cases"] if file.is_file() else {}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -64,14 +64,14 @@ def machine(page: Result) -> str:
 
 def scores(cases: Mapping[str, Result]) -> str:
     """Returns the table of the scores that trainings of this and of an earlier commit reached, seed by seed."""
-    header = ["case", "score", "this commit", "earlier commit", "seconds of training, earlier / this"]
+    header = ["case", "score", "commit", "its score", "earlier commit's", "seconds of training, earlier / this"]
     rows = []
     for name, case in cases.items():
         sides = {side: [run[side]["score"] for run in case["runs"]] for side in ("this", "other")}
         shown = [spread(sides["this"]), spread(sides["other"])]
         if whole := case.get("whole"):  # the runs that are compared are parts of a training
             shown = [f"{whole['this']['score']:.4g} (seed {case['whole_seed']})", "not measured"]
-        rows.append([line(name), line(case["metric"]), *shown, figure(case["train"])])
+        rows.append([line(name), line(case["metric"]), case["commit"][:12], *shown, figure(case["train"])])
     return table(header, rows, marked_up=True)
 
 
@@ -113,6 +113,11 @@ def section(file: str, page: Result) -> str:
     ]
     if commit := page.get("other_commit"):
         parts += [scores(cases), f"The earlier commit is {commit[:12]}. Each seed trained with both at the same time."]
+        parts += [
+            f"{name} is compared with `{' '.join(case['compared'])}`; its score is that of a whole run on all cores."
+            for name, case in cases.items()
+            if "compared" in case
+        ]
     if any("rows_per_second" in case for case in cases.values()):
         parts.append(sides(cases))
     if all("each" in case for case in cases.values()):

@@ -69,11 +69,14 @@ def test_a_result_is_rendered_with_its_range_and_machine(render, tmp_path, monke
 def test_scores_of_real_data_are_shown_for_each_seed(render) -> None:
     times = {"ratio_median": 1.25, "ratio_min": 1.2, "ratio_max": 1.3, "pairs": 2}
     runs = [{"this": {"score": 0.875}, "other": {"score": 0.8}}, {"this": {"score": 0.885}, "other": {"score": 0.9}}]
-    case = {"metric": "eval_accuracy", "runs": runs, "train": times}
+    case = {"metric": "eval_accuracy", "runs": runs, "train": times, "commit": "0123456789abcdef"}
     whole = case | {"metric": "eval_bleu", "whole": {"this": {"score": 36.71234}}, "whole_seed": 1}
     found = render.scores({"a": case, "b": whole})
-    assert "| a | eval_accuracy | 0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs) |" in found
-    assert "| b | eval_bleu | 36.71 (seed 1) | not measured | **1.25x**" in found
+    assert (
+        "| a | eval_accuracy | 0123456789ab | 0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs) |"
+        in found
+    )
+    assert "| b | eval_bleu | 0123456789ab | 36.71 (seed 1) | not measured | **1.25x**" in found
 
 
 def test_the_seconds_of_each_tool_are_shown_for_each_configuration(render) -> None:
