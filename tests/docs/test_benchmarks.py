@@ -72,10 +72,8 @@ def test_scores_of_real_data_are_shown_for_each_seed(render) -> None:
     case = {"metric": "eval_accuracy", "runs": runs, "train": times, "commit": "0123456789abcdef"}
     whole = case | {"metric": "eval_bleu", "whole": {"this": {"score": 36.71234}}, "whole_seed": 1}
     found = render.scores({"a": case, "b": whole})
-    assert (
-        "| a | eval_accuracy | 0123456789ab | 0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs) |"
-        in found
-    )
+    shown = "0.88 (0.875, 0.885) | 0.85 (0.8, 0.9) | **1.25x** (1.20 to 1.30, 2 pairs)"
+    assert f"| a | eval_accuracy | 0123456789ab | {shown} |" in found
     assert "| b | eval_bleu | 0123456789ab | 36.71 (seed 1) | not measured | **1.25x**" in found
 
 
