@@ -84,8 +84,9 @@ def main() -> None:
         train(arguments.folder, arguments.overrides)
         return
 
+    from pipeline_timeline import bubble, expected_bubble, most_kept, timeline
+
     from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
-    from toolkit.distributed.pipeline.timeline import bubble, expected_bubble, most_kept, timeline
     from toolkit.document.svg import sheet
 
     drawings, figures = [], {}

@@ -45,3 +45,13 @@ class ParallelConfig:
     2 keeps gathered parameters for a window."""
     backend: Literal["torch", "deepspeed"] = "torch"
     """The library that does `zero_stage`. `deepspeed` (extra `deepspeed`) splits over all processes, in float32."""
+
+    @property
+    def shards(self) -> bool:
+        """Whether parameters are sharded."""
+        return self.fsdp > 1 or self.zero_stage in (2, 3)
+
+    @property
+    def splits(self) -> bool:
+        """Whether the model is split over processes."""
+        return self.shards or self.tensor > 1 or self.pipeline > 1

@@ -12,18 +12,8 @@ from toolkit.optim.presets import PRESETS
 _UNSPLIT = "remove the settings of parallel"
 
 
-def shards(config: Config) -> bool:
-    """Returns whether parameters are sharded."""
-    return config.parallel.fsdp > 1 or config.parallel.zero_stage in (2, 3)
-
-
-def splits(config: Config) -> bool:
-    """Returns whether the model is split over processes."""
-    return shards(config) or config.parallel.tensor > 1 or config.parallel.pipeline > 1
-
-
 def _refused(when: Callable[[Config], bool], key: str, why: str, instead: str) -> Rule:
-    return Rule(lambda c: splits(c) and when(c), (key, "parallel"), why, f"{instead}, or {_UNSPLIT}")
+    return Rule(lambda c: c.parallel.splits and when(c), (key, "parallel"), why, f"{instead}, or {_UNSPLIT}")
 
 
 def _sharded_only(name: str) -> Rule:
@@ -31,7 +21,7 @@ def _sharded_only(name: str) -> Rule:
         f"parallel.{name}",
         getattr(ParallelConfig(), name),
         "parallel",
-        lambda parallel: parallel.fsdp > 1 or parallel.zero_stage in (2, 3) or parallel.backend == "deepspeed",
+        lambda parallel: parallel.shards or parallel.backend == "deepspeed",
         "only sharded parameters have this setting",
         "set parallel.fsdp",
     )
@@ -79,7 +69,7 @@ PIPELINE_RULES = (
         "set train.gradient_accumulation_steps to a multiple of parallel.pipeline, or parallel.schedule to 1f1b",
     ),
     Rule(
-        lambda c: c.parallel.pipeline > 1 and shards(c),
+        lambda c: c.parallel.pipeline > 1 and c.parallel.shards,
         ("parallel",),
         "each micro-batch would gather the parameters of its stage again",
         "set parallel.tensor instead of parallel.fsdp, or remove parallel.pipeline",
@@ -103,7 +93,7 @@ RULES = (
         "set parallel.zero_stage to 2, or remove parallel.reshard_after_forward",
     ),
     Rule(
-        lambda c: c.parallel.zero_stage == 1 and splits(c),
+        lambda c: c.parallel.zero_stage == 1 and c.parallel.splits,
         ("parallel",),
         "stage 1 is for replicas; sharded parameters have sharded optimizer state anyway",
         "remove parallel.zero_stage",

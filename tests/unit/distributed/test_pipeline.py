@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from pipeline_timeline import bubble, expected_bubble, most_kept, timeline
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForMaskedLM
 from transformers.pytorch_utils import Conv1D
 
@@ -18,7 +19,6 @@ from toolkit.distributed.pipeline.execution import Span
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, partition, parts_of, stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.pipeline.stage import Stage
-from toolkit.distributed.pipeline.timeline import bubble, expected_bubble, most_kept, timeline
 from toolkit.distributed.pipeline.weight_gradients import WeightGradients
 
 CPU = torch.device("cpu")

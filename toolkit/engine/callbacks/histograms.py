@@ -14,7 +14,6 @@ from toolkit.api.exhibits import Histogram
 from toolkit.base.shards import full
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.parallel_rules import splits
 
 BINS = 64
 """Number of bins of each histogram."""
@@ -29,7 +28,7 @@ class Histograms(Callback):
     def __init__(self, context: TrainingContext) -> None:
         self.context = context
         self.every = context.run.cfg.tracking.histogram_steps or 1
-        self.is_split = splits(context.run.cfg)
+        self.is_split = context.run.cfg.parallel.splits
         self.gradients: dict[str, Histogram] = {}
 
     def before_update(self) -> None:
