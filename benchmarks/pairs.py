@@ -96,7 +96,7 @@ def parser(description: str | None, pairs: int = 5, wall_only: str | None = None
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds to run (default {pairs})")
     made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
     made.add_argument("--cpu-time", action="store_true", help="compare CPU time with one thread: for a busy machine")
-    made.add_argument("--quick", action="store_true", help="tiny sizes, one pair; writes no file")
+    made.add_argument("--quick", action="store_true", help="tiny sizes, one pair, the first cases; writes no file")
     made.add_argument("--results", type=Path, help="folder of the JSON files (default benchmarks/results)")
     made.set_defaults(wall_only=wall_only)
     return made
