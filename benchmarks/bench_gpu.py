@@ -81,13 +81,13 @@ def _script(script: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def interleave(sides: Sequence[Side], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
-    """Runs the sides in turn, as `pairs.interleave` does with processes; in the first round, code is still loaded."""
+    """Runs the sides in turn, as `pairs.interleave` does with processes, after a round in which code is loaded."""
     runs: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
-    for _ in range(options.pairs + 1):
+    for _ in range(options.quick, options.pairs + 1):
         for side in sides:
             runs[side.name].append(in_this_process(side))
             print(f"{side.name}: {runs[side.name][-1]['seconds']:.4g} s", file=sys.stderr, flush=True)
-    return {name: each[1:] for name, each in runs.items()}
+    return {name: each[-options.pairs :] for name, each in runs.items()}
 
 
 def figures(case: Case, runs: Mapping[str, Any], pairs: Mapping[str, tuple[Side, Side]]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     python benchmarks/bench_start.py [--pairs 7]
 
-Each command runs `--pairs` times in turn with the others; the first time is not counted, so that files are in the
-disk cache. The first step is the first line of `metrics.jsonl`, for a new small BERT on the shipped questions.
+Each command runs `--pairs` times in turn with the others; a time before those is not counted, so that files are in the
+disk cache (`--quick` leaves it out). The first step is the first line of `metrics.jsonl`, for a new small BERT on the
+shipped questions.
 """
 
 from __future__ import annotations
@@ -103,11 +104,11 @@ def main() -> None:
     options = read_options(parser(__doc__, pairs=7))
     found: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for number in range(options.pairs + 1):
+        for number in range(options.quick, options.pairs + 1):
             for name, times in found.items():
                 times.append(once(name, Path(folder) / str(number), options))
                 print(f"round {number} of {options.pairs}: {name}: {times[-1]:.3f} s", file=sys.stderr, flush=True)
-    cases = {name: median_and_range(times[1:]) for name, times in found.items()}
+    cases = {name: median_and_range(times[-options.pairs :]) for name, times in found.items()}
     title = "from a command to its first step; `--help`; the error about a wrong setting"
     write("p6_start", "P6", title, {**cases["first step"], "case": "first step", "cases": cases}, options)
 

@@ -195,18 +195,21 @@ def qa(options: argparse.Namespace, folder: Path) -> None:
     case = qa_case(options, folder)
     check = loss_check(case, ["--mask_padding"])
     sides = [case.script("defaults", "no", "random")]
-    for order in texts.ORDERS:
-        for precision in PRECISIONS:
+    # A quick form has the main case of each page only.
+    orders = texts.ORDERS[:1] if options.quick else texts.ORDERS
+    precisions = {key: name for key, name in PRECISIONS.items() if key == "bf16" or not options.quick}
+    for order in orders:
+        for precision in precisions:
             sides += [case.script("tuned", precision, order), case.ours(precision, order)]
     runs = interleave(sides, options)
     defaults = label("defaults", "no", "random")
-    against_defaults = {name: (defaults, label("toolkit", key, "random")) for key, name in PRECISIONS.items()}
+    against_defaults = {name: (defaults, label("toolkit", key, "random")) for key, name in precisions.items()}
     title = "question answering (MiniLM): `run_qa.py` with defaults, against the toolkit"
     write("p1_qa_defaults", "P1", title, result(runs, "bf16", against_defaults, case, check), options)
     against_tuned = {
         f"{name}, {order}": (label("tuned", key, order), label("toolkit", key, order))
-        for order in texts.ORDERS
-        for key, name in PRECISIONS.items()
+        for order in orders
+        for key, name in precisions.items()
     }
     title = "question answering (MiniLM): a Trainer tuned by hand, against the toolkit"
     write("p2_qa_tuned", "P2", title, result(runs, "bf16, random", against_tuned, case, check), options)

@@ -13,10 +13,13 @@ import itertools
 import json
 import os
 import platform
+import runpy
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +99,7 @@ def parser(description: str | None, pairs: int = 5, wall_only: str | None = None
     made.add_argument("--pairs", type=int, default=pairs, help=f"rounds to run (default {pairs})")
     made.add_argument("--threads", type=int, default=2, help="threads of each side (default 2)")
     made.add_argument("--cpu-time", action="store_true", help="compare CPU time with one thread: for a busy machine")
-    made.add_argument("--quick", action="store_true", help="tiny sizes, one pair; writes no file")
+    made.add_argument("--quick", action="store_true", help="tiny sizes, one pair, the first cases; writes no file")
     made.add_argument("--results", type=Path, help="folder of the JSON files (default benchmarks/results)")
     made.set_defaults(wall_only=wall_only)
     return made
@@ -127,14 +130,53 @@ def run(side: Side, options: argparse.Namespace) -> dict[str, Any]:
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
     if options.cpu_time:
         environment[CPU_TIME] = "1"
-    done = subprocess.run(
-        side.command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
-    )
+    if options.quick and side.command[1] != "-m":
+        done = _forked(side.command, environment)
+    else:
+        done = subprocess.run(
+            side.command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LONGEST, check=False
+        )
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if done.returncode or not lines:
         output = f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         raise SystemExit(f"{side.name}: ended with {done.returncode} and {len(lines)} results\n{output}")
     return json.loads(lines[-1].removeprefix(MARK))
+
+
+def _forked(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Runs a Python script in a fork of this process, which has imported the libraries: a quick form measures nothing.
+
+    Of several threads, a fork has one only, so that its side computes with one.
+    """
+    import torch
+    import transformers
+
+    import toolkit.run  # noqa: F401
+
+    assert transformers.Trainer  # which is imported when it is asked for
+    sys.stdout.flush()  # what is not written yet, the fork would write too
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        if (child := os.fork()) == 0:
+            code = 1
+            try:
+                os.dup2(out.fileno(), 1)
+                os.dup2(err.fileno(), 2)
+                os.chdir(ROOT)
+                os.environ.update(environment)
+                torch.set_num_threads(1)
+                sys.argv = list(command[1:])
+                runpy.run_path(command[1], run_name="__main__")
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
 
 
 def interleave(sides: Sequence[Side], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -39,6 +40,12 @@ for name in list(os.environ):
 ROOT = Path(__file__).resolve().parents[1]
 REAL_DATA = (ROOT / "data", ROOT.parent / "shared" / "data")
 """Where public datasets may be, as `toolkit data get` makes them."""
+
+
+def pytest_collection_finish() -> None:
+    """Lets no collection of garbage visit what libraries and tests have made by now, half a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import layouts
 import pytest
 from launching import fork
-from layouts import LAYOUTS, SAVED_STEP
+from layouts import LAYOUTS, PAIRS, SAVED_STEP
 from runs import assert_close, assert_same_weights, lines, weights
 from tolerances import FLOAT64
 
@@ -29,7 +29,7 @@ def marked(function):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Returns the runs of all layouts, and those that resume each under each; one launch per number of processes."""
+    """Returns the runs of all layouts, and those that resume them; one launch per number of processes."""
     folder = tmp_path_factory.mktemp("layouts")
     for action in ("save", "resume"):
         layouts.main(action, folder, TASK)
@@ -57,8 +57,7 @@ def test_one_process_continues_from_the_shards_of_two(many_runs: Path, tmp_path:
 
 
 @marked
-@pytest.mark.parametrize("reader", LAYOUTS)
-@pytest.mark.parametrize("writer", LAYOUTS)
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
 def test_a_run_ends_the_same_under_another_layout(runs: Path, writer: str, reader: str) -> None:
     one, resumed = runs / f"{TASK}-one", runs / f"{TASK}-{writer}-then-{reader}"
     assert_same_run(one, resumed)

@@ -51,6 +51,7 @@ def test_what_one_process_does_for_all_may_take_longer_than_collectives(tmp_path
     given = command(tmp_path / "run", *limits, *more)[2:]
     launch([Path(failing_rank.__file__), fault, "0", *given], 2)
     assert "result" in json.loads((tmp_path / "run/run.json").read_text())
+    assert not (tmp_path / "run/stacks").exists()  # the heartbeat lets it alone
 
 
 @pytest.mark.slow
@@ -112,8 +113,8 @@ def test_wrong_input_is_said_once_and_first_under_the_launcher(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [("engine=loop",), ("engine=trainer",), *SPLIT.values(), ("engine=trainer", *SPLIT["pipeline"])],
-    ids=["loop", "trainer", *SPLIT, "pipeline-trainer"],
+    [("engine=loop",), ("engine=trainer",), SPLIT["fsdp"], SPLIT["tensor"], ("engine=trainer", *SPLIT["pipeline"])],
+    ids=["loop", "trainer", "fsdp", "tensor", "pipeline-trainer"],
 )
 def test_sigterm_to_one_rank_makes_all_save_the_same_step(tmp_path, settings):
     log = tmp_path / "log"

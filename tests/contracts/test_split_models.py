@@ -11,7 +11,7 @@ import split_runs
 import torch
 from launching import fork
 from runs import ROOT, assert_close, lines, predictions, weights
-from split_runs import CELLS, ENGINES, STRATEGIES, TASKS, names_of, run_name
+from split_runs import ALSO, CELLS, COVER, ENGINES, FURTHER, ONLY, STRATEGIES, TASKS, names_of, run_name
 
 pytestmark = pytest.mark.distributed
 
@@ -19,17 +19,17 @@ SHARED = ("fsdp:reviews", "fsdp:translation", "fsdp:adafactor", "tensor:reviews"
 """Runs of which each process should hold its share."""
 FIGURES = ROOT / "docs" / "strategies.json"
 WRITES_FIGURES = bool(os.environ.get("WRITE_FIGURES"))
-"""Whether to train every cell of the table in the docs.
-
-Otherwise, on more than two processes, the loop trains each task and the Trainer the first one.
-"""
+"""Whether to train every cell of the table in the docs, and every further run. Otherwise, those of `COVER`."""
+KINDS = {"data": (), "tensor": ("parallel.tensor=2",), "pipeline": ("parallel.pipeline=2",)}
+"""Settings of strategies of each kind: those that split layers, those that put them in stages, all others."""
 
 
 def train_all(folder: Path, processes: int) -> None:
-    """Trains every run of the strategies for this number of processes, and the same runs on one process."""
+    """Trains every run of the strategies for this number of processes, and on one process those that are not there."""
     names = [name for strategy in strategies_for(processes) for name in names_of(strategy, WRITES_FIGURES)]
-    fork([Path(split_runs.__file__), folder, *names], processes, timeout=1500)
-    split_runs.main(folder, *dict.fromkeys(name.split(":")[1] for name in names))
+    fork([Path(split_runs.__file__), folder, *names], processes, timeout=3000)
+    alone = dict.fromkeys(name.split(":")[1] for name in names)
+    split_runs.main(folder, *(run for run in alone if not (folder / run).exists()))
 
 
 def strategies_for(processes: int) -> list[str]:
@@ -38,10 +38,30 @@ def strategies_for(processes: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory) -> Path:
-    """Returns the output folders of all runs on two processes, and on one."""
+    """Returns the output folders of all runs on two processes, and on one; those on more processes go there too."""
     folder = tmp_path_factory.mktemp("split")
     train_all(folder, 2)
     return folder
+
+
+def test_every_strategy_task_and_engine_is_trained():
+    """Checks what is left of the whole table where the figures of the docs are not written."""
+    trained = {strategy: [run.partition(":")[::2] for run in COVER[strategy]] for strategy in STRATEGIES}
+    for strategy, runs in trained.items():
+        assert {run for run, _ in runs} <= {*CELLS[strategy], *ALSO.get(strategy, ())}
+        assert {engine or "loop" for _, engine in runs} == {*ENGINES}, strategy
+    for task in TASKS:
+        for kind, split in KINDS.items():
+            if all(task in ONLY[setting] for setting in split):
+                assert any(task == run for name, runs in trained.items() for run, _ in runs if kind in kinds_of(name))
+    assert {run for runs in trained.values() for run, _ in runs} == {*TASKS, *FURTHER}
+    assert {name for strategy in STRATEGIES for name in names_of(strategy, whole=False)} >= {*SHARED}
+
+
+def kinds_of(strategy: str) -> set[str]:
+    """Returns the keys of `KINDS` that a strategy is of."""
+    settings = STRATEGIES[strategy][2]
+    return {kind for kind, split in KINDS.items() if split and {*split} <= {*settings}} or {"data"}
 
 
 def test_every_run_on_two_processes_is_that_of_one(output):
@@ -49,9 +69,9 @@ def test_every_run_on_two_processes_is_that_of_one(output):
 
 
 @pytest.mark.parametrize("processes", [4, 8])
-def test_every_run_on_more_processes_is_that_of_one(tmp_path, processes):
-    train_all(tmp_path, processes)
-    assert_like_one_process(tmp_path, processes)
+def test_every_run_on_more_processes_is_that_of_one(output, processes):
+    train_all(output, processes)
+    assert_like_one_process(output, processes)
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -81,7 +101,7 @@ def test_the_table_in_the_docs_has_the_cells_that_are_tested():
 
 
 def test_only_the_main_process_builds_a_complete_model_that_is_split(output):
-    main, other = (json.loads((output / f"on_meta-{rank}.json").read_text()) for rank in (0, 1))
+    main, other = (json.loads((output / f"on_meta-{rank}-of-2.json").read_text()) for rank in (0, 1))
     assert main == dict.fromkeys(main, False)
     assert {name: other[name] for name in SHARED} == {name: not name.startswith("zero1") for name in SHARED}
 

@@ -55,13 +55,13 @@ def uninterrupted(tmp_path_factory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("engine", ["loop", "trainer"])
 @pytest.mark.parametrize(
-    ("processes", "torchrun"),
+    ("engine", "processes", "torchrun"),
     [
-        (1, False),
-        pytest.param(2, False, marks=pytest.mark.distributed),
-        pytest.param(2, True, marks=pytest.mark.distributed),
+        ("loop", 1, False),
+        ("trainer", 1, False),
+        pytest.param("loop", 2, False, marks=pytest.mark.distributed),
+        pytest.param("trainer", 2, True, marks=pytest.mark.distributed),
     ],
 )
 def test_a_generation_is_abandoned_and_repeated(uninterrupted, tmp_path, engine, processes, torchrun):

@@ -6,6 +6,7 @@ real one (`launching.launch`).
 
 from __future__ import annotations
 
+import gc
 import os
 import runpy
 import signal
@@ -59,5 +60,6 @@ def wait(ranks: set[int]) -> int:
 
 
 if __name__ == "__main__":
+    gc.freeze()  # what is imported is never garbage, and looking through it takes half a second
     count, port = int(sys.argv[1]), free_port()
     sys.exit(wait({start(rank, count, port, sys.argv[2:]) for rank in range(count)}))

@@ -1,6 +1,7 @@
 """Kills runs in a save: `python killed_saves.py OUTPUT_DIR KILLS SEED PROCESSES [section.key=value ...]`.
 
-Ranks are forked from this process, which has imported everything and started no thread, and their writing is slowed.
+Ranks are forked from this process, which has imported everything and started no thread, and the writing of those that
+will be killed is slowed.
 Prints as JSON how many were killed, and how many of these with a checkpoint in flight.
 """
 
@@ -47,8 +48,8 @@ def write_slowly() -> None:
     writing.write_file = lambda path, entries, tensors, metadata: write_file(path, entries, slow(tensors), metadata)
 
 
-def fork_ranks(output: Path, processes: int, settings: Sequence[str]) -> list[int]:
-    """Starts a run on some processes; returns their ids."""
+def fork_ranks(output: Path, processes: int, settings: Sequence[str], slow: bool) -> list[int]:
+    """Starts a run on some processes, whose writing is slowed or not; returns their ids."""
     ranks = []
     with _reserved_port() as held:
         for environ in _environments(processes, held.getsockname()[1], -1) if processes > 1 else [{}]:
@@ -58,7 +59,8 @@ def fork_ranks(output: Path, processes: int, settings: Sequence[str]) -> list[in
                 os.environ.update(environ)
                 code = 1
                 try:
-                    write_slowly()
+                    if slow:
+                        write_slowly()
                     train("reviews", output, *SETTINGS, *settings)
                     code = 0
                 finally:
@@ -111,7 +113,7 @@ def main(output: Path, kills: int, seed: int, processes: int, settings: Sequence
     checkpoints = output / "checkpoints"
     for number in range(kills):
         engine = ("loop", "trainer")[number % 2]
-        ranks = fork_ranks(output, processes, [*settings, f"engine={engine}"])
+        ranks = fork_ranks(output, processes, [*settings, f"engine={engine}"], slow=True)
         found = kill_in_flight(ranks, checkpoints, chance.uniform(0, LONGEST_SECONDS))
         if found is None:
             break
@@ -119,7 +121,7 @@ def main(output: Path, kills: int, seed: int, processes: int, settings: Sequence
         in_flight += found
         problems = {path.name: verify(path) for _, path in steps(checkpoints)}
         assert not any(problems.values()), problems
-    assert ended(fork_ranks(output, processes, settings), wait=True)
+    assert ended(fork_ranks(output, processes, settings, slow=False), wait=True)
     print(json.dumps({"killed": killed, "in_flight": in_flight}))
 
 

@@ -32,6 +32,16 @@ FORMATS = {layout: "full" if layout in ("one", "fsdp2") else "sharded" for layou
 """Format in which each layout saves; every layout reads both."""
 
 
+ROUND = [layout for layout in LAYOUTS if layout != "one"]
+PAIRS = [
+    *((layout, layout) for layout in LAYOUTS),
+    *((layout, "one") for layout in ROUND),
+    *(("one", layout) for layout in ROUND),
+    *zip(ROUND, [*ROUND[1:], ROUND[0]], strict=True),
+]
+"""Writers and readers: each layout resumes itself, one process, the next layout, and is resumed by these."""
+
+
 def settings(layout: str) -> tuple[str, ...]:
     """Returns the settings of a layout, in which each window has 8 rows."""
     _, data_size, parallel = LAYOUTS[layout]
@@ -61,8 +71,9 @@ def main(action: str, output: Path, *tasks: str) -> None:
             if action == "save":
                 save(output, task, layout, f"checkpoint.format={FORMATS[layout]}")
             else:
-                for writer in LAYOUTS:
-                    resume(output, task, writer, layout)
+                for writer, reader in PAIRS:
+                    if reader == layout:
+                        resume(output, task, writer, reader)
 
 
 if __name__ == "__main__":

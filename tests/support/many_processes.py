@@ -18,6 +18,7 @@ from runs import SGD, train
 
 C1_SPLITS = {1: [(8, 1), (4, 2), (2, 4)], 2: [(2, 2), (4, 1)], 3: []}
 """By number of processes: batch sizes and accumulations, all with windows of 8 rows."""
+FURTHER_SPLITS = {1: [(8, 1)], 2: [(2, 2)], 3: []}
 C1_RUN = (
     *SGD,
     "data.max_train_samples=37",
@@ -47,19 +48,20 @@ TRANSFER = {
 """Runs with adapters and with frozen layers."""
 TASKS = ("reviews", "qa", "translation", "language_modeling", "reviews/smoke_image", "reviews/smoke_audio")
 FURTHER = ("token_classification", "summarization", "language_modeling/smoke_chat")
-"""Tasks of slow tests."""
+"""Tasks of slow tests, which share code with those: one split for each number of processes, with one engine."""
 
 
 def train_tasks(output: Path, world: int, tasks: Iterable[str]) -> None:
     """Trains the runs of some tasks for this number of processes."""
     for task in tasks:
+        further = task in FURTHER
         fewer = (FEWER,) if RANDOM.get(task, ())[-1:] == (FEWER,) else ()
-        for batch, accumulation in C1_SPLITS[world]:
+        for batch, accumulation in (FURTHER_SPLITS if further else C1_SPLITS)[world]:
             split = (f"train.per_device_train_batch_size={batch}", f"train.gradient_accumulation_steps={accumulation}")
             train(task, output / f"c1-{task}-{world}x{batch}x{accumulation}", *C1_RUN, *fewer, *split, double=True)
-        if world == 2:
+        if world == 2 and not further:
             train(task, output / f"trainer-{task}-2", *C1_RUN, *fewer, *C2_SPLIT, "engine=trainer", double=True)
-        for size in C4_BATCHES if world == 1 else C4_BATCHES[1:2]:
+        for size in C4_BATCHES if world == 1 and not further else C4_BATCHES[1:2]:
             # One step with the same window for any number of processes, then the evaluation to compare.
             split = (f"train.per_device_train_batch_size={12 // world}", f"eval.per_device_eval_batch_size={size}")
             train(task, output / f"c4-{task}-{world}-{size}", *C4_RUN, *C4_SPLITS.get(task, ()), *split)

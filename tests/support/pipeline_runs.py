@@ -80,16 +80,16 @@ def main(output: Path, world: int) -> None:
         return
     start(output / f"reviews-trainer-{world}", EVERYWHERE["reviews"], world, "engine=trainer")
     resume(output, "tied", world)
+    if world == 4:
+        start(output / f"deep-{world}", OTHERS["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
+        return
     start(output / f"tied-trainer-{world}", EVERYWHERE["tied"], world, "engine=trainer")
     for schedule in ("gpipe", "interleaved_1f1b", "zero_bubble"):
         start(output / f"reviews-{schedule}-{world}", EVERYWHERE["reviews"], world, f"parallel.schedule={schedule}")
     for schedule in ("gpipe", "1f1b", "zero_bubble"):
         start(output / f"dropout-{schedule}-{world}", DROPOUT, world, f"parallel.schedule={schedule}")
-    if world == 2:
-        for name in ZERO_BUBBLE_TOO:
-            start(output / f"{name}-zero_bubble-{world}", OTHERS[name], world, ZERO_BUBBLE)
-    if world == 4:
-        start(output / f"deep-{world}", OTHERS["deep"], world, *split(1), "parallel.pipeline=4", ZERO_BUBBLE)
+    for name in ZERO_BUBBLE_TOO:
+        start(output / f"{name}-zero_bubble-{world}", OTHERS[name], world, ZERO_BUBBLE)
 
 
 def start(folder: Path, run: tuple[str, ...], world: int, *more: str) -> None:

@@ -111,7 +111,27 @@ ALSO = {
     **{mesh: ["gpt2", "uneven", "adafactor"] for mesh in ("hsdp", "fsdp-tensor", "replicas-tensor")},
 }
 """Further runs of strategies, with the loop."""
+OF_OPTIMIZERS = ("uneven", "adafactor", "muon", "lars", "unfreeze", "cycled")
+"""Further runs whose optimizer has something of its own to share out."""
 ENGINES = ("loop", "trainer")
+COVER: dict[str, tuple[str, ...]] = {
+    "ddp": ("reviews", "speech", "vit:trainer", *ALSO["ddp"]),
+    "zero1": ("reviews", "masked", "image:trainer", "translation:trainer", *OF_OPTIMIZERS, "gpt2", "few", "lora"),
+    "zero2": ("reviews", "qa", "language_modeling:trainer"),
+    "fsdp": (*CELLS["fsdp"], "reviews:trainer", "translation:trainer",
+             *(run for run in ALSO["fsdp"] if run not in ("cycled", "mixed"))),
+    "hsdp": ("vit", "masked:trainer", "gpt2", "uneven", "adafactor"),
+    "tensor": (*CELLS["tensor"], "reviews:trainer", *ALSO["tensor"]),
+    "replicas-tensor": ("qa", "reviews:trainer", "uneven", "adafactor"),
+    "fsdp-tensor": ("translation", "language_modeling:trainer", "gpt2", "uneven", "adafactor"),
+    "pipeline": ("reviews", "vit", "qa:trainer"),
+    "replicas-pipeline": ("masked", "reviews:trainer"),
+    "tensor-pipeline": ("language_modeling", "vit:trainer"),
+    "3d": ("qa", "reviews:trainer"),
+}  # fmt: skip
+"""The runs that are trained unless the whole table is asked for: both engines with every strategy, every task with
+every kind of split, and every run of `FURTHER`. FSDP and split layers, which know each architecture, have all tasks;
+copies and shared optimizers do not look into a model."""
 
 
 def run_name(strategy: str, run: str, engine: str = "loop") -> str:
@@ -120,11 +140,10 @@ def run_name(strategy: str, run: str, engine: str = "loop") -> str:
 
 
 def names_of(strategy: str, whole: bool = True) -> list[str]:
-    """Returns the names of all runs of a strategy, or, on more than two processes, the Trainer's of one task only."""
-    few = not whole and STRATEGIES[strategy][0] > 2
-    by_trainer = CELLS[strategy][:1] if few else CELLS[strategy]
-    tasks = [run_name(strategy, task, "loop") for task in CELLS[strategy]]
-    tasks += [run_name(strategy, task, "trainer") for task in by_trainer]
+    """Returns the names of all runs of a strategy, or of those in `COVER` only."""
+    if not whole:
+        return [run_name(strategy, *run.split(":")) for run in COVER[strategy]]
+    tasks = [run_name(strategy, task, engine) for engine in ENGINES for task in CELLS[strategy]]
     return [*tasks, *(run_name(strategy, run) for run in ALSO.get(strategy, ()))]
 
 
@@ -149,7 +168,8 @@ def main(output: Path, *names: str) -> None:
 
         with patch("toolkit.run.make_trainable", noting):
             train(recipe, folder, *RUN, *split, *settings, *parallel, double=True, sizes=sizes)
-    (output / f"on_meta-{os.environ.get('RANK', 'one')}.json").write_text(json.dumps(on_meta))
+    place = "-of-".join(os.environ.get(name, "one") for name in ("RANK", "WORLD_SIZE"))
+    (output / f"on_meta-{place}.json").write_text(json.dumps(on_meta))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from toolkit.lab.jobs import Outcome
 from toolkit.lab.launch import Launch
 from toolkit.recipe import load_settings, load_task_type
 
-TASKS = ("reviews", "qa", "translation", "language_modeling", "summarization", "token_classification")
+TASKS = ("translation", "language_modeling")
+"""Those whose rows have targets of their own, and whose rows are cut anew; a third is on two processes."""
 RECIPE = ROOT / "recipes" / "reviews.py"
 CONFIG = str(ROOT / "recipes/configs/reviews/smoke.yaml")
 
@@ -247,7 +248,7 @@ def test_the_command_writes_what_it_found_and_nothing_else(tmp_path, capsys, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", TASKS)
-def test_every_task_has_a_best_size(recipe, tmp_path, monkeypatch):
+def test_other_tasks_have_a_best_size(recipe, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     window = ("train.per_device_train_batch_size=2", "train.gradient_accumulation_steps=1")
     find(recipe, "--config", "smoke", "--output-dir", str(tmp_path / "out"), "--steps", "3", *window)
