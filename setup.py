@@ -2,7 +2,7 @@
 
 from setuptools import find_packages, setup
 
-SHIPPED = "toolkit.shipped"  # the folder that toolkit.base.shipped looks for
+SHIPPED = "toolkit.shipped"  # the folder that toolkit.base.package looks for
 
 setup(
     packages=[*find_packages(include=["toolkit*"]), f"{SHIPPED}.recipes", f"{SHIPPED}.accelerate_configs"],

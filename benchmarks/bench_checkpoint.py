@@ -70,8 +70,8 @@ def toolkit(model: str, rows: str, folder: str, background: bool, saves: int) ->
 
     from pairs import ROOT
 
-    from toolkit.engine.checkpointer import Checkpointer
-    from toolkit.lab.training import trained
+    from toolkit.engine.checkpointing import Checkpointer
+    from toolkit.lab.jobs.training import trained
 
     shutil.rmtree(folder, ignore_errors=True)
     waits = Waits()

@@ -30,11 +30,11 @@ from torch import nn
 
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import IGNORE_INDEX, Batch
-from toolkit.base.allocator import freed_memory_kept
-from toolkit.base.memory import peak_memory_bytes
 from toolkit.distributed.process_state import flushed_denormals
 from toolkit.models.fast_dropout import use_fast_dropout
 from toolkit.models.labelled_logits import head_at_labels
+from toolkit.system.limits import freed_memory_kept
+from toolkit.system.memory import peak_memory_bytes
 from toolkit.tasks.tokens import labelled_positions, token_losses
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cpu_step.json"

@@ -189,7 +189,7 @@ def attention_sides(rows: int, heads: int, dtype: Any, dropout: float) -> Iterat
     import torch
     from torch import nn
 
-    from toolkit.models.unpadded import attend
+    from toolkit.models.unpadded import attention
     from toolkit.models.unpadded.packing import Packing
     from toolkit.models.unpadded.rows import Rows
 
@@ -204,12 +204,12 @@ def attention_sides(rows: int, heads: int, dtype: Any, dropout: float) -> Iterat
         return [torch.randn(*shape, 64, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)]
 
     flat, padded = inputs(1, heads, held.total), inputs(rows, heads, held.longest)
-    kernel = attend.choose
+    kernel = attention.choose
 
     def call(chosen: Any, given: Sequence[torch.Tensor], how: Any) -> Callable[[], None]:
         def once() -> None:
-            attend.choose = chosen
-            attend.attend(nn.Module(), *given, how, dropout)[0].sum().backward()
+            attention.choose = chosen
+            attention.attend(nn.Module(), *given, how, dropout)[0].sum().backward()
 
         return once
 

@@ -48,11 +48,11 @@ def read(file: str, warm_up: str, model: str, folder: str) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     from toolkit.api.mesh import Mesh
-    from toolkit.base.memory import peak_memory_bytes
-    from toolkit.data.batches import training_order
+    from toolkit.data.batching.batches import training_order
     from toolkit.data.loading import check_rows
-    from toolkit.data.prepare import tokenise
+    from toolkit.data.tokenise import tokenise
     from toolkit.recipe import load_settings, load_task_type
+    from toolkit.system.memory import peak_memory_bytes
 
     datasets.config.HF_DATASETS_CACHE = Path(tempfile.mkdtemp(dir=folder))
     tokenizer = AutoTokenizer.from_pretrained(model)

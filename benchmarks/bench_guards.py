@@ -60,16 +60,16 @@ PARTS = {
         "a step without guards (heartbeat, finite checks, signals), against the same step with them",
         {
             "toolkit.run:heartbeat": lambda *arguments: nullcontext(),
-            "toolkit.engine.updates:UpdateGuard.check": lambda *arguments: None,
-            "toolkit.engine.updates:UpdateGuard.check_parameters": lambda *arguments: None,
-            "toolkit.distributed.signals:StopSignal.beat": lambda *arguments: None,
+            "toolkit.engine.non_finite:UpdateGuard.check": lambda *arguments: None,
+            "toolkit.engine.non_finite:UpdateGuard.check_parameters": lambda *arguments: None,
+            "toolkit.distributed.stop:StopSignal.beat": lambda *arguments: None,
         },
     ),
     "phases": Part(
         "a step whose phases are not measured, against the same step with the measurement",
         {
-            "toolkit.base.phases:_Phase.__enter__": lambda phase: None,
-            "toolkit.base.phases:_Phase.__exit__": lambda phase, *error: None,
+            "toolkit.system.phases:_Phase.__enter__": lambda phase: None,
+            "toolkit.system.phases:_Phase.__exit__": lambda phase, *error: None,
         },
         turns=True,
     ),
@@ -141,7 +141,7 @@ def job_of(overrides: Sequence[str], folder: str) -> dict[str, Any]:
 
 def train(overrides: Sequence[str], folder: str, part: str, on: bool) -> dict[str, Any]:
     """Trains in this process, with or without one of `PARTS`, and returns the average seconds of a step."""
-    from toolkit.lab.training import trained
+    from toolkit.lab.jobs.training import trained
 
     steps, chosen = Steps(), PARTS[part]
     job = job_of([*overrides, *([] if on else chosen.settings)], folder)
@@ -158,7 +158,7 @@ def train_in_turns(overrides: Sequence[str], folder: str, part: str, on: bool) -
         part: key of `PARTS`.
         on: whether the first step has it.
     """
-    from toolkit.lab.training import trained
+    from toolkit.lab.jobs.training import trained
 
     steps = Turns(on)
     with without(PARTS[part], lambda: not steps.on), trained(job_of(overrides, folder), steps):

@@ -26,9 +26,9 @@ def measure(setting: str, arguments: argparse.Namespace) -> dict[str, float]:
     from accelerate import Accelerator
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    from toolkit.base.memory import peak_memory_bytes
     from toolkit.config.sections import TrainConfig
     from toolkit.models.activations import spare_activations
+    from toolkit.system.memory import peak_memory_bytes
 
     device = Accelerator().device
     torch.manual_seed(0)

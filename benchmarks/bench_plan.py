@@ -90,7 +90,7 @@ def compare_case(case: str, folder: Path, optimizers: list[str]) -> dict[str, An
     """Calibrates one model, measures its variants, and prints a line for each."""
     from ruamel.yaml import YAML
 
-    from toolkit.lab.plan.calibrate import calibrate, measured
+    from toolkit.lab.plan.measure import calibrate, measured
 
     recipe, rows, settings = CASES[case]
     contents = settings | {"data": {"train_file": str(make_rows(case, folder))}, "output_dir": str(folder / "out")}

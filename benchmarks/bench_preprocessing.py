@@ -49,7 +49,7 @@ def toolkit(file: str, warm_up: str, tokenizer: str, folder: str) -> dict[str, A
     from transformers import AutoTokenizer
 
     from toolkit.data.loading import check_rows
-    from toolkit.data.prepare import tokenise
+    from toolkit.data.tokenise import tokenise
     from toolkit.recipe import load_settings, load_task_type
 
     datasets.config.HF_DATASETS_CACHE = Path(tempfile.mkdtemp(dir=folder))

@@ -58,8 +58,8 @@ class ReachedError(Exception):
 
 def write_checkpoint(overrides: Sequence[str], step: int) -> dict[str, Any]:
     """Runs the step before a checkpoint and writes it."""
-    from toolkit.engine.session import Session
-    from toolkit.lab.training import trained
+    from toolkit.engine.training import Session
+    from toolkit.lab.jobs.training import trained
 
     restore = Session.restore
 

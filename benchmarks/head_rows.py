@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, Wav2Vec2FeatureExtractor
 
 from toolkit.api.random import RowRandom
 from toolkit.api.task import IGNORE_INDEX, Batch
-from toolkit.data.batches import collate
+from toolkit.data.batching.batches import collate
 from toolkit.recipe import load_settings, load_task_type
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -59,7 +59,7 @@ def train(recipe: str, config: str, overrides: Sequence[str], folder: str, warm_
     Returns:
         The `seconds` of the other steps together, the `losses` of all, and the memory of training, in `mib`.
     """
-    from toolkit.lab.training import trained
+    from toolkit.lab.jobs.training import trained
 
     steps, settings = Steps(), [*STEPS_ONLY, f"output_dir={fresh(folder)}", *overrides]
     job = {"recipe": str(ROOT / "recipes" / f"{recipe}.py"), "config": str(ROOT / config), "overrides": settings}

@@ -224,7 +224,7 @@ def write(name: str, benchmark: str, title: str, figures: Mapping[str, Any], opt
             in `cases`, by name.
         options: the command line.
     """
-    from toolkit.base.environment import checkout, versions
+    from toolkit.system.environment import checkout, versions
 
     state = checkout(ROOT)
     page = {

@@ -68,7 +68,7 @@ def run(tool: str, folder: Path, arguments: Sequence[str], options: Any) -> tupl
 
 def main() -> None:
     """Runs both tools and writes what they found."""
-    from toolkit.lab.search.page import verdict
+    from toolkit.lab.search.report import verdict
 
     made = parser(__doc__, pairs=1, wall_only="tools start processes of their own")
     made.add_argument("--data", type=Path, required=True, help="folder of the datasets")

@@ -201,7 +201,7 @@ def main() -> None:
     """Soaks a server, prints the figures, and writes them with the machine and the versions."""
     from pairs import cpu
 
-    from toolkit.base.environment import checkout, versions
+    from toolkit.system.environment import checkout, versions
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a finished run")

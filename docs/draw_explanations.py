@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.base.console import format_bytes
-from toolkit.data.order import Order
+from toolkit.data.batching.order import Order
 from toolkit.document.axis import axis
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, sheet, text
 

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.commands.cli import COMMANDS
 
 PAGE = Path(__file__).with_name("commands.md")

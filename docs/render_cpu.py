@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from toolkit.document.markdown import table
+from toolkit.document.render import table
 
 PAGE = Path(__file__).with_name("cpu.md")
 RESULTS = PAGE.parents[1] / "benchmarks" / "results" / "cpu_step.json"

@@ -26,7 +26,7 @@ import psutil
 from ruamel.yaml import YAML
 
 from toolkit.base.console import format_bytes
-from toolkit.document.markdown import fenced, table
+from toolkit.document.render import fenced, table
 
 DOCS = Path(__file__).resolve().parent
 LESSONS, FIGURES, PAGE, PICTURES = (

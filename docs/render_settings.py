@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from toolkit.config.describe import Entry, entries
-from toolkit.document.markdown import line, table
+from toolkit.document.render import line, table
 from toolkit.recipe import load_task_type
 
 PAGE = Path(__file__).with_name("settings.md")

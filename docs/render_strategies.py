@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from toolkit.document.markdown import table
+from toolkit.document.render import table
 from toolkit.recipe import load_task_type, validate
 
 HERE = Path(__file__).resolve().parent

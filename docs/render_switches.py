@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolkit.checks.rules import RULES
-from toolkit.document.markdown import line, table
+from toolkit.document.render import line, table
 from toolkit.optim.presets import PRESETS
 
 PAGE = Path(__file__).with_name("switches.md")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from toolkit.document.markdown import table
+from toolkit.document.render import table
 from toolkit.models.unpadded.families import FIXED_LENGTH, REASONS
 
 PAGE = Path(__file__).with_name("unpadded.md")

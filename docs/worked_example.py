@@ -21,12 +21,12 @@ import worked_notebook
 
 from toolkit.catalog.entries import CATALOG
 from toolkit.config.dump import to_yaml
-from toolkit.document import markdown
+from toolkit.document import render
 from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures
 from toolkit.lab.compare.notes import notes
 from toolkit.lab.compare.scores import difference
-from toolkit.lab.compare.summary import summarise
+from toolkit.lab.compare.statistics import summarise
 from toolkit.lab.compare.table import SAME, interval, marked, shown
 from toolkit.lab.compare.variants import combine, read_switch
 from toolkit.lab.finished import MEASURED
@@ -161,8 +161,8 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     parts = [
         *_introduction(found),
         f"The same as a notebook: [{NOTEBOOK.name}]({NOTEBOOK.name}).",
-        markdown.fenced("\n".join(lines), "bash"),
-        markdown.table(["", "training", *NAMES.values()], rows),
+        render.fenced("\n".join(lines), "bash"),
+        render.table(["", "training", *NAMES.values()], rows),
         *_result(found),
         "## Step by step",
         "Each step is compared with the one before it, seed by seed: memory and time by their ratio, accuracy by its "
@@ -175,7 +175,7 @@ def rendered(found: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
         for number, variant in zip(numbers, variants, strict=True)
         for seed, figures in variant["seeds"].items()
     ]
-    parts += ["## Each run", markdown.table(["training", "seed", *NAMES.values()], seeds)]
+    parts += ["## Each run", render.table(["training", "seed", *NAMES.values()], seeds)]
     drawn = pictures.draw(variants, numbers, found["metric"])
     return "\n\n".join(parts) + "\n", {f"worked_example_{k}.svg": sheet([drawing]) for k, drawing in drawn.items()}
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from toolkit.api.task import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.config.column import Column
-from toolkit.config.rule import unused_options
+from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.data.columns import used_columns
 from toolkit.main import main

@@ -24,7 +24,7 @@ from toolkit.api.task import (
     Row,
 )
 from toolkit.config.column import Column
-from toolkit.config.rule import unused_options
+from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
 from toolkit.metrics.squad import SQUAD, squad_quality, squad_scores

@@ -17,12 +17,12 @@ from pydantic import Field
 from toolkit import modalities
 from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.config.column import Column
-from toolkit.config.rule import unused_options
+from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
 from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.tasks.label_names import map_problems
+from toolkit.tasks.labels import map_problems
 from toolkit.tasks.records import LazyRecords
 
 if TYPE_CHECKING:

@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from toolkit.api.task import (
-    Batch,
-    Description,
-    EvalData,
-    ModelOutput,
-    Predictions,
-    Processor,
-    Record,
-    Row,
-)
+from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
 from toolkit.config.sections import STRICT, Config

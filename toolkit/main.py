@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from toolkit.api.task import Task
-from toolkit.base.exits import guarded, resumable
+from toolkit.base.cli_errors import guarded, resumable
+from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
-from toolkit.base.shipped import is_shipped
 from toolkit.config.overrides import written
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
@@ -139,9 +139,9 @@ def train(
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
     cfg = load_settings(task_type, config, settings, starts_run=True).config
 
-    from toolkit.base.allocator import give_back_freed
     from toolkit.distributed.process_state import random_state_kept
     from toolkit.run import run
+    from toolkit.system.limits import give_back_freed
 
     with random_state_kept():
         result = run(cfg, task_type(cfg), file)

@@ -12,7 +12,7 @@ from typing import Any
 
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
-from toolkit.base.shipped import present, shipped_root, shortest
+from toolkit.base.package import present, shipped_root, shortest
 from toolkit.checks.check import Findings
 from toolkit.checks.rules import RULES
 from toolkit.config import Draft, Loaded, read_config

@@ -14,11 +14,9 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
 from toolkit.api.task import Task
+from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries
-from toolkit.base.exits import leave_group
-from toolkit.base.memory import MemoryWatch
 from toolkit.base.processes import die_with_launcher
-from toolkit.base.system.watch import SystemWatch
 from toolkit.checkpoint.claim import claim
 from toolkit.checkpoint.complete import collected
 from toolkit.checkpoint.store import NOTHING
@@ -27,24 +25,26 @@ from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import refuse_wrong_run
 from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
-from toolkit.data.batches import training_order
+from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.guard import GoBack, NonFiniteParameters, after_non_finite
-from toolkit.distributed.heartbeat import heartbeat
 from toolkit.distributed.launch import build_accelerator
 from toolkit.distributed.mesh import mesh_of
+from toolkit.distributed.non_finite import GoBack, NonFiniteParameters, after_non_finite
 from toolkit.distributed.process_state import own_process_state
-from toolkit.distributed.signals import DeferredStop
+from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
+from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit
-from toolkit.engine.snapshot_memory import ASYNC_SAVE, saves_in_background
 from toolkit.engine.warm_up import import_all
-from toolkit.modalities.inputs import Inputs, read_inputs
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
+from toolkit.prepare.auto import ASYNC_SAVE, saves_in_background
+from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
+from toolkit.system.memory import MemoryWatch
+from toolkit.system.watch import SystemWatch
 from toolkit.tracking.trackers import RunTrackers
 
 if TYPE_CHECKING:

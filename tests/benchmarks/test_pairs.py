@@ -15,7 +15,7 @@ import texts
 from bench_guards import PARTS, Turns, by_turns, without
 from bench_start import last_step, median_and_range
 
-from toolkit.base.phases import phase, timed_phases
+from toolkit.system.phases import phase, timed_phases
 
 
 def options(*arguments: str):
@@ -144,7 +144,7 @@ def test_a_missing_minilm_is_named_with_the_remedy(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.parametrize(
     ("what", "place"),
-    [("guards", "toolkit.engine.updates:UpdateGuard.check"), ("phases", "toolkit.base.phases:_Phase.__enter__")],
+    [("guards", "toolkit.engine.non_finite:UpdateGuard.check"), ("phases", "toolkit.system.phases:_Phase.__enter__")],
 )
 def test_what_is_measured_is_taken_out_and_comes_back(what, place) -> None:
     before = resolve_name(place)

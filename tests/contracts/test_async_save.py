@@ -23,8 +23,9 @@ from toolkit.base.errors import Interrupted, RunError
 from toolkit.checkpoint import commit, snapshot
 from toolkit.checkpoint.manifest import verify
 from toolkit.distributed.strategies.ddp import DataParallel
-from toolkit.engine import background_save, checkpointer, session, snapshot_memory
+from toolkit.engine import background_save, checkpointing, training
 from toolkit.engine.background_save import BackgroundSave
+from toolkit.prepare import auto
 
 ASYNC, WAITING = "checkpoint.async_save=true", "checkpoint.async_save=false"
 FEW = (*DROPOUT, "train.max_steps=8", "checkpoint.save_total_limit=null")
@@ -74,7 +75,7 @@ def test_checkpoints_are_those_of_a_run_that_waits(engine, tmp_path, monkeypatch
 def test_the_test_above_has_power(tmp_path, monkeypatch):
     """Without the wait before an update, the checkpoint would hold values of later steps."""
     train("reviews", tmp_path / "waiting", *FEW, WAITING)
-    monkeypatch.setattr(checkpointer.Checkpointer, "wait_for_copy", lambda self: None)
+    monkeypatch.setattr(checkpointing.Checkpointer, "wait_for_copy", lambda self: None)
     slowly(monkeypatch, snapshot.Copy, "run", 0.3)
     train("reviews", tmp_path / "async", *FEW, ASYNC)
     with pytest.raises(AssertionError, match=r"(model|optimizer)\.safetensors"):
@@ -83,7 +84,7 @@ def test_the_test_above_has_power(tmp_path, monkeypatch):
 
 def test_a_step_that_is_left_out_waits_for_the_copy_too(tmp_path, monkeypatch):
     """Local SGD changes parameters also after a step without an update: when it averages, by its outer optimizer."""
-    restore = session.Session.restore
+    restore = training.Session.restore
 
     def left_out(self):
         restore(self)
@@ -94,7 +95,7 @@ def test_a_step_that_is_left_out_waits_for_the_copy_too(tmp_path, monkeypatch):
             for parameter in self.replica.bare_model.parameters():
                 parameter.mul_(0.99)
 
-    monkeypatch.setattr(session.Session, "restore", left_out)
+    monkeypatch.setattr(training.Session, "restore", left_out)
     monkeypatch.setattr(DataParallel, "after_update", decay)
     train("reviews", tmp_path / "waiting", *FEW, "train.non_finite=skip", WAITING)
     slowly(monkeypatch, snapshot.Copy, "run", 0.3)
@@ -115,7 +116,7 @@ def test_going_back_uses_the_checkpoint_that_was_still_being_written(tmp_path, m
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
     during: list[int] = []
-    begin, written = session.Session.begin_window, threading.Event()
+    begin, written = training.Session.begin_window, threading.Event()
 
     def noted(self, batches):
         if self.checkpointer._background.in_flight and not written.is_set():
@@ -126,7 +127,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
     write = commit.write_groups
     monkeypatch.setattr(commit, "write_groups", lambda *given: (written.wait(60), write(*given))[1])
-    monkeypatch.setattr(session.Session, "begin_window", noted)
+    monkeypatch.setattr(training.Session, "begin_window", noted)
     train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=4", ASYNC)
     assert during == [4, 5, 6]
     assert verify(tmp_path / "run/checkpoints/step-4") == []
@@ -188,7 +189,7 @@ def test_the_best_checkpoint_is_loaded_when_it_is_written(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
 def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_path, monkeypatch):
-    begin = session.Session.begin_window
+    begin = training.Session.begin_window
 
     def stopped(self, batches):
         if self.state.step == 3:
@@ -198,7 +199,7 @@ def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_
 
     with monkeypatch.context() as patch:
         slowly(patch, commit, "write_groups", 0.5)
-        patch.setattr(session.Session, "begin_window", stopped)
+        patch.setattr(training.Session, "begin_window", stopped)
         with pytest.raises(Interrupted, match="SIGTERM at step 3"):
             train("reviews", tmp_path / "run", *FEW, ASYNC, f"engine={engine}")
     found = sorted((tmp_path / "run/checkpoints").iterdir())
@@ -227,7 +228,7 @@ def test_auto_follows_the_free_memory(free, chosen, tmp_path, monkeypatch, capsy
     started: list[bool] = []
     start = BackgroundSave.start
     monkeypatch.setattr(BackgroundSave, "start", lambda *given: (started.append(True), start(*given)))
-    monkeypatch.setattr(snapshot_memory, "available_memory", lambda: free)
+    monkeypatch.setattr(auto, "available_memory", lambda: free)
     train("reviews", tmp_path / "run", *FEW, "train.max_steps=2")
     assert bool(started) is chosen
     assert json.loads((tmp_path / "run/run.json").read_text())["resolved"]["checkpoint.async_save"] is chosen
@@ -239,10 +240,8 @@ def test_auto_follows_the_free_memory(free, chosen, tmp_path, monkeypatch, capsy
 def test_a_copy_has_the_size_that_was_estimated(tmp_path, monkeypatch):
     estimates: list[int] = []
     sizes: list[int] = []
-    estimate, begin = snapshot_memory._own_bytes, snapshot.Snapshot.begin
-    monkeypatch.setattr(
-        snapshot_memory, "_own_bytes", lambda run: (estimates.append(estimate(run)[0]), estimate(run))[1]
-    )
+    estimate, begin = auto._own_bytes, snapshot.Snapshot.begin
+    monkeypatch.setattr(auto, "_own_bytes", lambda run: (estimates.append(estimate(run)[0]), estimate(run))[1])
 
     def measured(self, plans):
         found = begin(self, plans)

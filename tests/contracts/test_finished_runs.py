@@ -15,7 +15,7 @@ from runs import ROOT, TINY, train
 from stopping import StoppedError, stopper
 
 from toolkit.base.errors import CheckpointError, RunError
-from toolkit.distributed.signals import DeferredStop
+from toolkit.distributed.stop import DeferredStop
 
 FEW = (*TINY, "data.max_train_samples=24", "data.max_eval_samples=9", "train.lr_scheduler_type=constant",
        "train.warmup_steps=0", "checkpoint.save_steps=2", "checkpoint.save_total_limit=null")  # fmt: skip
@@ -117,10 +117,10 @@ def stopped(*arguments: object) -> None:
     ("place", "finishes"),
     [
         pytest.param("toolkit.report.facts.checkout", 4, id="start"),
-        pytest.param("toolkit.engine.session.Session.begin_window", 4, id="step"),
+        pytest.param("toolkit.engine.training.Session.begin_window", 4, id="step"),
         pytest.param("toolkit.models.save.write_model", 4, id="before the model"),
         pytest.param("toolkit.report.card.model_card", None, id="after the model"),
-        pytest.param("toolkit.distributed.signals.DeferredStop.model_is_kept", None, id="stop signal"),
+        pytest.param("toolkit.distributed.stop.DeferredStop.model_is_kept", None, id="stop signal"),
     ],
 )
 def test_a_finished_run_that_goes_on_and_is_ended_anywhere_is_never_called_damaged(
@@ -180,7 +180,7 @@ def test_a_resume_with_other_versions_is_said(
 ) -> None:
     train("reviews", run, *MORE, "train.max_steps=4")
     assert "other versions" not in capsys.readouterr().out
-    monkeypatch.setattr("toolkit.modalities.inputs.versions", lambda: {"torch": "2.0.0"})
+    monkeypatch.setattr("toolkit.prepare.inputs.versions", lambda: {"torch": "2.0.0"})
     train("reviews", run, *MORE, "train.max_steps=4")
     assert re.search(r"warning: resumed with other versions: torch \S+ -> 2\.0\.0;", capsys.readouterr().out)
 

@@ -31,7 +31,7 @@ TRAIN = ("-m", "toolkit", "train", *RUN, "--processes", "2")
 IMPORTS = """
 import sys
 from toolkit.base.console import log_to_console
-from toolkit.base.launcher import run_ranks
+from toolkit.system.launcher import run_ranks
 """
 # The session of a terminal, whose first process is a Python program.
 BEGIN_SESSION = """
@@ -165,7 +165,7 @@ def test_wrong_input_is_said_once_and_last(tmp_path):
 def test_a_rank_that_a_signal_kills_is_a_failed_run(monkeypatch):
     from commands import run_command
 
-    monkeypatch.setattr("toolkit.base.launcher.run_ranks", lambda command, processes: -9)
+    monkeypatch.setattr("toolkit.system.launcher.run_ranks", lambda command, processes: -9)
     assert run_command("train", "reviews", "--config", "smoke", "--processes", "2") == 1
 
 

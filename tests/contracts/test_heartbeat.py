@@ -36,7 +36,7 @@ def launchers(script: list[str]) -> dict[str, list[str]]:
     return {
         "accelerate": launch_command(script, 2),
         "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *script],
-        "toolkit": [sys.executable, "-m", "toolkit.base.launcher", "2", sys.executable, *script],
+        "toolkit": [sys.executable, "-m", "toolkit.system.launcher", "2", sys.executable, *script],
     }
 
 

@@ -7,7 +7,7 @@ import torch
 from runs import train
 
 from toolkit.base.errors import RunError
-from toolkit.engine import session
+from toolkit.engine import training
 
 DIVERGES = ("train.max_steps=1", "train.warmup_steps=0", "train.learning_rate=1.0e+38")
 
@@ -22,14 +22,14 @@ def test_an_update_to_infinity_is_not_saved(engine, save, tmp_path):
 
 
 def test_a_parameter_that_no_batch_uses_is_checked_too(tmp_path, monkeypatch):
-    begin = session.Session.begin_window
+    begin = training.Session.begin_window
 
     def spoil(self, batches):
         with torch.no_grad():
             self.context.bare_model.bert.embeddings.token_type_embeddings.weight[1] = float("nan")
         return begin(self, batches)
 
-    monkeypatch.setattr(session.Session, "begin_window", spoil)
+    monkeypatch.setattr(training.Session, "begin_window", spoil)
     with pytest.raises(
         RunError, match=r"step 2: bert.embeddings.token_type_embeddings.weight of the model is not finite"
     ):

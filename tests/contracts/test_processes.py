@@ -14,7 +14,7 @@ from runs import SGD, assert_close, assert_same_weights, lines, predictions, tra
 from small_memory import RUN as SMALL_MEMORY
 from tolerances import FLOAT64, float32_tolerance
 
-from toolkit.catalog.checksums import file_sha256
+from toolkit.base.files import file_sha256
 from toolkit.report.system import read_samples
 
 pytestmark = pytest.mark.distributed

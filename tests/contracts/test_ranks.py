@@ -11,7 +11,7 @@ import rank_runs
 from launching import fork
 from rank_runs import DROPPED, STRATEGIES
 
-from toolkit.base.phases import OTHER
+from toolkit.system.phases import OTHER
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 

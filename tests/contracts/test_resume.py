@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from stopping import DROPOUT, LONG, StoppedError, command, start, stopper, wait_for_step
 
 from toolkit.base.errors import CheckpointError, ConfigError
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.output_folder import OutputLock
 
 PLAIN = ("eval.eval_steps=4",)
 GROUPED = ("train.train_sampling_strategy=group_by_length", "train.dataloader_num_workers=2", "eval.eval_steps=10")
@@ -74,7 +74,7 @@ def test_the_resume_test_has_power(tmp_path, stop_before, monkeypatch):
     with pytest.raises(StoppedError):
         train("reviews", tmp_path / "parts", *DROPOUT)
     stop_before(None)
-    monkeypatch.setattr("toolkit.engine.session.torch.manual_seed", lambda seed: None)
+    monkeypatch.setattr("toolkit.engine.training.torch.manual_seed", lambda seed: None)
     train("reviews", tmp_path / "parts", *DROPOUT, "checkpoint.resume=auto")
     with pytest.raises(AssertionError):
         assert_same_weights(tmp_path / "whole", tmp_path / "parts")

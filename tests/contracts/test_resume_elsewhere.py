@@ -10,8 +10,8 @@ from runs import assert_same_weights, lines, train
 from stopping import StoppedError, known_losses, stopper
 
 from toolkit.base.errors import Interrupted
-from toolkit.distributed.signals import active_stop
-from toolkit.engine.session import Session
+from toolkit.distributed.stop import active_stop
+from toolkit.engine.training import Session
 
 RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",
        "train.gradient_accumulation_steps=1", "train.max_steps=6", "model.config_overrides.hidden_dropout_prob=0.1",

@@ -35,7 +35,7 @@ def start(
     if torchrun:
         command = launch_command(words, processes)
     elif processes > 1:
-        command = [sys.executable, "-m", "toolkit.base.launcher", str(processes), *command]
+        command = [sys.executable, "-m", "toolkit.system.launcher", str(processes), *command]
     with log.open("ab") as file:
         return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
 

@@ -18,9 +18,9 @@ from ruamel.yaml import YAML
 
 from toolkit.checks.rules import RULES
 from toolkit.commands import train
-from toolkit.commands._options import with_current_names
 from toolkit.commands.cli import COMMANDS
 from toolkit.commands.cli import main as toolkit_command
+from toolkit.commands.options import with_current_names
 from toolkit.config import read_config
 from toolkit.config.keys import field_types, section_types
 from toolkit.lab.search.space import read_space

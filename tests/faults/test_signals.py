@@ -21,7 +21,7 @@ STOPS = {name: getattr(signal, f"SIG{name}") for name in ("TERM", "INT", "HUP", 
 PHASES = {
     "preparing": ("toolkit.run.read_inputs", 1),
     "building": ("toolkit.run.build_for", 1),
-    "step": ("toolkit.engine.session.Session.window_gradient", 3),
+    "step": ("toolkit.engine.training.Session.window_gradient", 3),
     "save": ("toolkit.checkpoint.store.write_manifest", 1),
     "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate", 1),
     "end": ("toolkit.run.write_results", 1),

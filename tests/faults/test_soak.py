@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(5400)]
 
 PHASES = {
     "start-up": ("toolkit.run.claim", "toolkit.run.read_inputs", "toolkit.run.write_start", "toolkit.run.build_for"),
-    "step": ("toolkit.engine.session.Session.window_gradient", "toolkit.engine.session.Session.count_step"),
-    "save": ("toolkit.engine.checkpointer.Checkpointer.save",),
+    "step": ("toolkit.engine.training.Session.window_gradient", "toolkit.engine.training.Session.count_step"),
+    "save": ("toolkit.engine.checkpointing.Checkpointer.save",),
     "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate",),
     "generation": ("transformers.generation.utils.GenerationMixin.generate",),
     "end": ("toolkit.run.qualities", "toolkit.run.write_results"),

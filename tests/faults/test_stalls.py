@@ -23,7 +23,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "sharded": ("parallel.fsdp=2", "checkpoint.format=sharded"),
 }
 PHASES = {
-    "step": ("toolkit.engine.session.Session.window_gradient", 5),
+    "step": ("toolkit.engine.training.Session.window_gradient", 5),
     "evaluation": ("toolkit.engine.evaluator.Evaluator.evaluate", 1),
 }
 WORKER = ("train.dataloader_num_workers=1", "train.dataloader_prefetch_factor=1", "train.num_train_epochs=50")

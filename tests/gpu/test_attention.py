@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from toolkit.models.unpadded import attend
+from toolkit.models.unpadded import attention
 from toolkit.models.unpadded.packing import Packing
 from toolkit.models.unpadded.rows import Rows
 
@@ -42,26 +42,26 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor], dtype: torch.
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_in_one_call_is_that_of_each_sequence(causal, size, dtype, monkeypatch):
     def computed(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        output = attend.attend(nn.Module(), *inputs, packing(causal))[0]
+        output = attention.attend(nn.Module(), *inputs, packing(causal))[0]
         return [output, *torch.autograd.grad((output.float() ** 2).sum(), inputs)]
 
     inputs = heads(dtype, size)
-    assert attend.choose(torch.device("cuda"), dtype, 0.0, True, 64, size) == KERNELS[dtype]
+    assert attention.choose(torch.device("cuda"), dtype, 0.0, True, 64, size) == KERNELS[dtype]
     found = computed(inputs)
-    monkeypatch.setattr(attend, "choose", lambda *_: "split")
+    monkeypatch.setattr(attention, "choose", lambda *_: "split")
     close(found, computed([each.detach().float().requires_grad_() for each in inputs]), dtype)
 
 
 @pytest.mark.parametrize("dtype", KERNELS)
 def test_dropout_of_attention_has_its_rate_and_its_gradient(dtype):
     expected = "split" if dtype == torch.float32 else "flash"
-    assert attend.choose(torch.device("cuda"), dtype, RATE, True, 64, 64) == expected
+    assert attention.choose(torch.device("cuda"), dtype, RATE, True, 64, 64) == expected
     close(*with_dropout(dtype), dtype)
 
 
 def test_the_kernel_for_float32_drops_other_weights_in_its_backward_pass(monkeypatch):
     """So it is not used with dropout; when this fails, torch has mended it."""
-    monkeypatch.setattr(attend, "choose", lambda *_: "efficient")
+    monkeypatch.setattr(attention, "choose", lambda *_: "efficient")
     found, expected = with_dropout(torch.float32)
     close(found[:1], expected[:1], torch.float32)
     for one, other in zip(found[1:], expected[1:], strict=True):
@@ -74,7 +74,7 @@ def test_sources_of_equal_length_are_attended_to_by_padded_targets():
     query = heads(torch.bfloat16)[0]
     key, value = (torch.randn(1, 4, sources.total, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     crossed = Packing(sources, targets, False, None, {})
-    found = attend.attend(nn.Module(), query, key, value, crossed)[0]
+    found = attention.attend(nn.Module(), query, key, value, crossed)[0]
     parts = zip(query.split(LENGTHS, 2), key.split(8, 2), value.split(8, 2), strict=True)
     expected = [nn.functional.scaled_dot_product_attention(*each).transpose(1, 2) for each in parts]
     close([found], [torch.cat(expected, 1)], torch.bfloat16)
@@ -91,7 +91,7 @@ def with_dropout(dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Ten
 
     def attended(values: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(7)
-        return attend.attend(nn.Module(), query, key, values, packed, RATE)[0]
+        return attention.attend(nn.Module(), query, key, values, packed, RATE)[0]
 
     kept = [part[0, :, :, :length] > 0 for part, length in zip(
         attended(ones).transpose(1, 2).split(LENGTHS, 2), LENGTHS, strict=True
@@ -99,7 +99,7 @@ def with_dropout(dtype: torch.dtype) -> tuple[list[torch.Tensor], list[torch.Ten
     count, share = sum(map(torch.numel, kept)), sum(map(torch.sum, kept)) / sum(map(torch.numel, kept))
     assert abs(share - (1 - RATE)) < 4 * (RATE * (1 - RATE) / count) ** 0.5
     assert not torch.equal(
-        kept[0], attend.attend(nn.Module(), query, key, ones, packed, RATE)[0][0, :64].transpose(0, 1) > 0
+        kept[0], attention.attend(nn.Module(), query, key, ones, packed, RATE)[0][0, :64].transpose(0, 1) > 0
     )
     output = attended(value)
     found = [output, *torch.autograd.grad((output.float() ** 2).sum(), (query, key, value))]

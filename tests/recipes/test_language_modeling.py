@@ -19,9 +19,9 @@ from tolerances import FLOAT64, float32_tolerance
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import IGNORE_INDEX
 from toolkit.base.errors import ConfigError, DataError, InputError
-from toolkit.data import prepare
-from toolkit.data.batches import evaluation_loader, training_loader
-from toolkit.data.prepare import tokenise
+from toolkit.data import tokenise as tokenising
+from toolkit.data.batching.batches import evaluation_loader, training_loader
+from toolkit.data.tokenise import tokenise
 from toolkit.modalities import text
 from toolkit.recipe import load_task_type
 from toolkit.tasks.blocks import cut, encode_documents, mask_tokens
@@ -94,17 +94,17 @@ def test_what_has_nothing_to_predict_makes_no_block():
     assert list(cut(rows[:2], 4, packing=True, causal=True)) == []
 
 
-@pytest.mark.parametrize("package", prepare.TOKENISERS)
+@pytest.mark.parametrize("package", tokenising.TOKENISERS)
 def test_another_version_of_a_library_makes_the_tokens_again(package, monkeypatch):
     from datasets import Dataset
 
     rows = Dataset.from_dict({"text": ["rain"], "_number": [1]})
     task_type = load_task_type(ROOT / "recipes" / f"{TASK}.py")
     task = task_type(SimpleNamespace(task=task_type.Options()))
-    key = lambda: prepare._cache_key(rows, task, new_tokenizer(), True)  # noqa: E731
-    before, versions = key(), prepare.versions()
+    key = lambda: tokenising._cache_key(rows, task, new_tokenizer(), True)  # noqa: E731
+    before, versions = key(), tokenising.versions()
     assert key() == before
-    monkeypatch.setattr(prepare, "versions", lambda: versions | {package: "0.0.1"})
+    monkeypatch.setattr(tokenising, "versions", lambda: versions | {package: "0.0.1"})
     assert key() != before
 
 

@@ -14,7 +14,7 @@ import pytest
 from finishing import finish
 from runs import SGD, train
 
-from toolkit.data.budget import Budget
+from toolkit.data.batching.budget import Budget
 
 RUN = (*SGD, "data.max_train_samples=37", "data.max_eval_samples=9", "train.num_train_epochs=1",
        "eval.eval_steps=null", "checkpoint.save_steps=null", "train.max_grad_norm=0.3")  # fmt: skip

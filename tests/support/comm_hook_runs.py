@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.distributed.comm_hooks import PowerSGD
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 
 RUN = (*SGD, "data.max_train_samples=37", "train.max_steps=7", "train.per_device_train_batch_size=2",
        "train.gradient_accumulation_steps=2", "eval.eval_steps=null", "checkpoint.save_steps=3",

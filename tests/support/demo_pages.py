@@ -56,7 +56,7 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
     from toolkit.deploy.demo.server import POLICY, build_demo
     from toolkit.deploy.serving.guard import Guard
     from toolkit.deploy.serving.limits import Limits
-    from toolkit.deploy.serving.reading import Columns
+    from toolkit.deploy.serving.requests import Columns
 
     run = toolkit.load(folder)
     columns = Columns(run.task, run.cfg.data.columns)

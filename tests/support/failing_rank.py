@@ -15,9 +15,9 @@ from torch import Tensor
 
 from toolkit import run
 from toolkit.checkpoint import commit, writing
-from toolkit.data import prepare
+from toolkit.data import tokenise as tokenising
 from toolkit.engine import evaluation
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 from toolkit.main import main
 from toolkit.recipe import load_task_type
 from toolkit.tracking.tensorboard import TensorBoard
@@ -143,7 +143,7 @@ def compute_for_ever() -> None:
 
 def stop_preparation() -> None:
     """Stops the processes that prepare rows for this one, as soon as they have some."""
-    tokenise = prepare.tokenise
+    tokenise = tokenising.tokenise
 
     def armed(rows: Any, task: Any, *arguments: Any, **settings: Any) -> Any:
         (output_dir,) = [word.partition("=")[2] for word in sys.argv if word.startswith("output_dir=")]
@@ -158,7 +158,7 @@ def stop_preparation() -> None:
         type(task).preprocess = stopped
         return tokenise(rows, task, *arguments, **settings)
 
-    prepare.tokenise = armed
+    tokenising.tokenise = armed
 
 
 def compute_without_threads() -> None:
@@ -180,7 +180,7 @@ def _before_gradient(fault: Callable[[], object]) -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than the time limit of collectives."""
-    for module, name in ((prepare, "tokenise"), (commit, "_finish"), (run, "write_results")):
+    for module, name in ((tokenising, "tokenise"), (commit, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 

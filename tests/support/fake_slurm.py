@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from toolkit.base.launcher import FIRST_PORT
+from toolkit.system.launcher import FIRST_PORT
 
 REQUEUED = "requeued"
 STARTED: list[subprocess.Popen] = []

@@ -16,13 +16,13 @@ from typing import Any
 
 from file_faults import arm, shift_clock
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 
 
 def log_rows(path: str) -> None:
     """Appends a line for each counted step: its number, epoch, rank and rows in the training file."""
-    from toolkit.distributed.guard import row_numbers
-    from toolkit.engine.session import Session
+    from toolkit.distributed.non_finite import row_numbers
+    from toolkit.engine.training import Session
 
     count_step = Session.count_step
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

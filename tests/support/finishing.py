@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from toolkit.base.exits import leave_group
+from toolkit.base.cli_errors import leave_group
 from toolkit.base.processes import end_process
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from accelerate import Accelerator
 from finishing import finish
 
-from toolkit.data.kept import keep_rows
+from toolkit.data.media.cache import keep_rows
 
 
 def main(output: Path) -> None:

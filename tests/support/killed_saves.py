@@ -25,10 +25,10 @@ from torch import Tensor
 
 import toolkit.engine.loop
 import toolkit.engine.trainer  # noqa: F401
-from toolkit.base.launcher import _environments, _reserved_port
 from toolkit.checkpoint import writing
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.store import steps
+from toolkit.system.launcher import _environments, _reserved_port
 
 SETTINGS = (*DROPOUT, "checkpoint.save_total_limit=2", "checkpoint.async_save=true", "checkpoint.resume=auto")
 SECONDS_PER_TENSOR = 0.003

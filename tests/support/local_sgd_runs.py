@@ -17,7 +17,7 @@ from torch import distributed as dist
 import toolkit.models.build
 from toolkit.base.errors import RunError
 from toolkit.distributed.strategies.local_sgd import LocalSGD
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 
 LOCAL = "train.strategy=local_sgd"
 ROWS = (

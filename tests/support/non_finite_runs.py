@@ -16,7 +16,7 @@ import torch
 from finishing import finish
 from runs import train
 
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 from toolkit.tasks.heads.single_label import SingleLabel
 
 RUN = (

@@ -8,7 +8,7 @@ import datasets
 
 from toolkit.api.task import BadRow
 from toolkit.config.column import Column
-from toolkit.data.files import open_file
+from toolkit.data.media.files import open_file
 
 
 class Pictures:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 import toolkit.models.build
 from toolkit.base.shards import local_bytes
-from toolkit.distributed.signals import StopSignal
-from toolkit.engine.session import Session
+from toolkit.distributed.stop import StopSignal
+from toolkit.engine.training import Session
 
 LARGE = (
     *("model.from_config.hidden_size=512", "model.from_config.intermediate_size=2048"),

@@ -12,20 +12,20 @@ from finishing import finish
 from pictures_task import Pictures
 
 from toolkit.config.sections import DataConfig
-from toolkit.data import stage
+from toolkit.data import staging
 
 
 def main(output: Path) -> None:
     """Copies files on the first of both processes, twice, and writes what each has and did as `seen-<rank>.json`."""
     accelerator, made = Accelerator(cpu=True), list[str]()
-    copy = stage._copy
-    stage._copy = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
+    copy = staging._copy
+    staging._copy = lambda folder, source: made.append(source.name) or copy(folder, source)  # type: ignore[func-returns-value]
     while not accelerator.is_main_process and not (output / "seen-0.json").exists():
         time.sleep(0.05)  # the first process, which waits for nobody, has copied both
     found = []
     for name in ("one", "two"):
         data = DataConfig(train_file=str(output / name), stage_to=str(output / "stage"))
-        held = stage.staged(data, Pictures(), accelerator)
+        held = staging.staged(data, Pictures(), accelerator)
         found.append(sorted(each.read_bytes().decode() for each in held.copies(str(output / name)).rglob("*.png")))
     seen = {"found": found, "made": made}
     (output / f"seen-{accelerator.process_index}.json").write_text(json.dumps(seen), encoding="utf-8")

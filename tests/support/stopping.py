@@ -16,7 +16,7 @@ from launching import launch_command
 from runs import ROOT, TINY, train
 
 from toolkit.engine.evaluator import Evaluator
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 
 
 class StoppedError(Exception):

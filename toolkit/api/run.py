@@ -12,17 +12,18 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
 from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
 from toolkit.base.errors import ConfigError
-from toolkit.base.memory import MemoryUse, MemoryWatch
-from toolkit.base.system.watch import SystemWatch
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score
+from toolkit.system.watch import SystemWatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from torch import nn
     from transformers import PreTrainedModel
+
+    from toolkit.system.memory import MemoryUse, MemoryWatch
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class FitResult:
         items_per_second: items of this session per second of that time.
         memory: memory use of the main process.
         further: figures of the strategy and the callbacks.
-        phases: seconds of this session by phase (`toolkit.base.phases`), on this process.
+        phases: seconds of this session by phase (`toolkit.system.phases`), on this process.
         costs: time, energy, emissions and price of the run, by name.
         quality: how far the scores of each set can be trusted; the same on every process. Empty until training is over.
         figures: all results by name, as in `run.json`; the same on every process. Empty until training is over.

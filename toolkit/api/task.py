@@ -65,7 +65,7 @@ class Batch(TypedDict):
     """Anything else that the task's loss or predictions need."""
     tables: NotRequired[dict[str, Tensor]]
     """`[C, N]` by the name of an input `[B, C, ...]` of whole numbers below N, which are positions in the row of their
-    channel. `toolkit.api.device.to_device` looks them up; only the batches of a task's `compact` have tables."""
+    channel. `toolkit.api.batch.to_device` looks them up; only the batches of a task's `compact` have tables."""
     row_ids: NotRequired[Tensor]
     """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
     toolkit."""
@@ -87,7 +87,7 @@ class Description:
 
 
 class Kept(Protocol):
-    """Keeps what the files of feature rows contain; see `toolkit.data.kept.KeptRows`."""
+    """Keeps what the files of feature rows contain; see `toolkit.data.media.cache.KeptRows`."""
 
     def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
         """Returns what was kept of a row, or else what `read` returns."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_file
+from toolkit.base.package import shipped_root
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.shipped import shipped_root
 
 EXECUTED = ("recipe", "working_directory", "num_processes", "hardware")
 """What a run's `run.json` says about how to repeat it."""

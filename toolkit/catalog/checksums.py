@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
-from toolkit.base.files import open_regular
-
-
-def file_sha256(path: Path) -> str:
-    """Returns the sha256 of a file's bytes, in hexadecimal.
-
-    Raises:
-        OSError: if it cannot be read, or is something else than a file.
-    """
-    with open_regular(path, os.O_RDONLY) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # binary files have readinto
+from toolkit.base.files import file_sha256
 
 
 def digest(path: Path) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import InputError
-from toolkit.base.files import write_json
+from toolkit.base.files import file_sha256, write_json
 from toolkit.base.version import __version__
-from toolkit.catalog.checksums import digest, file_sha256
+from toolkit.catalog.checksums import digest
 from toolkit.catalog.download import DownloadError, copy_from_mirror, download
 from toolkit.catalog.entries import CATALOG, CatalogEntry
 

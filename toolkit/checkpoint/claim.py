@@ -13,13 +13,13 @@ from toolkit.api.run import Checkpoint
 from toolkit.base.console import say
 from toolkit.base.files import remove_leftovers
 from toolkit.base.run_folder import RunFolder
-from toolkit.checkpoint.lock import OutputLock, in_use
+from toolkit.checkpoint.output_folder import OutputLock, in_use
 from toolkit.checkpoint.probe import probe, require_shared
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.checkpoint.store import NOTHING, sweep
 from toolkit.config.sections import Config
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.signals import STOP_DEADLINE_SECONDS
+from toolkit.distributed.stop import STOP_DEADLINE_SECONDS
 from toolkit.tracking.jsonl import bring_metrics
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from toolkit.base.disk import disk_problem
 from toolkit.base.errors import RunError
-from toolkit.base.files import temporary_name
+from toolkit.base.files import disk_problem, temporary_name
 from toolkit.checkpoint.contents import model_group
 from toolkit.checkpoint.planning import Plan, planned
 from toolkit.checkpoint.writing import write_complete

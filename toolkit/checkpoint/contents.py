@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Checkpoint
-from toolkit.base.disk import rust_errors_as_os_errors
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import temporary_name
+from toolkit.base.files import rust_errors_as_os_errors, temporary_name
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import fill_part, hull, local, own_parts
 from toolkit.checkpoint.planning import Group

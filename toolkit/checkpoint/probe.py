@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.base.disk import why
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import kind_of, temporary_name
+from toolkit.base.files import kind_of, temporary_name, why
 from toolkit.distributed.collectives import on_every, on_main
 
 if TYPE_CHECKING:

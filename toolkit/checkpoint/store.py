@@ -18,9 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from toolkit.api.run import Checkpoint
-from toolkit.base.disk import disk_problem
 from toolkit.base.errors import CheckpointError, RunError
-from toolkit.base.files import read_json, sync
+from toolkit.base.files import disk_problem, read_json, sync
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.checkpoint.manifest import (
     STEP_PREFIX,

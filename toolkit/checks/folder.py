@@ -6,10 +6,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from toolkit.base.console import shorten
-from toolkit.base.disk import why
 from toolkit.base.errors import problems_of
-from toolkit.base.files import kind_of
-from toolkit.checkpoint.lock import in_use
+from toolkit.base.files import kind_of, why
+from toolkit.checkpoint.output_folder import in_use
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.config.sections import Config
 

@@ -17,8 +17,7 @@ from toolkit.checks.check import CannotCheck
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS
-from toolkit.distributed.tensor_plans import plan_problems, split_modules
-from toolkit.modalities import inputs
+from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.positions import shape_problems
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapter_checks import adapter_problems, prompt_problems
@@ -33,8 +32,9 @@ from toolkit.models.load import (
     unused_parameter_problems,
 )
 from toolkit.models.source import source_of
-from toolkit.models.unpadded import choice as unpadded
+from toolkit.models.unpadded import choice
 from toolkit.optim.groups import rates
+from toolkit.prepare import inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -133,7 +133,7 @@ def padding_problems(cfg: Config, task: Task) -> list[str]:
     if multiple is not None:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
         return shape_problems(_config(cfg), task.options, multiple, virtual)
-    return unpadded.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
+    return choice.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
 
 
 def tensor_problems(cfg: Config, task: Task) -> list[str]:

@@ -11,12 +11,12 @@ from toolkit.api.task import Task
 from toolkit.base.errors import problems_of
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
+from toolkit.checks.first_rows import first_row_problems
 from toolkit.checks.folder import folder_problems
 from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
-from toolkit.data.first_rows import first_row_problems
 from toolkit.data.hub import find_hub
-from toolkit.distributed.deepspeed_rules import library_problems as deepspeed_problems
+from toolkit.distributed.deepspeed_rules import deepspeed_problems as deepspeed_problems
 from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.hub import hub_problems

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 
 from toolkit.api.task import Task
-from toolkit.commands import _options
+from toolkit.commands import options
 from toolkit.config import Loaded
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
 
-def add_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
+def add_recipe(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Adds the recipe, its YAML (which may not be `required`) and overrides."""
-    _options.add(parser, "recipe")
-    _options.add(parser, "overrides")
-    _options.add(parser, "--config", required=required)
+    options.add(parser, "recipe")
+    options.add(parser, "overrides")
+    options.add(parser, "--config", required=required)
 
 
 def find(arguments: argparse.Namespace) -> None:

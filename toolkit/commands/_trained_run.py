@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.commands import _options
+from toolkit.commands import options
 
 if TYPE_CHECKING:
     import socket
@@ -22,20 +22,20 @@ KERNELS = "0"
 requests have all shapes, so the memory of a server would grow for a long time."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
+def add_run(parser: argparse.ArgumentParser, bad_rows: str | None = "as the run") -> None:
     """Adds the run and the options for reading rows.
 
     Args:
         parser: the command's parser.
         bad_rows: what happens to unusable rows by default, for the help text; None for a command that refuses them.
     """
-    _options.add(parser, "run")
-    _options.add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
-    _options.add(parser, "--recipe", default_text="that of the run")
+    options.add(parser, "run")
+    options.add(parser, "overrides", default_text="as the run; how rows are read: data.columns.text=body and similar")
+    options.add(parser, "--recipe", default_text="that of the run")
     if bad_rows is not None:
-        _options.add(parser, "--bad-rows", default_text=bad_rows)
-    _options.add(parser, "--trust-remote-code")
-    _options.add(parser, "--per-device-eval-batch-size", default_text="as the run")
+        options.add(parser, "--bad-rows", default_text=bad_rows)
+    options.add(parser, "--trust-remote-code")
+    options.add(parser, "--per-device-eval-batch-size", default_text="as the run")
 
 
 def open_trained(arguments: argparse.Namespace, skips_rows: bool = False) -> TrainedRun:
@@ -97,8 +97,8 @@ def open_served(arguments: argparse.Namespace, libraries: Sequence[str]) -> tupl
         ToolkitError: if an argument is wrong, a library is missing, or the run cannot be opened.
     """
     from toolkit.base.files import expanded
-    from toolkit.base.launcher import refuse_launcher
     from toolkit.deploy.serving.server import bound, require_libraries
+    from toolkit.system.launcher import refuse_launcher
 
     command = arguments.command[1]
     require_libraries(command, libraries)

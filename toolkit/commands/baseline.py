@@ -10,14 +10,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.base.errors import InputError, RunError
-from toolkit.commands import _options, _recipe_config
+from toolkit.commands import _recipe_config, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and whether its model is scored."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument("--no-model", action="store_true", help="leave out the model, for instance because it is large")
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-baseline")
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-baseline")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -41,7 +41,7 @@ def work(arguments: argparse.Namespace) -> None:
     task = task_type(cfg)
     if arguments.no_model and not isinstance(task, SupportsBaselines):
         raise InputError("--no-model: this task has no baseline but its model; remove the option")
-    output = _options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-baseline")
+    output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-baseline")
     with TemporaryDirectory(prefix="baseline-") as folder:
         overrides = [*arguments.overrides, *_overrides(), f"output_dir={folder}/run"]
         Launch.of(None, 1).load(task_type, arguments.config, overrides)
@@ -64,7 +64,7 @@ def _overrides() -> list[str]:
     """Returns the overrides with which a run only evaluates, in one process."""
     from toolkit.config.overrides import written
     from toolkit.config.parallel_section import ParallelConfig
-    from toolkit.lab.training import STEPS_ONLY
+    from toolkit.lab.jobs.training import STEPS_ONLY
 
     parallel = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}
     kept = {key: value for key, value in STEPS_ONLY.items() if key != "eval.metric_for_best_model"}
@@ -72,7 +72,7 @@ def _overrides() -> list[str]:
 
 
 def _measured(arguments: argparse.Namespace, overrides: list[str], folder: Path) -> dict[str, Any]:
-    from toolkit.lab.jobs import Trial, run_trials
+    from toolkit.lab.jobs.jobs import Trial, run_trials
 
     job = {
         "recipe": str(Path(arguments.recipe).absolute()),

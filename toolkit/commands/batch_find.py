@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.base.errors import InputError
-from toolkit.base.limits import available_memory
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
+from toolkit.system.limits import available_memory
 
-STEPS, LEAST_STEPS = 8, 3
+TIMED_STEPS, LEAST_TIMED_STEPS = 8, 3
 GROWTH = 8
 """Largest window that a rule for the rate tries, as a multiple of the configured one."""
 OF_LIBRARIES = 512 * 2**20
@@ -25,7 +25,7 @@ SCALES = ("linear", "sqrt")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the memory, and how the learning rate follows the window."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory that each process may use, for example 16GiB (default: what is free)"
     )
@@ -37,11 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reference-rows", type=at_least(1), metavar="N",
         help="rows of a step for which train.learning_rate is meant (default: as configured)",
     )  # fmt: skip
-    _options.add(
-        parser, "--steps", default_text=f"{STEPS}, in each of two rounds", default=STEPS, type=at_least(LEAST_STEPS)
+    options.add(
+        parser,
+        "--steps",
+        default_text=f"{TIMED_STEPS}, in each of two rounds",
+        default=TIMED_STEPS,
+        type=at_least(LEAST_TIMED_STEPS),
     )
-    _options.add_launch(parser)
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-batch-find")
+    options.add_launch(parser)
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-batch-find")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -72,7 +76,7 @@ def work(arguments: argparse.Namespace) -> None:
     cfg = load([])
     refuse_wrong_launch(cfg, task_type, launch.processes)
     memory = _memory(arguments, launch.processes)
-    output = _options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-batch-find")
+    output = options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-batch-find")
     quiet_libraries()
     subject = subject_of(cfg, task_type(cfg))
     ranks, window = step_rows(cfg, launch.processes) // window_of(cfg), window_of(cfg)
@@ -113,7 +117,7 @@ def _check(arguments: argparse.Namespace, cfg: Config) -> None:
 def _overrides(arguments: argparse.Namespace, cfg: Config) -> list[str]:
     """Returns the overrides of all runs."""
     from toolkit.config.overrides import written
-    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
+    from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 
     return [*arguments.overrides, *written(FEW_STEPS | unfrozen_at_once(cfg))]
 

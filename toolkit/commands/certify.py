@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.report.certificate import folder_of
 
 NAMES = ("loss-scale", "engines", "resume", "ranks", "strategy")
@@ -25,7 +25,7 @@ ROWS, LEAST_ROWS = 37, 9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the certificates and their options."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="all certificates (the default)")
     which.add_argument("--only", nargs="+", choices=NAMES, metavar="NAME", help=f"one or more of {', '.join(NAMES)}")
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="strategy: settings of parallel to compare with one process, for instance fsdp=2 or replicas=2,tensor=2 "
         "(default: those that the model allows on two processes)",
     )
-    _options.add(parser, "--output-dir", default_text="certificates/ and a hash of the configuration")
+    options.add(parser, "--output-dir", default_text="certificates/ and a hash of the configuration")
     parser.add_argument("--keep", action="store_true", help="keep the runs, in DIR/runs")
 
 
@@ -59,7 +59,8 @@ def work(arguments: argparse.Namespace) -> None:
     """
     _, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
-    from toolkit.lab.certify import promises, text
+    from toolkit.lab.certify import load_promises as promises
+    from toolkit.lab.certify import text
     from toolkit.lab.certify.certificate import FAILED
     from toolkit.lab.certify.strategy import strategies_of
     from toolkit.lab.certify.trainings import Experiment, refuse_wrong_trainings, run_trainings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options
+from toolkit.commands import options
 
 if TYPE_CHECKING:
     from toolkit.api.run import Checkpoint
@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a step-<N> folder; of a run, the newest valid one (verify: all)",
     )
     parser.add_argument("--tensors", action="store_true", help="show: list every tensor")
-    _options.add(parser, "--output-dir")
+    options.add(parser, "--output-dir")
     formats = "convert: a model; full and sharded write a checkpoint"
-    _options.add(parser, "--format", type=_options.one_of("full", "sharded"), default_text=formats)
-    _options.add(parser, "--recipe", default_text="that of the run")
-    _options.add(parser, "--trust-remote-code")
+    options.add(parser, "--format", type=options.one_of("full", "sharded"), default_text=formats)
+    options.add(parser, "--recipe", default_text="that of the run")
+    options.add(parser, "--trust-remote-code")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def _convert(path: Path, arguments: argparse.Namespace) -> None:
         raise InputError("--output-dir: `toolkit checkpoint convert` needs a folder to write to")
     quiet_libraries()
     checkpoint = _newest(path)
-    output = _options.output_folder(arguments.output_dir)
+    output = options.output_folder(arguments.output_dir)
     if arguments.format:
         folder = convert_format(checkpoint, output, arguments.format)
         say(f"wrote {folder}; resume with checkpoint.resume={folder}")

@@ -10,19 +10,19 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.base.version import __version__
-from toolkit.commands import _options
+from toolkit.commands import options
 
 COMMANDS = {
-    "init": ("toolkit.commands.init", "write a YAML for your data that trains, with the reason of every setting"),
+    "init": ("toolkit.commands.recipes", "write a YAML for your data that trains, with the reason of every setting"),
     "ls": ("toolkit.commands.ls", "list the recipes that come with the toolkit, and their configurations"),
     "cp": ("toolkit.commands.cp", "copy a recipe and its configurations, to change them"),
     "train": ("toolkit.commands.train", "train a recipe, on one or several processes"),
     "validate": ("toolkit.commands.validate", "check a configuration and list everything that is wrong with it"),
     "explain": ("toolkit.commands.explain", "show every setting: value and source, or without --config its meaning"),
     "schema": ("toolkit.commands.schema", "print the JSON Schema of a recipe's YAML, for editors"),
-    "lr-plot": ("toolkit.commands.lr_plot", "plot the learning rate of a run over its steps"),
+    "lr-plot": ("toolkit.commands.find", "plot the learning rate of a run over its steps"),
     "lr-find": (
         "toolkit.commands.lr_find",
         "find a learning rate: train while it rises, and see where the loss falls",
@@ -67,7 +67,7 @@ COMMANDS = {
         "repeat a run and check that the results are bit-identical",
     ),
     "export": (
-        "toolkit.commands.export",
+        "toolkit.commands.deploy",
         "pack a finished run for others: a zip with a script, or the model as ONNX, torch.export, int8 or merged",
     ),
     "push": ("toolkit.commands.push", "push the model of a finished run to the Hub"),
@@ -104,11 +104,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if not arguments[1:] and any(action.required for action in command._actions):  # argparse has no public list
         command.print_help()
         sys.exit(2)
-    given = _options.with_current_names(name, arguments[1:])
+    given = options.with_current_names(name, arguments[1:])
     if hasattr(module, "rewritten"):
         given = list(module.rewritten(given))
     parsed = command.parse_intermixed_args(given, argparse.Namespace(command=["toolkit", *arguments]))
 
-    from toolkit.base.exits import guarded
+    from toolkit.base.cli_errors import guarded
 
     guarded(lambda: module.work(parsed))

@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.base.errors import RunError
-from toolkit.commands import _options
-from toolkit.commands._options import at_least
+from toolkit.commands import options
+from toolkit.commands.options import at_least
 
 PROCESSES = 2
 TIMEOUT_SECONDS = 600.0
@@ -19,9 +19,9 @@ TIMEOUT_SECONDS = 600.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the processes and the folder."""
-    _options.add(parser, "--launch")
-    _options.add(parser, "--processes", default_text=f"as in the --launch file, or {PROCESSES}", type=at_least(2))
-    _options.add(parser, "--output-dir", default_text="outputs/collectives")
+    options.add(parser, "--launch")
+    options.add(parser, "--processes", default_text=f"as in the --launch file, or {PROCESSES}", type=at_least(2))
+    options.add(parser, "--output-dir", default_text="outputs/collectives")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -39,7 +39,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     launch = Launch.of(arguments.launch, arguments.processes or (PROCESSES if arguments.launch is None else None))
     launch.check(2)
-    output = _options.output_folder(arguments.output_dir or "outputs/collectives")
+    output = options.output_folder(arguments.output_dir or "outputs/collectives")
     measured = _measured(launch, {"sizes": SIZES})
     facts = {"processes": launch.processes, "command": shlex.join(arguments.command)}
     found = page.found_of(measured, SIZES, facts)
@@ -51,7 +51,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _measured(launch: Any, job: dict[str, Any]) -> dict[str, Any]:
-    from toolkit.lab.jobs import Trial, run_trials
+    from toolkit.lab.jobs.jobs import Trial, run_trials
 
     with TemporaryDirectory(prefix="collectives-") as name:
         folder = Path(name)

@@ -12,11 +12,11 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.exits import EXIT_INTERRUPT
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.variants import MODES, QUESTIONS, Variant, combine, of_question, read_switch
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.config import Loaded
     from toolkit.lab.compare.checking import Checked
-    from toolkit.lab.compare.repeats import Comparison
+    from toolkit.lab.compare.runs import Comparison
 
 PATIENCE = 60.0
 """Seconds that the last part of a comparison waits for another that writes it at the same time."""
@@ -32,7 +32,7 @@ PATIENCE = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the settings to compare and the number of runs."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
         "--switch", action="append", metavar="KEY=A,B",
@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     what.add_argument("--preset", choices=QUESTIONS, help="; ".join(f"{k}: {q.help}" for k, q in QUESTIONS.items()))
     text = "product, every combination of the switches; or one-at-a-time, or cumulative"
-    _options.add(parser, "--mode", default_text=text, default="product", type=_options.one_of(*MODES))
+    options.add(parser, "--mode", default_text=text, default="product", type=options.one_of(*MODES))
     parser.add_argument(
         "--seeds", type=at_least(1), default=3, metavar="N", help="runs of each variant, in turn (default: 3)"
     )
-    _options.add(parser, "--steps", default_text="as configured")
-    _options.add_launch(parser)
+    options.add(parser, "--steps", default_text="as configured")
+    options.add_launch(parser)
     parser.add_argument(
         "--draws",
         type=at_least(0),
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run only every Nth run, from the Ith, beside other commands with the other parts, on equal machines; the "
         "last one writes the comparison",
     )  # fmt: skip
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-compare")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -86,10 +86,10 @@ def work(arguments: argparse.Namespace) -> None:
         RunError: if every variant failed.
     """
     comparison = _comparison(arguments)
-    from toolkit.checkpoint.lock import OutputLock
-    from toolkit.lab.compare import progress, results
+    from toolkit.checkpoint.output_folder import OutputLock
+    from toolkit.lab.compare import progress, report
     from toolkit.lab.compare.notes import load_average
-    from toolkit.lab.compare.repeats import repeats_of
+    from toolkit.lab.compare.runs import repeats_of
 
     comparison.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -111,7 +111,7 @@ def work(arguments: argparse.Namespace) -> None:
         "seconds": round(time.monotonic() - began, 1),
         "load_at_start": load,
     }
-    found = results.build(comparison, repeats, facts, best)
+    found = report.build(comparison, repeats, facts, best)
     write(found, comparison.folder)
     progress.show_result(found)
     print(f"\n{facts['seconds']:.0f} s; written to {comparison.folder}/comparison.html, .md and .json")
@@ -126,9 +126,9 @@ def _run_part(comparison: Comparison, part: int, parts: int) -> bool:
         InputError: if the comparison is to keep a model, which depends on all runs.
     """
     from toolkit.base.console import counted
-    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.compare import progress
-    from toolkit.lab.compare.repeats import repeats_of
+    from toolkit.lab.compare.runs import repeats_of
 
     if comparison.keep_best:
         raise InputError("--keep-best: depends on all runs; use it in a command without --part, after the parts")
@@ -156,7 +156,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     from toolkit.data.fingerprints import code_fingerprint
     from toolkit.lab.compare.checking import check_variants
     from toolkit.lab.compare.estimates import estimates
-    from toolkit.lab.compare.repeats import Comparison
+    from toolkit.lab.compare.runs import Comparison
     from toolkit.lab.launch import Launch
 
     quiet_libraries()

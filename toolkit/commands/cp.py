@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from toolkit.commands import _options
+from toolkit.commands import options
 
 SAMPLES = Path("recipes/data")
 """The sample data, as the shipped configurations name it."""
@@ -13,7 +13,7 @@ SAMPLES = Path("recipes/data")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the folder."""
-    _options.add(parser, "recipe")
+    options.add(parser, "recipe")
     about = "folder to make, with the recipe, its configurations and their sample data"
     parser.add_argument("copy", metavar="DIR", help=about)
 
@@ -28,9 +28,8 @@ def work(arguments: argparse.Namespace) -> None:
     import shlex
     import shutil
 
-    from toolkit.base.disk import why
     from toolkit.base.errors import InputError, RunError
-    from toolkit.base.files import expanded, kind_of, written_folder
+    from toolkit.base.files import expanded, kind_of, why, written_folder
     from toolkit.recipe import recipe_file
 
     recipe, folder = recipe_file(arguments.recipe), expanded(arguments.copy)
@@ -61,7 +60,7 @@ def _copy_samples(new: Path, folder: Path) -> None:
     import re
     import shutil
 
-    from toolkit.base.shipped import find_shipped
+    from toolkit.base.package import find_shipped
 
     def copied(match: re.Match[bytes]) -> bytes:
         name = match[1].decode()

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import InputError
-from toolkit.base.exits import EXIT_INTERRUPT
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 
 if TYPE_CHECKING:
     from toolkit.lab.cross_validate.folds import Fold, Validation
@@ -23,12 +23,12 @@ FOLDS = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the number of folds."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument("--folds", type=at_least(2), default=FOLDS, metavar="N",
                         help=f"number of folds, and of trainings (default: {FOLDS})")  # fmt: skip
     parser.add_argument("--keep-models", action="store_true", help="keep the model of each fold")
-    _options.add_launch(parser)
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-cross-validate")
+    options.add_launch(parser)
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-cross-validate")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -42,7 +42,7 @@ def work(arguments: argparse.Namespace) -> None:
     validation = _validation(arguments)
     from toolkit.api.run import best_metric
     from toolkit.base.console import say
-    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.document.terminal import print_table
     from toolkit.lab.cross_validate import page
     from toolkit.recipe import load_task_type

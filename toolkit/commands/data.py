@@ -6,7 +6,7 @@ import argparse
 
 from toolkit.base.files import expanded
 from toolkit.catalog.entries import CATALOG, DEFAULT_FOLDER
-from toolkit.commands import _options
+from toolkit.commands import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,10 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|RECIPE|NAME",
         help=f"show: a file or folder, or a recipe with --config; get: one of {', '.join(list(CATALOG))}",
     )
-    _options.add(parser, "overrides")
-    _options.add(parser, "--config")
+    options.add(parser, "overrides")
+    options.add(parser, "--config")
     place = f"{DEFAULT_FOLDER}, where the shipped configurations look; the dataset is written to its subfolder NAME"
-    _options.add(parser, "--output-dir", default_text=place)
+    options.add(parser, "--output-dir", default_text=place)
     parser.add_argument(
         "--from", dest="mirror", metavar="DIR", help="folder with manually downloaded source files (works offline)"
     )
@@ -65,7 +65,7 @@ def _get(arguments: argparse.Namespace) -> None:
 
 def _show(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, rich_console
-    from toolkit.lab.show import overview, subject, subject_of_file
+    from toolkit.lab.init.overview import overview, subject, subject_of_file
 
     quiet_libraries(only_data=True)
     if arguments.config is None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from toolkit.commands import _options, _trained_run
+from toolkit.commands import _trained_run, options
 
 PORT = 7860
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run and the address."""
-    _trained_run.add_arguments(parser, bad_rows=None)
-    _options.add_address(parser, PORT)
+    _trained_run.add_run(parser, bad_rows=None)
+    options.add_address(parser, PORT)
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -9,18 +9,18 @@ from pathlib import Path
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
+from toolkit.commands import _recipe_config, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the run whose predictions are used."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument(
         "--run",
         metavar="RUN",
         help="output folder of a finished run, or of cross-validate, whose predictions show likely wrong labels",
     )
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-doctor")
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-doctor")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -37,14 +37,14 @@ def work(arguments: argparse.Namespace) -> None:
     run = expanded(arguments.run) if arguments.run else None
     _refuse_without_cleanlab(run)
     task_type, loaded = _recipe_config.load(arguments)
-    from toolkit.lab.doctor import page
+    from toolkit.lab.doctor import report
     from toolkit.lab.doctor.examine import examine
     from toolkit.lab.doctor.suggestions import suggestions
-    from toolkit.lab.show import subject
+    from toolkit.lab.init.overview import subject
     from toolkit.recipe import load_settings
 
     cfg = loaded.config
-    output = _options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-doctor")
+    output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-doctor")
     examined = examine(subject(task_type, cfg), run, Path(arguments.recipe))
     given = arguments.overrides
     found = {
@@ -56,8 +56,8 @@ def work(arguments: argparse.Namespace) -> None:
         "config": arguments.config,
         "command": shlex.join(arguments.command),
     }
-    page.write(found, output)
-    say("\n".join(page.lines(found)))
+    report.write(found, output)
+    say("\n".join(report.lines(found)))
     say(f"\nwritten to {output}/doctor.html, .md and .json")
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from toolkit.api.task import EvalData
 from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
-from toolkit.commands import _options, _trained_run
+from toolkit.commands import _trained_run, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the rows and the output file."""
-    _trained_run.add_arguments(parser)
-    _options.add(parser, "--data", required=True)
-    _options.add(parser, "--output", default_text="none; the metrics as JSON")
+    _trained_run.add_run(parser)
+    options.add(parser, "--data", required=True)
+    options.add(parser, "--output", default_text="none; the metrics as JSON")
 
 
 def _rows(data: EvalData) -> str:
@@ -44,11 +44,11 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.distributed.collectives import on_main
     from toolkit.report.scores import Scores, quality_of
 
-    output = _options.output_file(arguments.output) if arguments.output else None
+    output = options.output_file(arguments.output) if arguments.output else None
     bad = output.with_suffix(".bad_rows.jsonl") if output else RunFolder(expanded(arguments.run)).bad_rows_evaluate
     for file, what in ((output, "--output"), (bad, "--data: the list of unusable rows")):
         if file:
-            _options.refuse_input(file, [arguments.data], what)
+            options.refuse_input(file, [arguments.data], what)
     run = _trained_run.open_trained(arguments, skips_rows=True)
     data = read_rows(run, arguments.data, labelled=True, report=bad)
     evaluation = run.evaluation(data)

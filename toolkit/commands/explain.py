@@ -11,7 +11,7 @@ from toolkit.recipe import load_task_type
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and its YAML, which may be left out."""
-    _recipe_config.add_arguments(parser, required=False)
+    _recipe_config.add_recipe(parser, required=False)
 
 
 def work(arguments: argparse.Namespace) -> None:

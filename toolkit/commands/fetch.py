@@ -11,7 +11,7 @@ from toolkit.commands import _recipe_config
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
-    from toolkit.base.fetched import Fetched
+    from toolkit.base.offline import Fetched
     from toolkit.config.sections import Config
     from toolkit.lab.fetch.folder import Target
 
@@ -21,7 +21,7 @@ COMMIT = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the folder and whether to prepare the rows."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument(
         "--to", required=True, metavar="DIR",
         help="folder to write to; a second time, only what is missing, damaged or changed is written",
@@ -38,10 +38,9 @@ def work(arguments: argparse.Namespace) -> None:
         RunError: if the folder cannot be written.
     """
     from toolkit.base.console import quiet_libraries
-    from toolkit.base.disk import why
     from toolkit.base.errors import InputError, RunError
-    from toolkit.base.files import expanded
-    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.base.files import expanded, why
+    from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.fetch.folder import Target
 
     chosen = arguments.overrides
@@ -68,7 +67,7 @@ def work(arguments: argparse.Namespace) -> None:
     except OSError as error:
         place = Path(str(error.filename)) if error.filename else folder
         raise RunError(f"cannot write {folder}: {place}: {why(error, place)}") from error
-    _show(target, found)
+    _show_fetched(target, found)
 
 
 def _fetch(target: Target, cfg: Config, task: Task) -> None:
@@ -76,7 +75,7 @@ def _fetch(target: Target, cfg: Config, task: Task) -> None:
     from dataclasses import replace
 
     from toolkit.base.errors import InputError
-    from toolkit.base.fetched import MODEL, Source
+    from toolkit.base.offline import MODEL, Source
     from toolkit.lab.fetch.folder import MODEL_FOLDER
     from toolkit.lab.fetch.hub import commit_of
     from toolkit.lab.fetch.model import model_file_names, model_source
@@ -99,7 +98,7 @@ def _fetch(target: Target, cfg: Config, task: Task) -> None:
         raise InputError("this run reads no model, dataset or file, so there is nothing to fetch")
 
 
-def _show(target: Target, found: Fetched) -> None:
+def _show_fetched(target: Target, found: Fetched) -> None:
     """Prints what the folder has, and what was done."""
     from toolkit.base.console import counted, format_bytes
 

@@ -10,8 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError, RunError
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -28,18 +28,18 @@ CYCLE = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the range of rates."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument("--start-lr", type=_rate, metavar="RATE",
                         help="first rate (default: a thousandth of train.learning_rate)")  # fmt: skip
     parser.add_argument("--end-lr", type=_rate, metavar="RATE",
                         help="last rate (default: a thousand times train.learning_rate)")  # fmt: skip
     parser.add_argument("--ramp", choices=("exponential", "linear"), default="exponential",
                         help="how the rate rises (default: exponential)")  # fmt: skip
-    _options.add(
+    options.add(
         parser, "--steps", default_text=f"{STEPS}, at least {LEAST_STEPS}", default=STEPS, type=at_least(LEAST_STEPS)
     )
-    _options.add_launch(parser)
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-lr-find")
+    options.add_launch(parser)
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-lr-find")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -67,7 +67,7 @@ def work(arguments: argparse.Namespace) -> None:
         settings = [*overrides, f"output_dir={folder}/run"]
         tested = launch.load(task_type, arguments.config, settings)
         refuse_wrong_launch(tested, task_type, launch.processes)
-        output = _options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-lr-find")
+        output = options.output_folder(arguments.output_dir or f"{cfg.output_dir.rstrip('/')}-lr-find")
         measured = _measured(arguments, settings, launch, Path(folder))
     rates, losses = zip(*measured["curve"], strict=True) if measured["curve"] else ((), ())
     if len(rates) < 3:
@@ -131,7 +131,7 @@ def _range(arguments: argparse.Namespace, cfg: Config) -> tuple[float, float]:
 def _overrides(arguments: argparse.Namespace, cfg: Config, low: float, high: float) -> list[str]:
     """Returns the overrides of the test; rates that are set separately rise in proportion."""
     from toolkit.config.overrides import written
-    from toolkit.lab.training import STEPS_ONLY, unfrozen_at_once
+    from toolkit.lab.jobs.training import STEPS_ONLY, unfrozen_at_once
 
     train = cfg.train
     settings: dict[str, Any] = (
@@ -152,7 +152,7 @@ def _overrides(arguments: argparse.Namespace, cfg: Config, low: float, high: flo
 
 
 def _measured(arguments: argparse.Namespace, overrides: list[str], launch: Launch, folder: Path) -> dict[str, Any]:
-    from toolkit.lab.jobs import Trial, run_trials
+    from toolkit.lab.jobs.jobs import Trial, run_trials
 
     job = {
         "recipe": str(Path(arguments.recipe).absolute()),

@@ -6,7 +6,7 @@ import argparse
 import ast
 from pathlib import Path
 
-from toolkit.commands import _options
+from toolkit.commands import options
 
 LAUNCH = "accelerate_configs"
 """The shipped folder of configurations of accelerate launch."""
@@ -14,7 +14,7 @@ LAUNCH = "accelerate_configs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, which may be left out."""
-    _options.add(parser, "recipe", nargs="?", default_text="all that come with the toolkit")
+    options.add(parser, "recipe", nargs="?", default_text="all that come with the toolkit")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -23,7 +23,7 @@ def work(arguments: argparse.Namespace) -> None:
     Raises:
         InputError: if there is no such recipe.
     """
-    from toolkit.base.shipped import shipped_root
+    from toolkit.base.package import shipped_root
     from toolkit.recipe import recipe_file, recipe_names
 
     for recipe in map(recipe_file, [arguments.recipe] if arguments.recipe else recipe_names()):

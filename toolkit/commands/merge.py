@@ -6,7 +6,7 @@ import argparse
 
 from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
-from toolkit.commands import _options, export
+from toolkit.commands import deploy, options
 
 MOST = 32
 """Most rows to compare on, all of which both models compute on the CPU."""
@@ -14,14 +14,12 @@ MOST = 32
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the output folder, and the rows to compare on."""
-    _options.add(parser, "run")
-    _options.add(parser, "--output-dir", default_text="RUN/merged")
-    _options.add(
-        parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run"
-    )
-    _options.add(parser, "--parity-rows", default_text=str(MOST))
-    _options.add(parser, "--recipe", default_text="that of the run")
-    _options.add(parser, "--trust-remote-code")
+    options.add(parser, "run")
+    options.add(parser, "--output-dir", default_text="RUN/merged")
+    options.add(parser, "--data", default_text="the run's own rows; labelled, to compare the merged model with the run")
+    options.add(parser, "--parity-rows", default_text=str(MOST))
+    options.add(parser, "--recipe", default_text="that of the run")
+    options.add(parser, "--trust-remote-code")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -31,11 +29,11 @@ def work(arguments: argparse.Namespace) -> None:
         InputError: if the run cannot be merged, or the folder cannot be written.
         RunError: if the outputs of the merged model differ.
     """
-    from toolkit.base.launcher import refuse_launcher
     from toolkit.deploy.trained import read_settings
+    from toolkit.system.launcher import refuse_launcher
 
     refuse_launcher("merge")
     folder = expanded(arguments.run)
     read_settings(folder, arguments.recipe)  # a wrong run is said before the folder that would be in it
-    output = _options.output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
-    export.write_folder(arguments, "merged", output, arguments.parity_rows or MOST)
+    output = options.output_folder(arguments.output_dir or RunFolder(folder).merged, make=False)
+    deploy.write_folder(arguments, "merged", output, arguments.parity_rows or MOST)

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import InputError
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
 from toolkit.recipe import load_settings
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolkit.api.task import Task
     from toolkit.footprint.footprint import Footprint
     from toolkit.footprint.simulate import Subject
-    from toolkit.lab.plan.calibrate import Correction, Measured
+    from toolkit.lab.plan.measure import Correction, Measured
     from toolkit.lab.plan.strategies import Load, Planner, Scaling
 
 OF_THE_DRIVER = 512 * 2**20
@@ -35,9 +35,9 @@ SAME_ROWS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe and the options of the plan."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument("--gpu-memory", metavar="SIZE", help="plan for a GPU with this memory, for example 16GiB")
-    _options.add(parser, "--processes", default_text="1; with several, parallel strategies are compared", default=1)
+    options.add(parser, "--processes", default_text="1; with several, parallel strategies are compared", default=1)
     parser.add_argument(
         "--length", type=at_least(1), metavar="N", help="length of inputs (default: the largest that the options allow)"
     )
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="all-reduce bandwidth, for example 25GB/s (default: measured on this machine)",
     )
-    _options.add(parser, "--output", default_text="none; the plan as JSON")
+    options.add(parser, "--output", default_text="none; the plan as JSON")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ def work(arguments: argparse.Namespace) -> None:
 
     if arguments.bandwidth and not arguments.calibrate:
         raise InputError("--bandwidth: has no effect without --calibrate, which measures the compute time")
-    output = _options.output_file(arguments.output) if arguments.output else None
+    output = options.output_file(arguments.output) if arguments.output else None
     capacity = parse_bytes(arguments.gpu_memory, "--gpu-memory") if arguments.gpu_memory else None
     bandwidth = parse_bytes(arguments.bandwidth, "--bandwidth") if arguments.bandwidth else None
     task_type, loaded = _recipe_config.load(arguments)
@@ -72,7 +72,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_json
     from toolkit.checks.run import refuse_wrong_settings
     from toolkit.footprint.simulate import simulate
-    from toolkit.lab.plan import render
+    from toolkit.lab.plan import report
     from toolkit.lab.plan.strategies import Planner
     from toolkit.lab.plan.subject import subject_of
 
@@ -85,7 +85,7 @@ def work(arguments: argparse.Namespace) -> None:
     planner = Planner(footprint, task, cfg, arguments.processes, _loading(arguments, task_type))
     found: dict[str, Any] = {"rows": footprint.rows, "flops": footprint.flops, "footprint": asdict(footprint)}
     say("\n".join(_heading(subject, footprint)))
-    render.show(render.parts_table(footprint, cfg.train.optim))
+    report.show(report.parts_table(footprint, cfg.train.optim))
     _strategies(planner, found)
     correction = None
     if arguments.calibrate:
@@ -102,12 +102,12 @@ def work(arguments: argparse.Namespace) -> None:
 def _strategies(planner: Planner, found: dict[str, Any]) -> None:
     """Estimates the strategies, and prints them if there are several processes."""
     from toolkit.base.console import say
-    from toolkit.lab.plan import render
+    from toolkit.lab.plan import report
 
     table, refused = planner.strategies()
     found |= {"strategies": [asdict(each) for each in table], "refused": refused}
     if planner.processes > 1:
-        render.show(*render.strategies_tables(table, refused, planner.processes))
+        report.show(*report.strategies_tables(table, refused, planner.processes))
         say(SAME_ROWS)
 
 
@@ -138,11 +138,11 @@ def _calibrate(
     """Measures steps on this machine, and prints the correction and the scaling with processes."""
     from toolkit.base.console import format_bytes, say
     from toolkit.config.overrides import written
-    from toolkit.data.budget import num_micro_batches
-    from toolkit.lab.plan import render
-    from toolkit.lab.plan.calibrate import calibrate, rows_that_fit, serial_seconds
+    from toolkit.data.batching.budget import num_micro_batches
+    from toolkit.lab.jobs.training import unfrozen_at_once
+    from toolkit.lab.plan import report
+    from toolkit.lab.plan.measure import calibrate, rows_that_fit, serial_seconds
     from toolkit.lab.plan.units import show_flops
-    from toolkit.lab.training import unfrozen_at_once
 
     rows = rows_that_fit(footprint)
     overrides = [*arguments.overrides, *written(unfrozen_at_once(cfg))]
@@ -169,7 +169,7 @@ def _calibrate(
         say(f"{show_flops(large.flops_per_second or 0.0)}/s; a step as configured would take {seconds:.3g} s here.\n")
         lines = _scaling(arguments, runs, seconds, footprint, bandwidth, found)
         if len(lines) > 1:
-            render.show(render.scaling_table(lines))
+            report.show(report.scaling_table(lines))
     return correction if applies else None
 
 
@@ -185,7 +185,7 @@ def _scaling(
         return []
     from toolkit.base.console import format_bytes, say
     from toolkit.lab.plan.bandwidth import measured_bandwidth
-    from toolkit.lab.plan.calibrate import serial_seconds
+    from toolkit.lab.plan.measure import serial_seconds
     from toolkit.lab.plan.strategies import scaling
 
     if bandwidth is None and runs[-1].device != "cpu":
@@ -211,7 +211,7 @@ def _fit(
 ) -> None:
     """Finds and prints the smallest set of settings with which the run fits."""
     from toolkit.base.console import say
-    from toolkit.lab.plan import render
+    from toolkit.lab.plan import report
     from toolkit.lab.plan.fit import smallest_fit
 
     corrected = _on_gpu(correction)
@@ -223,25 +223,25 @@ def _fit(
         "reserved": corrected.constant, "footprint": asdict(fit.footprint),
     }  # fmt: skip
     original = found["footprint"]
-    say("\n".join(render.fit_lines(fit, fits, needed, capacity, type(fit.footprint)(**original))))
-    say(f"({render.format_bytes(corrected.constant)} of that is reserved for the driver and libraries.)\n")
+    say("\n".join(report.fit_lines(fit, fits, needed, capacity, type(fit.footprint)(**original))))
+    say(f"({report.format_bytes(corrected.constant)} of that is reserved for the driver and libraries.)\n")
 
 
 def _splits(planner: Planner, capacity: int, correction: Correction | None, found: dict[str, Any]) -> None:
     """Finds and prints the splits of the model that fit."""
     from toolkit.base.console import say
-    from toolkit.lab.plan import render
+    from toolkit.lab.plan import report
     from toolkit.lab.plan.strategies import fitting_splits
 
     splits = fitting_splits(planner, capacity, _on_gpu(correction).peak)
     found["splits"] = asdict(splits)
-    render.show(*render.splits_tables(splits, planner.processes, capacity))
-    say("\n".join(render.splits_lines(splits, planner.processes, capacity)))
+    report.show(*report.splits_tables(splits, planner.processes, capacity))
+    say("\n".join(report.splits_lines(splits, planner.processes, capacity)))
 
 
 def _on_gpu(correction: Correction | None) -> Correction:
     """Returns the correction with the memory of a GPU's driver."""
-    from toolkit.lab.plan.calibrate import Correction
+    from toolkit.lab.plan.measure import Correction
 
     correction = correction or Correction()
     return replace(correction, constant=correction.constant + OF_THE_DRIVER)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _trained_run
+from toolkit.commands import _trained_run, options
 
 if TYPE_CHECKING:
     from toolkit.deploy.answers import AnswerOptions
-    from toolkit.deploy.inputs import Input
+    from toolkit.deploy.predict import Input
     from toolkit.deploy.trained import TrainedRun
 
 SHOWN = 3
@@ -23,7 +23,7 @@ SHOWN = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the inputs and the output file."""
-    _trained_run.add_arguments(parser, bad_rows="skip; their reasons are in the column error")
+    _trained_run.add_run(parser, bad_rows="skip; their reasons are in the column error")
     given = parser.add_mutually_exclusive_group(required=True)
     given.add_argument(
         "--input", metavar="FILE", action="append", help="rows, a folder of files, or one file; may be repeated"
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a text, or COLUMN=TEXT for several columns; may be repeated",
     )
     named = "INPUT.predictions and the input's format beside it, else .csv; the terminal for texts and single files"
-    _options.add(parser, "--output", default_text=named)
-    parser.add_argument("--threshold", type=_options.fraction, metavar="P", help="add the column unsure: score below P")
+    options.add(parser, "--output", default_text=named)
+    parser.add_argument("--threshold", type=options.fraction, metavar="P", help="add the column unsure: score below P")
     parser.add_argument("--all-scores", action="store_true", help="add a column with the score of every class")
 
 
@@ -48,7 +48,7 @@ def work(arguments: argparse.Namespace) -> None:
         InputError: if the run cannot be opened, or the output file cannot be written or is an input.
     """
     from toolkit.deploy.answers import AnswerOptions
-    from toolkit.deploy.inputs import file_inputs, text_input
+    from toolkit.deploy.predict import file_inputs, text_input
     from toolkit.deploy.trained import read_settings
 
     output = _output(arguments)
@@ -67,7 +67,7 @@ def work(arguments: argparse.Namespace) -> None:
 def _output(arguments: argparse.Namespace) -> Path | None:
     """Returns the file to write; None for the terminal."""
     from toolkit.base.errors import InputError
-    from toolkit.data.files import COLUMN_OF
+    from toolkit.data.media.files import COLUMN_OF
     from toolkit.data.writers import WRITERS, check_format
 
     files = [Path(file) for file in arguments.input or []]
@@ -86,8 +86,8 @@ def _output(arguments: argparse.Namespace) -> Path | None:
         stem = Path(name).stem if suffix else name
         output = files[0].with_name(f"{stem}.predictions{suffix if known else '.csv'}")
     check_format(output)
-    output = _options.output_file(output)
-    _options.refuse_input(output, arguments.input or [])
+    output = options.output_file(output)
+    options.refuse_input(output, arguments.input or [])
     return output
 
 
@@ -102,7 +102,7 @@ def _show(run: TrainedRun, inputs: list[Input], options: AnswerOptions) -> None:
     from toolkit.base.console import format_value, say, shorten
     from toolkit.data.writers import flat
     from toolkit.deploy.answers import Answers
-    from toolkit.deploy.inputs import joined
+    from toolkit.deploy.predict import joined
 
     data = joined(run, inputs)
     answers = Answers(run.task, inputs, Path("terminal.csv"), options)
@@ -127,7 +127,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     from toolkit.data.bad_rows import listing
     from toolkit.data.writers import write_table
     from toolkit.deploy.answers import Answers
-    from toolkit.deploy.inputs import joined
+    from toolkit.deploy.predict import joined
     from toolkit.distributed.collectives import on_main
     from toolkit.report.text import described
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from toolkit.commands import _options, _recipe_config
+from toolkit.commands import _recipe_config, options
 
 if TYPE_CHECKING:
     from toolkit.api.task import Task
@@ -21,8 +21,8 @@ SIZES = "the sizes in parallel"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML and the number of processes."""
-    _recipe_config.add_arguments(parser)
-    _options.add(parser, "--processes", default=1, default_text="1; those on this machine")
+    _recipe_config.add_recipe(parser)
+    options.add(parser, "--processes", default=1, default_text="1; those on this machine")
 
 
 def work(arguments: argparse.Namespace) -> None:

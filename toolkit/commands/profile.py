@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import ConfigError, RunError
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 
 if TYPE_CHECKING:
     from toolkit.lab.launch import Launch
@@ -24,14 +24,14 @@ COMPRESSION = 5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, and which steps to measure."""
-    _recipe_config.add_arguments(parser)
-    _options.add(
+    _recipe_config.add_recipe(parser)
+    options.add(
         parser, "--skip", default_text=f"{SKIPPED}, at least {LEAST_SKIPPED}", default=SKIPPED,
         type=at_least(LEAST_SKIPPED),
     )  # fmt: skip
-    _options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
-    _options.add_launch(parser)
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-profile")
+    options.add(parser, "--steps", default_text=f"{STEPS} to time, and as many to trace", default=STEPS)
+    options.add_launch(parser)
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-profile")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -47,11 +47,11 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.files import write_bytes
     from toolkit.checks.run import refuse_wrong_launch
     from toolkit.config.overrides import written
+    from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
     from toolkit.lab.launch import Launch
     from toolkit.lab.profile import page
-    from toolkit.lab.profile.advice import advice_of, is_setting
+    from toolkit.lab.profile.report import advice_of, is_setting
     from toolkit.lab.profile.summary import found_of
-    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
 
     launch = Launch.of(arguments.launch, arguments.processes)
     launch.check(1)
@@ -59,7 +59,7 @@ def work(arguments: argparse.Namespace) -> None:
     overrides = [*arguments.overrides, *written(settings | unfrozen_at_once(loaded.config))]
     cfg = launch.load(task_type, arguments.config, overrides)
     refuse_wrong_launch(cfg, task_type, launch.processes)
-    output = _options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-profile")
+    output = options.output_folder(arguments.output_dir or f"{loaded.config.output_dir.rstrip('/')}-profile")
     quiet_libraries()
     with TemporaryDirectory(prefix="profile-") as name:
         measured = _measured(arguments, [*overrides, f"output_dir={name}/run"], launch, Path(name))
@@ -87,7 +87,7 @@ def work(arguments: argparse.Namespace) -> None:
 
 
 def _measured(arguments: argparse.Namespace, overrides: list[str], launch: Launch, folder: Path) -> dict[str, Any]:
-    from toolkit.lab.jobs import Trial, run_trials
+    from toolkit.lab.jobs.jobs import Trial, run_trials
 
     job = {
         "recipe": str(Path(arguments.recipe).absolute()),

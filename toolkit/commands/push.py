@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options
+from toolkit.commands import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, and the repository."""
-    _options.add(parser, "run")
+    options.add(parser, "run")
     repository = "checkpoint.hub_model_id of the run, or its folder's name in your namespace"
     parser.add_argument("--repo", metavar="OWNER/NAME", help=f"repository to push to (default: {repository})")
     parser.add_argument("--private", action="store_true", help="make a new repository private")
@@ -25,8 +25,8 @@ def work(arguments: argparse.Namespace) -> None:
     """
     from toolkit.base.console import counted, format_bytes, say, warn
     from toolkit.base.errors import RunError
-    from toolkit.base.launcher import refuse_launcher
     from toolkit.deploy.push import planned
+    from toolkit.system.launcher import refuse_launcher
 
     refuse_launcher("push")
     push = planned(expanded(arguments.run), arguments.repo, arguments.private)

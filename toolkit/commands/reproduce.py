@@ -13,7 +13,7 @@ from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import is_own_run, refuse_unknown, shipped_copy
-from toolkit.commands import _options
+from toolkit.commands import options
 
 if TYPE_CHECKING:
     from toolkit.report.runs import Record
@@ -33,9 +33,9 @@ NOT_OWN = "nobody has started this run, as it is now, under this account on this
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run and the new run's folder."""
-    _options.add(parser, "run")
-    _options.add(parser, "--output-dir", default_text="RUN-reproduced")
-    _options.add(parser, "--recipe", default_text="that of the run")
+    options.add(parser, "run")
+    options.add(parser, "--output-dir", default_text="RUN-reproduced")
+    options.add(parser, "--recipe", default_text="that of the run")
     parser.add_argument(
         "--trust-run",
         action="store_true",
@@ -152,7 +152,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
     For a run that may be somebody else's, that is the current directory, from which no module is imported.
     """
     from toolkit.commands.train import TOOLKIT
-    from toolkit.lab.jobs import run_processes
+    from toolkit.lab.jobs.jobs import run_processes
 
     here = Path.cwd()
     noted = Path(record.facts.get("working_directory") or here)
@@ -176,7 +176,7 @@ def _train(recipe: Path, record: Record, folder: Path, own: bool) -> None:
 
 def _code_difference(record: Record, recipe: Path) -> str | None:
     """Returns how the run's code differs from the current code and how to restore it; None without a difference."""
-    from toolkit.base.environment import checkout, git
+    from toolkit.system.environment import checkout, git
 
     noted, today = record.facts["git"], checkout(recipe.parent)
     if noted is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options
+from toolkit.commands import options
 
 if TYPE_CHECKING:
     from toolkit.lab.board.entry import Entry
@@ -48,7 +48,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.lab.board.where import chosen
     from toolkit.report.runs import find_records, repeats
 
-    files = {name: _options.output_file(path, f"--{name}") for name in ("html", "csv")
+    files = {name: options.output_file(path, f"--{name}") for name in ("html", "csv")
              if (path := getattr(arguments, name))}  # fmt: skip
     folder = expanded(arguments.folder)
     every = [entry_of(record, folder) for record in find_records(folder)]

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import ConfigError
-from toolkit.base.exits import EXIT_INTERRUPT
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from toolkit.lab.launch import Launch
     from toolkit.lab.scale.runs import Scale
 
-ROUNDS, STEPS, LEAST_STEPS = 3, 20, 3
+ROUNDS, SCALE_STEPS, LEAST_SCALE_STEPS = 3, 20, 3
 PROCESSES = (1, 2)
 
 
@@ -36,16 +36,16 @@ def processes(text: str) -> tuple[int, ...]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the processes, and how often they run."""
-    _recipe_config.add_arguments(parser)
-    _options.add(parser, "--launch")
-    _options.add(parser, "--processes", default_text="1,2; give two numbers or more", default=PROCESSES, type=processes)
+    _recipe_config.add_recipe(parser)
+    options.add(parser, "--launch")
+    options.add(parser, "--processes", default_text="1,2; give two numbers or more", default=PROCESSES, type=processes)
     text = "strong, the same rows in a step; or weak, the same rows for each process"
-    _options.add(parser, "--mode", default_text=text, default="strong", type=_options.one_of("strong", "weak"))
+    options.add(parser, "--mode", default_text=text, default="strong", type=options.one_of("strong", "weak"))
     parser.add_argument(
         "--rounds", type=at_least(1), default=ROUNDS, metavar="N", help=f"runs of each, in turn (default: {ROUNDS})"
     )
-    _options.add(parser, "--steps", default_text=str(STEPS), default=STEPS, type=at_least(LEAST_STEPS))
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-scale")
+    options.add(parser, "--steps", default_text=str(SCALE_STEPS), default=SCALE_STEPS, type=at_least(LEAST_SCALE_STEPS))
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-scale")
 
 
 def work(arguments: argparse.Namespace) -> None:
@@ -58,7 +58,7 @@ def work(arguments: argparse.Namespace) -> None:
     """
     scale = _scale(arguments)
     from toolkit.base.console import say
-    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.scale import page, results, runs
 
     scale.folder.mkdir(parents=True, exist_ok=True)
@@ -119,9 +119,9 @@ def _checked(
     """
     from toolkit.checks.run import refuse_wrong_launch
     from toolkit.config.overrides import written
+    from toolkit.lab.jobs.strategies import Technique, window_settings
+    from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
     from toolkit.lab.launch import step_rows
-    from toolkit.lab.techniques import Technique, window_settings
-    from toolkit.lab.training import FEW_STEPS, unfrozen_at_once
 
     settings = FEW_STEPS | unfrozen_at_once(configured) | {"train.max_steps": arguments.steps}
     plain = [*arguments.overrides, *written(settings)]

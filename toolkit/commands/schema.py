@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from toolkit.commands import _options
+from toolkit.commands import options
 from toolkit.config.describe import schema
 from toolkit.recipe import load_task_type
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe."""
-    _options.add(parser, "recipe")
+    options.add(parser, "recipe")
 
 
 def work(arguments: argparse.Namespace) -> None:

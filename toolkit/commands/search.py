@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.base.exits import EXIT_INTERRUPT
 from toolkit.base.files import expanded
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 from toolkit.lab.search.methods import METHODS
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ _TIME = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the space, the method and the number of trials."""
-    _options.add(parser, "recipe", nargs="?")
-    _options.add(parser, "overrides")
-    _options.add(parser, "--config")
+    options.add(parser, "recipe", nargs="?")
+    options.add(parser, "overrides")
+    options.add(parser, "--config")
     parser.add_argument("--space", metavar="FILE", help="YAML file of the settings to search: a list of values or a "
                         "range {low: 1e-5, high: 1e-3, log: true} for each dotted key")  # fmt: skip
     parser.add_argument(
@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trials at the same time, each on GPUs of its own (default: 1)",
     )
     at_the_end = "none; at its end trials stop with a checkpoint, and the same command goes on with them"
-    _options.add(parser, "--time", type=_seconds, default_text=at_the_end)
+    options.add(parser, "--time", type=_seconds, default_text=at_the_end)
     parser.add_argument("--storage", metavar="URL",
                         help="database of the study, for searches without a common disk (default: a file in the output "
                         "folder)")  # fmt: skip
-    _options.add_launch(parser)
-    _options.add(parser, "--output-dir", default_text="OUTPUT_DIR-search")
+    options.add_launch(parser)
+    options.add(parser, "--output-dir", default_text="OUTPUT_DIR-search")
     parser.add_argument("--show", metavar="DIR", help="show the search in this folder, which may be running")
 
 
@@ -106,7 +106,7 @@ def _run(search: Search, book: Any) -> dict[str, Any] | None:
     from filelock import FileLock
 
     from toolkit.base.files import write_json
-    from toolkit.checkpoint.lock import OutputLock
+    from toolkit.checkpoint.output_folder import OutputLock
     from toolkit.lab.search import folder, population, progress, running, winner
     from toolkit.lab.search.space import overrides_of
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
-from toolkit.commands import _options, _trained_run
+from toolkit.commands import _trained_run, options
 
 PORT = 8000
 LIMITS = {
-    "--max-rows": (_options.at_least(1), "rows per request"),
-    "--max-body-mb": (_options.number_from(0.001), "megabytes per request"),
-    "--max-queue": (_options.at_least(1), "requests that wait or are computed; a further one is refused (429)"),
-    "--timeout": (_options.number_from(0.001), "seconds to receive a request, and then to answer it"),
-    "--batch-wait-ms": (_options.number_from(0), "milliseconds for which a batch with room waits for more rows"),
+    "--max-rows": (options.at_least(1), "rows per request"),
+    "--max-body-mb": (options.number_from(0.001), "megabytes per request"),
+    "--max-queue": (options.at_least(1), "requests that wait or are computed; a further one is refused (429)"),
+    "--timeout": (options.number_from(0.001), "seconds to receive a request, and then to answer it"),
+    "--batch-wait-ms": (options.number_from(0), "milliseconds for which a batch with room waits for more rows"),
 }
 """Options of `Limits`, which has their defaults: types and meanings."""
 
@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the address and the limits."""
     from toolkit.deploy.serving.limits import Limits
 
-    _trained_run.add_arguments(parser, bad_rows=None)
-    _options.add_address(parser, PORT)
+    _trained_run.add_run(parser, bad_rows=None)
+    options.add_address(parser, PORT)
     for option, (kind, meaning) in LIMITS.items():
         default = getattr(Limits(), option.removeprefix("--").replace("-", "_"))
         parser.add_argument(option, type=kind, default=default, metavar="N", help=f"{meaning} (default: {default:g})")

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.commands import _options, _recipe_config
-from toolkit.commands._options import at_least
+from toolkit.commands import _recipe_config, options
+from toolkit.commands.options import at_least
 
 if TYPE_CHECKING:
-    from toolkit.lab.job_script import Job
+    from toolkit.lab.slurm import Job
 
 LAUNCHERS = ("srun", "torchrun", "accelerate")
 SBATCH = {
@@ -27,13 +27,13 @@ SHORTEST_LEAD, LONGEST_LEAD = 30, 0.5
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, the machines, the time, and what to start on them."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     number: dict[str, Any] = {"type": at_least(1), "metavar": "N"}
     parser.add_argument("--nodes", default=1, help="machines (default: 1)", **number)
     about = "GPUs of each machine, with one process each; 0 trains on the CPU (default: 1)"
     parser.add_argument("--gpus", type=at_least(0), default=1, metavar="N", help=about)
-    _options.add(parser, "--time", required=True)
-    _options.add(parser, "--output", required=True)
+    options.add(parser, "--time", required=True)
+    options.add(parser, "--output", required=True)
     about = "what starts the processes (default: srun)"
     parser.add_argument("--launcher", choices=LAUNCHERS, default="srun", help=about)
     kind = parser.add_mutually_exclusive_group()
@@ -65,9 +65,9 @@ def work(arguments: argparse.Namespace) -> None:
         InputError: if arguments are invalid.
     """
     from toolkit.base.files import written_whole
-    from toolkit.lab.job_script import script
+    from toolkit.lab.slurm import script
 
-    output = _options.output_file(arguments.output)
+    output = options.output_file(arguments.output)
     text = script(_job(arguments))
     with written_whole(output) as file:
         file.write(text)
@@ -76,9 +76,9 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _job(arguments: argparse.Namespace) -> Job:
     from toolkit.base.errors import ConfigError
-    from toolkit.base.shipped import shipped_root, shortest
+    from toolkit.base.package import shipped_root, shortest
     from toolkit.distributed.mesh import size_problems
-    from toolkit.lab.job_script import Job, cores_of
+    from toolkit.lab.slurm import Job, cores_of
     from toolkit.recipe import load_settings, load_task_type, validate
 
     recipe, config = arguments.recipe, arguments.config
@@ -114,7 +114,7 @@ def _checked(arguments: argparse.Namespace) -> tuple[int, int, int]:
         InputError: if arguments are invalid or exclude each other; names all.
     """
     from toolkit.base.errors import InputError, problems_of
-    from toolkit.lab.job_script import lead_of, seconds_of
+    from toolkit.lab.slurm import lead_of, seconds_of
 
     problems = problems_of(lambda: seconds_of(arguments.time))
     seconds = 0 if problems else seconds_of(arguments.time)

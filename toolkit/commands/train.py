@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from toolkit.commands import _options, _recipe_config
+from toolkit.commands import _recipe_config, options
 
 TOOLKIT = "import sys; del sys.argv[0]; from toolkit.commands.cli import main; main()"
 """The program of `python -c`; the whole command line follows, its first word included, as `run.json` notes it."""
@@ -29,11 +29,11 @@ configuration they are all needed."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, the number of processes, and the settings that have options."""
-    _recipe_config.add_arguments(parser, required=False)
-    _options.add(parser, "--processes", default_text="1, or as started by torchrun, srun or accelerate launch")
-    _options.add(parser, "--data")
-    _options.add(parser, "--model")
-    _options.add(parser, "--output-dir")
+    _recipe_config.add_recipe(parser, required=False)
+    options.add(parser, "--processes", default_text="1, or as started by torchrun, srun or accelerate launch")
+    options.add(parser, "--data")
+    options.add(parser, "--model")
+    options.add(parser, "--output-dir")
     parser.add_argument(
         "--NAME-column", metavar="COLUMN", help="your name of the task's column NAME, for example --text-column body"
     )
@@ -61,7 +61,7 @@ def work(arguments: argparse.Namespace) -> None:
         SystemExit: with the exit code of the ranks.
     """
     from toolkit.base.errors import InputError
-    from toolkit.base.launcher import launched_processes, run_ranks, slurm_rank
+    from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
     os.environ.update(slurm_rank())
     launched = launched_processes()

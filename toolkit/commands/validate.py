@@ -15,7 +15,7 @@ from toolkit.recipe import load_settings, load_task_type, validate
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the recipe, its YAML, `--settings-only` and `--elsewhere`."""
-    _recipe_config.add_arguments(parser)
+    _recipe_config.add_recipe(parser)
     parser.add_argument(
         "--settings-only", action="store_true", help="do not read the data files, except their first rows"
     )
@@ -59,7 +59,7 @@ def _check_rows(cfg: Config, task: Task) -> None:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.errors import DataError
     from toolkit.data.loading import check_rows
-    from toolkit.data.stage import stage_problem
+    from toolkit.data.staging import stage_problem
 
     if cfg.data.dataset_name is not None and not datasets.config.HF_HUB_OFFLINE:
         return  # nothing is downloaded here, which the checks have said

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from toolkit.base.files import expanded
-from toolkit.commands import _options
+from toolkit.commands import options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run."""
-    _options.add(parser, "run")
+    options.add(parser, "run")
 
 
 def work(arguments: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ class Column:
         help: description of its content, for messages and documentation.
         required: whether every row must have a value.
         label: whether it is (part of) the label, which prediction does not need.
-        file: whether it holds the path of a file, relative to the data file (see `toolkit.data.files`).
+        file: whether it holds the path of a file, relative to the data file (see `toolkit.data.media.files`).
         key: whether it only names the row, so that rows with equal inputs may differ in it.
         used: whether the column is read, given the task's options.
     """

@@ -21,7 +21,7 @@ from toolkit.config.launcher import ask_launcher
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
 from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import find_fetched_data, find_shipped_data, path_problems
-from toolkit.config.rule import Rule, conflicts
+from toolkit.config.problems import Rule, conflicts
 from toolkit.config.sections import Config, TopLevel
 from toolkit.config.source import Settings, read_file, read_sections
 from toolkit.config.watch import touching, watched

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from toolkit.base.errors import problems_of
-from toolkit.base.fetched import DATASET, MODEL, Fetched, read_fetched
 from toolkit.base.files import expanded, kind_of
-from toolkit.base.shipped import find_shipped, is_shipped
+from toolkit.base.offline import DATASET, MODEL, Fetched, read_fetched
+from toolkit.base.package import find_shipped, is_shipped
 from toolkit.catalog.entries import command_for
 from toolkit.config.messages import did_you_mean, join, show
 from toolkit.config.sections import Config

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from toolkit.base.errors import DataError
 from toolkit.base.files import written_whole
-from toolkit.data.rows import BadRowReport, Table
+from toolkit.data.table import BadRowReport, Table
 
 LISTED_ROWS = 20
 LISTED_REASONS = 3

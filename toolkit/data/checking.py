@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import BadRow, ExcludedRow, Row, Task
 from toolkit.data.columns import is_needed, is_ragged, require_present, used_columns
-from toolkit.data.files import reference
 from toolkit.data.keys import GROUP, INPUTS, LABEL, row_keys
+from toolkit.data.media.files import reference
 from toolkit.data.readers.raw import RawRow, preview
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RowSource:
     group: str | None = None
     """The column, by its name in the source, whose equal values make a group."""
     copies: Path | None = None
-    """The folder with copies of files (see `toolkit.data.files.reference`)."""
+    """The folder with copies of files (see `toolkit.data.media.files.reference`)."""
     digest: Callable[[], str] | None = None
     """Returns the fingerprint of what is there now; None if it cannot change."""
 

@@ -13,7 +13,7 @@ from toolkit.config.column import Column
 from toolkit.config.messages import did_you_mean, nearest
 from toolkit.config.paths import aligned_files
 from toolkit.config.sections import DataConfig
-from toolkit.data.files import is_archive
+from toolkit.data.media.files import is_archive
 from toolkit.data.readers.plain import LINE
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.sources import Source, folder_of, is_files

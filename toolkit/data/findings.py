@@ -14,8 +14,8 @@ from toolkit.base.console import counted, say, shorten, warn
 from toolkit.data.bad_rows import exclusions, skipped
 from toolkit.data.checking import NUMBER
 from toolkit.data.keys import NO_GROUP, first_like
-from toolkit.data.rows import Table
 from toolkit.data.spellings import near_equal
+from toolkit.data.table import Table
 
 FEW_EXAMPLES = 5
 """Labels with fewer training rows are named."""

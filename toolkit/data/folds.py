@@ -9,7 +9,7 @@ import numpy as np
 
 from toolkit.base.errors import DataError
 
-INSTEAD = "Lower data.folds, give more rows, or set another data.group_column."
+INSTEAD_OF_FOLDS = "Lower data.folds, give more rows, or set another data.group_column."
 
 
 def fold_numbers(
@@ -48,7 +48,8 @@ def fold_numbers(
     if (counts.sum(axis=1) == 0).any():
         sets = total if units is None else len(np.unique(units))
         raise DataError(
-            f"data.folds: {total:,} rows, in {sets:,} sets that stay together, cannot fill {folds} folds. {INSTEAD}"
+            f"data.folds: {total:,} rows, in {sets:,} sets that stay together, cannot fill {folds} folds. "
+            f"{INSTEAD_OF_FOLDS}"
         )
     return found
 

@@ -15,7 +15,7 @@ from toolkit.data.checking import RowSource, checked_features, checked_rows
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, check_names, checked
 from toolkit.data.reading import RECOGNISED, Reading
-from toolkit.data.rows import Table, split_bad
+from toolkit.data.table import Table, split_bad
 
 NAME = "rows"
 """The name of these rows in messages."""

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import DataError
-from toolkit.base.fetched import DATASET, read_fetched
 from toolkit.base.files import read_json
-from toolkit.base.network import prepare_download
+from toolkit.base.offline import DATASET, prepare_download, read_fetched
 from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
 from toolkit.data.readers.raw import RawRow, checked
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from toolkit.api.supports import SupportsInputs
 from toolkit.api.task import Row, Task
-from toolkit.data.files import open_file
+from toolkit.data.media.files import open_file
 from toolkit.data.numbers import plain_number
 
 if TYPE_CHECKING:

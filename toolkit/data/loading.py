@@ -12,7 +12,6 @@ import numpy as np
 from toolkit.api.supports import SupportsLearning, class_column
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
-from toolkit.base.turns import local_main_first
 from toolkit.config.sections import DEFAULT_SPLIT, Config
 from toolkit.data.bad_rows import apply_policy
 from toolkit.data.columns import group_column
@@ -21,9 +20,10 @@ from toolkit.data.folds import fold_numbers
 from toolkit.data.hub import load_hub
 from toolkit.data.keys import units
 from toolkit.data.reading import Reading
-from toolkit.data.rows import Table, load_hub_table, load_table
 from toolkit.data.splits import set_aside
-from toolkit.data.stage import Stage, staged
+from toolkit.data.staging import Stage, staged
+from toolkit.data.table import Table, load_hub_table, load_table
+from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
     import datasets

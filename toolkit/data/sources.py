@@ -24,7 +24,7 @@ from toolkit.config.paths import (
     sheet_of,
 )
 from toolkit.data.copies import copy_of
-from toolkit.data.files import (
+from toolkit.data.media.files import (
     COLUMN_OF,
     file_digest,
     folder_digest,

@@ -1,4 +1,4 @@
-"""Room and locks of a folder of copies (see `toolkit.data.stage`)."""
+"""Room and locks of a folder of copies (see `toolkit.data.staging`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.base.files import is_temporary
-from toolkit.base.limits import available_memory
+from toolkit.system.limits import available_memory
 
 ENTRY, LOCK = "copies-", ".lock"
 """How the names of entries begin, so that nothing else in the folder is taken for one, and the suffix of locks."""

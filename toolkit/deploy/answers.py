@@ -14,7 +14,7 @@ from toolkit.base.errors import DataError, InputError
 from toolkit.data.columns import columns_of
 from toolkit.data.readers import RawRow, not_text
 from toolkit.data.writers import NESTED, OutputTable, check_excel, flat
-from toolkit.deploy.inputs import Input
+from toolkit.deploy.predict import Input
 
 CONSIDERED = {"scores": "score", "n_best": "n_best"}
 """Columns of `SupportsAnswers` that tables leave out unless asked for, and the names of their columns there."""

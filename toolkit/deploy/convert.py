@@ -13,8 +13,8 @@ import torch
 from toolkit import modalities
 from toolkit.api.run import Checkpoint
 from toolkit.api.task import Task
-from toolkit.base.disk import disk_problem
 from toolkit.base.errors import InputError, RunError
+from toolkit.base.files import disk_problem
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into, load_tensors
 from toolkit.checkpoint.manifest import FileEntry, read_manifest, tensor_names
@@ -23,7 +23,6 @@ from toolkit.checkpoint.tensors import verified_tensors
 from toolkit.checkpoint.writing import copy_tensors
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
-from toolkit.modalities.processor import configure_model
 from toolkit.models.adapters import add_adapters
 from toolkit.models.freezing import freeze
 from toolkit.models.load import build_model, load_model_config
@@ -31,6 +30,7 @@ from toolkit.models.save import write_model
 from toolkit.models.source import source_of_finished
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
+from toolkit.prepare.processor import configure_model
 
 
 def convert_to_model(

@@ -19,14 +19,13 @@ from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
-from toolkit.base.turns import local_main_first
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
 from toolkit.data.bad_rows import apply_policy, exclusions, skipped, write_bad_rows
 from toolkit.data.given import given_table
-from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
-from toolkit.data.rows import load_table
+from toolkit.data.table import load_table
+from toolkit.data.tokenise import tokenise
 from toolkit.deploy.changes import READING, refuse_other_settings
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
@@ -41,6 +40,7 @@ from toolkit.models.unpadded.choice import choose
 from toolkit.models.unpadded.install import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.intact import refuse_damaged_model
+from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

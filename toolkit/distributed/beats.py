@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from toolkit.base.vitals import machine_id
 from toolkit.distributed.collect import objects_of_all
+from toolkit.system.activity import machine_id
 
 LARGEST_BYTES = 65_000
 LOOPBACK = "127.0.0.1"

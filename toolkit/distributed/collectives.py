@@ -9,14 +9,14 @@ import torch
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
-from toolkit.base.phases import phase
-from toolkit.base.turns import wait_for_main
-from toolkit.base.vitals import task_for_all
+from toolkit.system.activity import task_for_all
+from toolkit.system.phases import phase
+from toolkit.system.rank_order import wait_for_main
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-    from toolkit.config.train_section import TrainConfig
+    from toolkit.config.train import TrainConfig
 
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from toolkit.base.errors import ToolkitError
-from toolkit.base.turns import LIMIT_SECONDS
-from toolkit.base.vitals import task_for_all
+from toolkit.system.activity import task_for_all
+from toolkit.system.rank_order import LIMIT_SECONDS
 
 T = TypeVar("T")
 

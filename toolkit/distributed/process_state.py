@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from toolkit.base.allocator import freed_memory_kept
-from toolkit.base.limits import threads_per_process
+from toolkit.system.limits import freed_memory_kept, threads_per_process
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.config.rule import Rule, only_if
+from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.optim.presets import PRESETS
 
@@ -53,7 +53,7 @@ def _not_with_rollback(condition: Callable[[Config], bool], key: str, why: str, 
 
 _SETTINGS = ("steps", "warmup_steps", "average_moments", "outer_lr", "outer_momentum")
 
-RULES = (
+STRATEGY_RULES = (
     *(_local_only(f"local_sgd_{name}") for name in _SETTINGS),
     *(_refused_launch(variable, name) for variable, name in REFUSED_LAUNCHES.items()),
     only_if(

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from toolkit.distributed.tensor_plans import COLUMNS, FUSED_COLUMNS, ROWS
+from toolkit.distributed.tensor.plans import COLUMNS, FUSED_COLUMNS, ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

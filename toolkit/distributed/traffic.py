@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, share_sent
+from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES, share_sent
 
 COUNTED_STEPS = 2
 """Steps that are counted, since counting takes time; the last of them represents all. The first one has more checks."""

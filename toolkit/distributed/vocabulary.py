@@ -1,7 +1,7 @@
 """Splits the output head and the embeddings of a language model by the vocabulary (Shoeybi et al. 2019).
 
 Each process holds some of the rows of the matrices and computes the logits of these tokens, which stay split for the
-loss (`toolkit.distributed.split_logits`). In evaluation and generation they are gathered.
+loss (`toolkit.distributed.tensor.vocabulary`). In evaluation and generation they are gathered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn.functional import embedding
 
 from toolkit.base.shards import is_split
-from toolkit.distributed.delivery import Delivery
-from toolkit.distributed.split_logits import SplitLogits, first_column
+from toolkit.distributed.placement import Delivery
+from toolkit.distributed.tensor.vocabulary import SplitLogits, first_column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,12 +9,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from toolkit.api.device import to_device
+from toolkit.api.batch import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch, Task
-from toolkit.base.phases import phase
 from toolkit.distributed.collectives import sum_dtype
+from toolkit.system.phases import phase
 
 
 def accumulate(

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from toolkit.base.console import warn
-from toolkit.base.vitals import SHORTAGE, Activity
+from toolkit.system.activity import SHORTAGE, Activity
 
 BEATS_PER_TIMEOUT = 20
 LONGEST_PAUSE = 1.0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def render(title: str, lead: str, sections: Sequence[Section]) -> str:
+def render_html(title: str, lead: str, sections: Sequence[Section]) -> str:
     """Returns a report as HTML.
 
     Any text may come from the user's rows. All texts are escaped, and the page's content security policy blocks all

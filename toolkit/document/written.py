@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from toolkit.base.files import write_text
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 
@@ -21,8 +21,8 @@ def write_document(folder: Path, name: str, title: str, lead: str, sections: Seq
         lead: sentence below the title; may be empty.
         sections: content of the report.
     """
-    write_text(folder / f"{name}.md", markdown.render(title, lead, sections))
-    write_text(folder / f"{name}.html", page.render(title, lead, sections))
+    write_text(folder / f"{name}.md", render.render_markdown(title, lead, sections))
+    write_text(folder / f"{name}.html", page.render_html(title, lead, sections))
     galleries = [block for section in sections for block in section.blocks if isinstance(block, Gallery)]
     for figure in (figure for gallery in galleries for figure in gallery.figures):
         if figure.drawing is not None:

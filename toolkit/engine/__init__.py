@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.api.run import FitResult, Run
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 
 ENGINES = {"loop": "toolkit.engine.loop.fit", "trainer": "toolkit.engine.trainer.fit"}
 """Modules of the engines by their names in the YAML, imported on first use."""

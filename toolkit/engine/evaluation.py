@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from toolkit.api.device import to_device
+from toolkit.api.batch import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.run import Evaluation, Predictor
 from toolkit.api.supports import count_items
 from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
-from toolkit.data.batches import evaluation_loader
-from toolkit.data.workers import ended_workers, num_workers
+from toolkit.data.batching.batches import evaluation_loader
+from toolkit.data.batching.workers import ended_workers, num_workers
 from toolkit.distributed.collectives import data_sum, on_main
 from toolkit.engine.interrupting import abandon_together, any_rank_stops, interruptible
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from toolkit.api.callback import TrainingContext
 from toolkit.api.run import Evaluation
+from toolkit.api.training import TrainingContext
 from toolkit.base.errors import RunError
-from toolkit.base.phases import in_phase
 from toolkit.engine.evaluation import evaluate
 from toolkit.engine.interrupting import Abandoned
+from toolkit.system.phases import in_phase
 
 
 class Evaluator:

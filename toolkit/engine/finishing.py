@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from toolkit.api.callback import Callback
 from toolkit.api.run import FitResult
-from toolkit.distributed.guard import refuse_non_finite
+from toolkit.api.training import Callback
+from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.engine.outcome import outcome
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 
 
 def finish(session: Session) -> FitResult:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
-from toolkit.base.phases import phase
-from toolkit.data.batches import Windows
+from toolkit.data.batching.batches import Windows
 from toolkit.engine.finishing import finish
-from toolkit.engine.session import Session
 from toolkit.engine.setup import opened
 from toolkit.engine.start import evaluate_start
+from toolkit.engine.training import Session
 from toolkit.optim.lengths import in_steps
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
+from toolkit.system.phases import phase
 
 
 def fit(run: Run) -> FitResult:

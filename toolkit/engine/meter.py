@@ -9,8 +9,8 @@ import torch
 
 from toolkit.api.run import Run
 from toolkit.api.state import TrainState
-from toolkit.base.phases import PhaseClock, named_seconds
 from toolkit.distributed.collectives import data_sum, sum_dtype
+from toolkit.system.phases import PhaseClock, named_seconds
 
 
 class ProgressMeter:

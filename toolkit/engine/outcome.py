@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from toolkit.api.callback import TrainingContext
 from toolkit.api.run import FitResult, overall_scores
+from toolkit.api.training import TrainingContext
 from toolkit.engine.callbacks.costs import total_of
 from toolkit.engine.evaluator import Evaluator
 from toolkit.engine.meter import ProgressMeter

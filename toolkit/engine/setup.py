@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.base.console import warn
-from toolkit.base.phases import PhaseClock, timed_phases
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import SavedState
-from toolkit.data.batches import Windows, training_loader
-from toolkit.data.budget import over_budget
-from toolkit.data.order import WindowSampler
-from toolkit.data.workers import WatchedLoader, ended_workers, num_workers
+from toolkit.data.batching.batches import Windows, training_loader
+from toolkit.data.batching.budget import over_budget
+from toolkit.data.batching.order import WindowSampler
+from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.signals import StopSignal
+from toolkit.distributed.stop import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.estimate import refuse_full_disk
-from toolkit.engine.parts import packs_tokens, training_processor
+from toolkit.engine.micro_batches import packs_tokens, training_processor
+from toolkit.system.phases import PhaseClock, timed_phases
 from toolkit.tracking.tracker import Tracker
 
 

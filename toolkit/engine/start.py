@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.engine.session import Session
+from toolkit.engine.training import Session
 
 
 def evaluate_start(session: Session) -> None:

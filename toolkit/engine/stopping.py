@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from toolkit.api.callback import TrainingContext
+from toolkit.api.training import TrainingContext
 from toolkit.base.console import warn
 from toolkit.base.errors import Interrupted
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.distributed.collectives import all_sum
-from toolkit.distributed.signals import ELASTIC_TIMEOUT, StopSignal, launcher_seconds
+from toolkit.distributed.stop import ELASTIC_TIMEOUT, StopSignal, launcher_seconds
 
 
 class Stopper:

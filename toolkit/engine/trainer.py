@@ -22,16 +22,16 @@ from transformers.trainer_callback import ExportableState
 from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Batch
 from toolkit.base.console import progress
-from toolkit.base.phases import in_phase, phase
 from toolkit.checkpoint.state import SavedState
 from toolkit.engine.finishing import finish
-from toolkit.engine.session import Session
 from toolkit.engine.setup import Setup, opened
 from toolkit.engine.start import evaluate_start
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
+from toolkit.engine.training import Session
 from toolkit.optim.lengths import in_steps
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.schedules import build_schedule
+from toolkit.system.phases import in_phase, phase
 
 CALLBACK_STATES = "trainer_callbacks"
 """Name of the callbacks' states in a checkpoint, which are stored by the callback's name in the YAML."""

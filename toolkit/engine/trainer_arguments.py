@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.config.messages import show
 from toolkit.config.sections import TrainerConfig
 

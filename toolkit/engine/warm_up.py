@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.config.sections import Config
 from toolkit.engine import ENGINES
 from toolkit.models.load import load_code

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 
 from toolkit.base.errors import ConfigError
-from toolkit.distributed import tensor_plans as plans
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, parts_of
+from toolkit.distributed.tensor import plans
 from toolkit.distributed.vocabulary import vocabulary_modules
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import torch
 
 from toolkit.base.console import LOGGER
 from toolkit.base.errors import InputError
-from toolkit.data.budget import largest, lengths_of
+from toolkit.data.batching.budget import largest, lengths_of
 from toolkit.footprint.rows import longest_batch
 from toolkit.footprint.simulate import Subject, simulate
 

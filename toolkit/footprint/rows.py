@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.device import looked_up
+from toolkit.api.batch import looked_up
 from toolkit.api.random import RowRandom
 from toolkit.api.task import Batch, Processor, Task, limits_of
-from toolkit.data.batches import collate
+from toolkit.data.batching.batches import collate
 from toolkit.tasks.tokens import labelled_positions
 
 if TYPE_CHECKING:

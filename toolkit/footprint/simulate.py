@@ -17,7 +17,7 @@ from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
-from toolkit.data.budget import num_micro_batches
+from toolkit.data.batching.budget import num_micro_batches
 from toolkit.footprint.cuts import Cuts
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.layers import Layers

@@ -13,14 +13,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.environment import hardware, versions
 from toolkit.base.files import read_json, write_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.sources import fingerprint
-from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.launch import Launch
+from toolkit.system.environment import hardware, versions
 
 MEASURED = "measurement.json"
 """File of a training's measurements; written last, so a training with this file is complete."""

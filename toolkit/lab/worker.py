@@ -9,18 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from toolkit.base.cli_errors import ENDED_ELSEWHERE, leave_group, unexpected, wait_for_ranks
 from toolkit.base.console import log_to_console
 from toolkit.base.errors import ToolkitError
-from toolkit.base.exits import ENDED_ELSEWHERE, leave_group, unexpected, wait_for_ranks
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.base.processes import EXIT_LOST_PEER, die_with_parent, end_process, is_first_rank
 
 WORK = {
-    "bandwidth": "toolkit.lab.plan.bandwidth.measure",
+    "bandwidth": "toolkit.lab.plan.bandwidth.measure_bandwidth",
     "baseline": "toolkit.lab.baseline.worker.measure",
     "batch_find_longest": "toolkit.lab.batch_find.worker.longest_steps",
     "batch_find_timed": "toolkit.lab.batch_find.worker.timed_steps",
-    "calibrate": "toolkit.lab.plan.worker.measure",
+    "calibrate": "toolkit.lab.plan.worker.measure_steps",
     "certify": "toolkit.lab.certify.worker.train",
     "collectives": "toolkit.lab.collectives.measure.measure",
     "compare": "toolkit.lab.compare.worker.measure",

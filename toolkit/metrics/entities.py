@@ -84,7 +84,7 @@ def entity_quality(predictions: Sequence[Sequence[str]], references: Sequence[Se
         predictions: as for `entity_scores`, like `references`.
         references: the true tags.
     """
-    from toolkit.metrics.bootstrap import bootstrap, ratio
+    from toolkit.metrics.intervals import bootstrap, ratio
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         right, guessed, true, right_tokens, tokens = sums.T

@@ -58,7 +58,7 @@ def likelihood_quality(losses: ArrayLike, tokens: ArrayLike, correct: ArrayLike)
     """
     import numpy as np
 
-    from toolkit.metrics.bootstrap import bootstrap, ratio
+    from toolkit.metrics.intervals import bootstrap, ratio
 
     def scores(sums: np.ndarray) -> dict[str, np.ndarray]:
         loss, count, right = sums.T

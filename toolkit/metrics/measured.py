@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from toolkit.base.phases import OTHER, PHASES, PREFIX
 from toolkit.metrics.score import Score
+from toolkit.system.phases import OTHER, PHASES, PREFIX
 
 MEASURED: dict[str, Score] = {
     score.name: score

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toolkit.metrics.bootstrap import bootstrap, ratio
+from toolkit.metrics.intervals import bootstrap, ratio
 from toolkit.metrics.quality import Quality, wilson
 from toolkit.metrics.score import Score
 from toolkit.metrics.targets import Targets

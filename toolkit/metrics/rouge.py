@@ -42,7 +42,7 @@ def rouge_scores(predictions: Sequence[str], references: Sequence[str], tokenize
 
 def rouge_quality(predictions: Sequence[str], references: Sequence[str], tokenize: str) -> Quality:
     """Returns how far the scores of `rouge_scores` can be trusted; the arguments are the same."""
-    from toolkit.metrics.bootstrap import bootstrap
+    from toolkit.metrics.intervals import bootstrap
 
     count = len(predictions)
     names = [score.name for score in ROUGE]

@@ -41,7 +41,7 @@ def squad_scores(predictions: Sequence[str], references: Sequence[Sequence[str]]
 
 def squad_quality(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> Quality:
     """Returns how far `exact_match` and `f1` of `squad_scores` can be trusted; the arguments are the same."""
-    from toolkit.metrics.bootstrap import bootstrap
+    from toolkit.metrics.intervals import bootstrap
 
     pairs = list(zip(predictions, references, strict=True))
     exact = sum(exact_match(text, gold) for text, gold in pairs) / len(pairs)

@@ -36,7 +36,7 @@ def translation_quality(predictions: Sequence[str], references: Sequence[str], t
 
     sacrebleu can bootstrap, too, but keeps the statistics of all draws in memory.
     """
-    from toolkit.metrics.bootstrap import bootstrap
+    from toolkit.metrics.intervals import bootstrap
 
     intervals: dict[str, Interval] = {}
     for name, metric in _both(tokenize):

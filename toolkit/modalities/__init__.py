@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 
 if TYPE_CHECKING:
     from toolkit.api.modality import InputModality, Modality

@@ -14,12 +14,12 @@ from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.failures import refuse_failure
+from toolkit.modalities.audio_files import open_sound
 from toolkit.modalities.audio_length import WITH_LENGTH, lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames, takes_waveforms
 from toolkit.modalities.audio_models import check_model as check_model
 from toolkit.modalities.masking import masked_rows
 from toolkit.modalities.options import AudioOptions
-from toolkit.modalities.sound import open_sound
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

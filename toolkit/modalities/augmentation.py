@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ASPECT = (3 / 4, 4 / 3)
-ERASED = (0.02, 0.33)
+ERASED_VALUE = (0.02, 0.33)
 
 
 def changes_pixels(options: ImageOptions) -> bool:
@@ -50,7 +50,7 @@ def erase(image: torch.Tensor, generator: np.random.Generator, probability: floa
     if chance >= probability:
         return
     full_height, full_width = image.shape[-2:]
-    part = ERASED[0] + area * (ERASED[1] - ERASED[0])
+    part = ERASED_VALUE[0] + area * (ERASED_VALUE[1] - ERASED_VALUE[0])
     aspect = 0.3 ** (1 - 2 * ratio)  # aspect ratios from 0.3 to 1 / 0.3, as in the paper
     height = min(full_height, max(1, round(full_height * math.sqrt(part * aspect))))
     width = min(full_width, max(1, round(full_width * math.sqrt(part / aspect))))

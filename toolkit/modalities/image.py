@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from toolkit.api.device import look_up
+from toolkit.api.batch import look_up
 from toolkit.api.random import RowRandom
 from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error

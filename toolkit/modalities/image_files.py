@@ -11,7 +11,7 @@ import numpy as np
 
 from toolkit.api.task import BadRow
 from toolkit.data.failures import refuse_failure
-from toolkit.data.files import open_file
+from toolkit.data.media.files import open_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from toolkit.api.device import look_up
+from toolkit.api.batch import look_up
 from toolkit.api.task import Processor
 
 if TYPE_CHECKING:

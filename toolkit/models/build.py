@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit.api.mesh import Mesh
-from toolkit.base.turns import local_main_first
 from toolkit.config.sections import Config, ModelConfig
 from toolkit.distributed.collectives import on_every, on_main
-from toolkit.distributed.delivery import layout
+from toolkit.distributed.placement import layout
 from toolkit.models.load import attention, build_empty, build_model
 from toolkit.models.source import source_of
+from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

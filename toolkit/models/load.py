@@ -12,7 +12,7 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError, InputError, pretrained_error
 from toolkit.base.files import kind_of
-from toolkit.base.network import prepare_download
+from toolkit.base.offline import prepare_download
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import ModelConfig
 from toolkit.models.adapters import quantization

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from toolkit.base.errors import InputError
-from toolkit.base.fetched import MODEL, read_fetched
+from toolkit.base.offline import MODEL, read_fetched
 from toolkit.config.sections import Config, ModelConfig
 
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from toolkit.base.console import warn
 from toolkit.base.errors import ConfigError, problems_of
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.groups import parameter_groups

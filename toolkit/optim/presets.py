@@ -202,7 +202,7 @@ PRESETS: dict[str, Preset] = {
         foreach=True,
     ),
     "lars": Preset(
-        constructor="toolkit.optim.lars.LARS",
+        constructor="toolkit.optim.algorithms.LARS",
         summary="SGD with momentum and a learning rate per tensor, for large batches; its rates are far larger",
         source="You et al. 2017, arXiv 1708.03888",
         state_bytes=4,

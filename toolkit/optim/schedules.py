@@ -23,7 +23,7 @@ class Factor:
 
     Args:
         shape: the factor at a step (from 0), before scaling.
-        scale: scale of the factor, which `toolkit.engine.callbacks.plateau` reduces.
+        scale: scale of the factor, which `toolkit.engine.callbacks.schedule` reduces.
     """
 
     def __init__(self, shape: Callable[[int], float], scale: float = 1.0) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 from pydantic import Field
 
-from toolkit.optim import transformers_shapes as library
+from toolkit.optim import transformers_shapes
 from toolkit.optim.span import CountOrZero, Decay, Floor, Length, Momentum, Span
 
 
@@ -231,17 +231,17 @@ PLATEAU = {
 """Arguments of `reduce_lr_on_plateau`, for the callback `plateau`, which reduces the rate."""
 
 SHAPES: dict[str, Shape] = {
-    "linear": _shape(library.linear),
-    "cosine": _shape(library.cosine),
-    "cosine_with_restarts": _shape(library.cosine_with_restarts),
-    "polynomial": _shape(library.polynomial),
-    "constant": _shape(library.constant),
-    "constant_with_warmup": _shape(library.constant),
-    "inverse_sqrt": _shape(library.inverse_sqrt),
-    "reduce_lr_on_plateau": Shape(library.constant, PLATEAU),
-    "cosine_with_min_lr": _shape(library.cosine_with_min_lr),
-    "cosine_warmup_with_min_lr": _shape(library.cosine_warmup_with_min_lr, warms_up=True),
-    "warmup_stable_decay": _shape(library.warmup_stable_decay, "num_decay_steps", warms_up=True),
+    "linear": _shape(transformers_shapes.linear),
+    "cosine": _shape(transformers_shapes.cosine),
+    "cosine_with_restarts": _shape(transformers_shapes.cosine_with_restarts),
+    "polynomial": _shape(transformers_shapes.polynomial),
+    "constant": _shape(transformers_shapes.constant),
+    "constant_with_warmup": _shape(transformers_shapes.constant),
+    "inverse_sqrt": _shape(transformers_shapes.inverse_sqrt),
+    "reduce_lr_on_plateau": Shape(transformers_shapes.constant, PLATEAU),
+    "cosine_with_min_lr": _shape(transformers_shapes.cosine_with_min_lr),
+    "cosine_warmup_with_min_lr": _shape(transformers_shapes.cosine_warmup_with_min_lr, warms_up=True),
+    "warmup_stable_decay": _shape(transformers_shapes.warmup_stable_decay, "num_decay_steps", warms_up=True),
     "step": _shape(step_decay, "step_size"),
     "multi_step": _shape(multi_step, "milestones"),
     "exponential": _shape(exponential, "gamma"),

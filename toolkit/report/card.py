@@ -13,7 +13,7 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.task import Task, limits_of
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.columns import used_columns
-from toolkit.document.markdown import line, table
+from toolkit.document.render import line, table
 from toolkit.models.adapters import BASE
 from toolkit.report.scores import Scores
 from toolkit.report.text import base_name

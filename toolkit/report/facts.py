@@ -9,7 +9,6 @@ from typing import Any
 from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.api.supports import state_of
-from toolkit.base.environment import checkout, hardware, versions
 from toolkit.base.files import write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
@@ -17,6 +16,7 @@ from toolkit.config import dump_config
 from toolkit.data.bad_rows import write_bad_rows
 from toolkit.data.loading import CheckedRows
 from toolkit.report.intact import BEFORE, forget, sealed
+from toolkit.system.environment import checkout, hardware, versions
 
 MOST_DIFF_BYTES = 2**20
 

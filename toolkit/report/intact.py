@@ -11,9 +11,8 @@ from typing import Any
 
 from toolkit.base.console import warn
 from toolkit.base.errors import InputError
-from toolkit.base.files import finite, kind_of, read_json, write_json
+from toolkit.base.files import file_sha256, finite, kind_of, read_json, write_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.catalog.checksums import file_sha256
 from toolkit.checkpoint.manifest import reason
 
 MODEL = ("model/**/*",)

@@ -7,8 +7,8 @@ from typing import Any
 
 from toolkit.api.run import Run
 from toolkit.base.console import format_bytes
-from toolkit.base.memory import MEMORY, MemoryUse
 from toolkit.document.blocks import Block, Cell, Table, Text
+from toolkit.system.memory import MEMORY, MemoryUse
 
 PASSING = ("rest", "train_peak")
 """Parts of `MEMORY` that exist during a step only; on a CPU they are measured as memory of the process."""

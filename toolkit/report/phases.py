@@ -7,8 +7,8 @@ from typing import Any
 
 from toolkit.api.run import Run
 from toolkit.base.console import format_duration
-from toolkit.base.phases import OTHER, PHASES
 from toolkit.document.blocks import Block, Cell, Table, Text
+from toolkit.system.phases import OTHER, PHASES
 
 MEANINGS = {**PHASES, OTHER: "all else, for instance the code between these phases"}
 """The phases, and what the report says about them."""

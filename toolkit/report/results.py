@@ -15,12 +15,10 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.api.task import Record
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
-from toolkit.base.disk import disk_problem
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
-from toolkit.base.files import read_json, write_json, write_text, written_whole
-from toolkit.base.phases import named_seconds
+from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
@@ -37,6 +35,7 @@ from toolkit.report.scores import Scores, prefix_of, quality_of
 from toolkit.report.sections import Outcome, lead, sections
 from toolkit.report.system import asked_rows
 from toolkit.report.worst import Worst
+from toolkit.system.phases import named_seconds
 from toolkit.tracking.jsonl import read_metrics
 
 SHOWN_EXAMPLES = 3
@@ -194,9 +193,9 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         predicted=predicted_parts(run) if holds_all(run) else None,
     )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
-    html = page.render(title, below, parts)
+    html = page.render_html(title, below, parts)
     write_text(files.report_html, html)
-    write_text(files.report_md, markdown.render(title, below, parts))
+    write_text(files.report_md, render.render_markdown(title, below, parts))
     galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]
     drawn = [figure.drawing for gallery in galleries for figure in gallery.figures if figure.drawing]
     write_text(files.curves, sheet(drawn))

@@ -13,7 +13,6 @@ from toolkit.api.run import FitResult, Run
 from toolkit.api.supports import SupportsThumbnails
 from toolkit.api.task import Record
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
-from toolkit.base.phases import PREFIX
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
 from toolkit.config.dump import to_yaml
@@ -28,6 +27,7 @@ from toolkit.report.scores import Scores
 from toolkit.report.system import cost_blocks, samples_of, system_blocks
 from toolkit.report.text import base_name, readable
 from toolkit.report.worst import Worst
+from toolkit.system.phases import PREFIX
 
 SIZES = {
     *("train.per_device_train_batch_size", "train.num_train_epochs", "train.max_steps", "train.learning_rate"),

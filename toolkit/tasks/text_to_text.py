@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolkit.api.task import (
-    IGNORE_INDEX,
-    Batch,
-    Description,
-    EvalData,
-    ModelOutput,
-    Predictions,
-    Processor,
-    Record,
-)
+from toolkit.api.task import IGNORE_INDEX, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record
 from toolkit.base.errors import InputError
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 

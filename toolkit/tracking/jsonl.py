@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.console import warn
-from toolkit.base.disk import why
 from toolkit.base.errors import RunError
-from toolkit.base.files import parse_json, read_file, write_bytes
+from toolkit.base.files import parse_json, read_file, why, write_bytes
 
 
 def bring_metrics(former: Path, path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.exhibits import Exhibits, Histogram
-from toolkit.document import markdown
+from toolkit.document import render
 from toolkit.tracking.sink import TrackedRun, final_numbers, report_tag
 
 
@@ -65,7 +65,7 @@ class MLflow:
         for title, png in exhibits.pictures.items():
             self._library.log_image(Image.open(io.BytesIO(png)), f"{report_tag(title)}.png")
         for title, table in exhibits.tables.items():
-            self._library.log_text(markdown.table(table.header, table.rows), f"{report_tag(title)}.md")
+            self._library.log_text(render.table(table.header, table.rows), f"{report_tag(title)}.md")
         if exhibits.page:
             self._library.log_text(exhibits.page, "report/report.html")
 

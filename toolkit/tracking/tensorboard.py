@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.exhibits import Exhibits, Histogram
-from toolkit.document import markdown
+from toolkit.document import render
 from toolkit.tracking.sink import TrackedRun, final_numbers, folder_name, report_tag
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class TensorBoard:
             pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
             self._writer.add_image(report_tag(title), pixels, exhibits.step, dataformats="HWC")
         for title, table in exhibits.tables.items():
-            self._writer.add_text(report_tag(title), markdown.table(table.header, table.rows), exhibits.step)
+            self._writer.add_text(report_tag(title), render.table(table.header, table.rows), exhibits.step)
         self._writer.flush()
 
     def finish(self) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from toolkit.api.exhibits import Trackers
 from toolkit.base.console import format_value
 from toolkit.base.files import naming
-from toolkit.base.phases import in_phase
-from toolkit.base.turns import wait_for_main
-from toolkit.base.vitals import task_for_all
 from toolkit.config.sections import Config, TrackingConfig
+from toolkit.system.activity import task_for_all
+from toolkit.system.phases import in_phase
+from toolkit.system.rank_order import wait_for_main
 from toolkit.tracking.jsonl import read_metrics, readable_lines, truncate_metrics
 from toolkit.tracking.trackers import RunTrackers, kind_of_line
 

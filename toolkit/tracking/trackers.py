@@ -16,11 +16,11 @@ from toolkit.api.exhibits import Exhibits, Histogram
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.base.run_folder import RunFolder
-from toolkit.base.vitals import task_for_all
 from toolkit.config import flatten
 from toolkit.config.sections import Config
+from toolkit.system.activity import task_for_all
 from toolkit.tracking.sink import Sink, TrackedRun, finite_numbers, tag
 
 NO_CURVES = ("epoch", "num_items", "step")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.exhibits import Exhibits, Histogram
-from toolkit.document import markdown
+from toolkit.document import render
 from toolkit.tracking.sink import TrackedRun, final_numbers, report_tag
 from toolkit.tracking.wandb import histogram_values
 
@@ -68,7 +68,7 @@ class Trackio:
         for title, png in exhibits.pictures.items():
             values[report_tag(title)] = self._library.Image(Image.open(io.BytesIO(png)))
         for title, table in exhibits.tables.items():
-            values[report_tag(title)] = self._library.Markdown(markdown.table(table.header, table.rows))
+            values[report_tag(title)] = self._library.Markdown(render.table(table.header, table.rows))
         self._tracker.log(values, step=exhibits.step)
 
     def finish(self) -> None:

@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolkit.base import allocator
-from toolkit.base.allocator import freed_memory_kept, is_set
 from toolkit.distributed.process_state import own_process_state
+from toolkit.system import limits
+from toolkit.system.limits import freed_memory_kept, is_set
 
 STEPS = """
 import resource, torch
 from contextlib import nullcontext
-from toolkit.base.allocator import freed_memory_kept
-from toolkit.base.memory import held_bytes
+from toolkit.system.limits import freed_memory_kept
+from toolkit.system.memory import held_bytes
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -66,10 +66,10 @@ def test_other_c_libraries_are_left_alone(monkeypatch, library):
             raise library
         return library  # without the function that names glibc's version
 
-    monkeypatch.setattr(allocator.ctypes, "CDLL", opened)
+    monkeypatch.setattr(limits.ctypes, "CDLL", opened)
     with freed_memory_kept():
         pass
-    allocator.give_back_freed()
+    limits.give_back_freed()
 
 
 @pytest.mark.parametrize("largest", [256, 32])
@@ -77,18 +77,16 @@ def test_a_run_sets_what_the_library_takes_and_the_outermost_block_ends_it(monke
     taken = []
 
     def mallopt(option, value):
-        if option == allocator.MAP and value > largest * allocator.MIB:
+        if option == limits.MAP and value > largest * limits.MIB:
             return 0
-        taken.append((option, value // allocator.MIB))
+        taken.append((option, value // limits.MIB))
         return 1
 
-    monkeypatch.setattr(
-        allocator, "_function", {"mallopt": mallopt, "malloc_trim": lambda keep: taken.append(keep)}.get
-    )
-    monkeypatch.setattr(allocator, "is_set", lambda environment: False)
+    monkeypatch.setattr(limits, "_function", {"mallopt": mallopt, "malloc_trim": lambda keep: taken.append(keep)}.get)
+    monkeypatch.setattr(limits, "is_set", lambda environment: False)
     with own_process_state():
-        assert taken == [(allocator.MAP, largest), (allocator.TRIM, 1024)]
+        assert taken == [(limits.MAP, largest), (limits.TRIM, 1024)]
         with own_process_state():
             pass
         assert len(taken) == 2
-    assert taken[2:] == [(allocator.MAP, 32), (allocator.TRIM, 64), 0]
+    assert taken[2:] == [(limits.MAP, 32), (limits.TRIM, 64), 0]

@@ -7,8 +7,8 @@ import re
 import pytest
 from safetensors import SafetensorError
 
-from toolkit.base.disk import disk_problem, rust_errors_as_os_errors
-from toolkit.base.exits import unexpected
+from toolkit.base.cli_errors import unexpected
+from toolkit.base.files import disk_problem, rust_errors_as_os_errors
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.base.environment import checkout
+from toolkit.system.environment import checkout
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from toolkit.base.cli_errors import EXIT_INTERRUPT, unexpected
 from toolkit.base.errors import InputError
-from toolkit.base.exits import EXIT_INTERRUPT, unexpected
 from toolkit.base.trust import refuse_unknown, trust
 
 SLOW_TO_STOP = """
 import signal, time
-from toolkit.base.exits import guarded
+from toolkit.base.cli_errors import guarded
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 def work():
     try:

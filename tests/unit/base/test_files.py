@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import ConfigError, RunError
-from toolkit.base.exits import unexpected
 from toolkit.base.files import (
     expanded,
     naming,

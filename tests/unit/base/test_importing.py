@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import ROOT
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 LIBRARIES = ("bitsandbytes", "schedulefree", "toolkit", "torch", "transformers")

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolkit.base import launcher, starting
 from toolkit.base.errors import InputError
-from toolkit.base.launcher import launched_processes, run_ranks, slurm_rank
 from toolkit.base.processes import EXIT_STALLED
-from toolkit.base.starting import StartWatch
+from toolkit.system import activity, launcher
+from toolkit.system.activity import StartWatch
+from toolkit.system.launcher import launched_processes, run_ranks, slurm_rank
 
 
 @pytest.fixture(autouse=True)
@@ -90,8 +90,8 @@ def test_a_rank_that_is_aborted_comes_after_the_one_that_fails_with_it():
 
 @pytest.fixture
 def _short_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starting, "LIMIT_SECONDS", 1.0)
-    monkeypatch.setattr(starting, "LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(activity, "LIMIT_SECONDS", 1.0)
+    monkeypatch.setattr(activity, "LOOK_SECONDS", 0.2)
 
 
 @pytest.mark.usefixtures("_short_start")
@@ -103,7 +103,7 @@ def test_a_rank_that_is_stopped_before_the_ranks_have_met_is_named(capfd):
 
 MEETS = """
 import subprocess
-from toolkit.base.starting import heartbeat_has_begun
+from toolkit.system.activity import heartbeat_has_begun
 heartbeat_has_begun()
 if rank:
     subprocess.Popen(["sh", "-c", f"sleep 3; kill -CONT {os.getpid()}"])
@@ -159,7 +159,7 @@ def test_a_rank_that_is_done_cannot_fail_any_more(capfd):
 LEAVES = """
 from pathlib import Path
 from torch import distributed
-from toolkit.base.exits import leave_group
+from toolkit.base.cli_errors import leave_group
 late = Path({late!r})
 distributed.init_process_group("gloo")
 if rank and {fails}:

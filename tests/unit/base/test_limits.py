@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from toolkit.base import limits
-from toolkit.base.limits import available_memory, threads_per_process, usable_cores
+from toolkit.system import limits
+from toolkit.system.limits import available_memory, threads_per_process, usable_cores
 
 MANY = 2**40
 

@@ -11,8 +11,8 @@ import torch
 from runs import train
 from torch import nn
 
-from toolkit.base.allocator import freed_memory_kept
-from toolkit.base.memory import MemoryWatch, held_bytes
+from toolkit.system.limits import freed_memory_kept
+from toolkit.system.memory import MemoryWatch, held_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -50,7 +50,7 @@ def only_training_steps_count():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot reset a peak")
 def test_the_memory_of_the_process_that_started_it_does_not_count():
-    code = "import torch; from toolkit.base.memory import peak_memory_bytes as peak; print(peak(torch.device('cpu')))"
+    code = "import torch; from toolkit.system.memory import peak_memory_bytes as peak; print(peak(torch.device('cpu')))"
     large = torch.ones(1500 * MIB, dtype=torch.uint8)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     del large

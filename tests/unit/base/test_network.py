@@ -9,7 +9,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from toolkit.base import network
+from toolkit.base import offline
 
 
 @pytest.fixture
@@ -22,18 +22,18 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "create_connection", refuse)
-    monkeypatch.setattr(network, "getproxies", dict)
+    monkeypatch.setattr(offline, "getproxies", dict)
     for module in (constants, datasets.config):
         monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "https://huggingface.co")
-    network._go_offline_without_network.cache_clear()
+    offline._go_offline_without_network.cache_clear()
     return made
 
 
 def test_an_unreachable_hub_is_tried_once(tries, caplog) -> None:
     caplog.set_level("INFO", logger="toolkit")
     for _ in range(2):
-        network.prepare_download("google-bert/bert-base-uncased")
+        offline.prepare_download("google-bert/bert-base-uncased")
     assert tries == [("huggingface.co", 443)]
     assert constants.is_offline_mode()
     assert datasets.config.HF_HUB_OFFLINE
@@ -44,14 +44,14 @@ def test_an_unreachable_hub_is_tried_once(tries, caplog) -> None:
 
 
 def test_local_folders_and_proxies_are_left_alone(tries, tmp_path: Path, monkeypatch) -> None:
-    network.prepare_download(str(tmp_path))
-    monkeypatch.setattr(network, "getproxies", lambda: {"https": "http://proxy:3128"})
-    network.prepare_download("google-bert/bert-base-uncased")
+    offline.prepare_download(str(tmp_path))
+    monkeypatch.setattr(offline, "getproxies", lambda: {"https": "http://proxy:3128"})
+    offline.prepare_download("google-bert/bert-base-uncased")
     assert tries == []
     assert not constants.is_offline_mode()
 
 
 def test_a_hub_that_answers_is_used(tries, monkeypatch) -> None:
     monkeypatch.setattr(socket, "create_connection", lambda *arguments: socket.socket())
-    network.prepare_download("google-bert/bert-base-uncased")
+    offline.prepare_download("google-bert/bert-base-uncased")
     assert not constants.is_offline_mode()

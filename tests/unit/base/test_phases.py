@@ -6,8 +6,8 @@ from threading import Thread
 
 import pytest
 
-from toolkit.base import phases
-from toolkit.base.phases import OTHER, PHASES, active_clock, in_phase, named_seconds, phase, timed_phases
+from toolkit.system import phases
+from toolkit.system.phases import OTHER, PHASES, active_clock, in_phase, named_seconds, phase, timed_phases
 
 
 class Time:

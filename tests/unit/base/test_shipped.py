@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.base.shipped import find_shipped
+from toolkit.base.package import find_shipped
 
 
 def test_a_shipped_file_is_found_from_any_folder(tmp_path, monkeypatch):

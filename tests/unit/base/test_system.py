@@ -13,11 +13,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from toolkit.base.system import energy, watch
-from toolkit.base.system.energy import Estimate, Rapl
-from toolkit.base.system.gpu import Gpu
-from toolkit.base.system.host import Host
-from toolkit.base.system.watch import SystemWatch
+from toolkit.system import watch
+from toolkit.system.watch import Estimate, Gpu, Host, Rapl, SystemWatch
 
 NEVER = 1000.0
 """Seconds between samples, so that only those of the test are taken."""
@@ -69,7 +66,7 @@ def test_processor_time_includes_that_of_children():
 
 
 def test_the_estimate_counts_idle_and_busy_processors_and_memory(monkeypatch):
-    monkeypatch.setattr(energy, "threads_per_process", lambda processes: 8 // processes)
+    monkeypatch.setattr(watch, "threads_per_process", lambda processes: 8 // processes)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     estimate = Estimate(rank=1)
     estimate.add(elapsed=10.0, busy=20.0, resident=5e9)
@@ -108,8 +105,9 @@ def test_counters_that_cannot_be_read_are_not_used(powercap, tmp_path):
 
 
 def test_measured_energy_replaces_the_estimate(powercap, tmp_path, monkeypatch):
-    monkeypatch.setattr(energy, "POWERCAP", powercap)
-    monkeypatch.setattr(watch, "Rapl", SimpleNamespace(of=lambda: Rapl.of(powercap)))
+    monkeypatch.setattr(watch, "POWERCAP", powercap)
+    of = Rapl.of
+    monkeypatch.setattr(Rapl, "of", lambda: of(powercap))
     with SystemWatch(NEVER) as system:
         (powercap / "intel-rapl:0" / "energy_uj").write_text("950")  # while the model is loaded
         system.begin(tmp_path / "system.jsonl", int)

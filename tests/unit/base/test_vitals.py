@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from toolkit.base.vitals import Activity, task_for_all
 from toolkit.distributed import workers
 from toolkit.distributed.workers import end_stopped_workers, watched_workers
+from toolkit.system.activity import Activity, task_for_all
 
 LONG = 1e6
 """Seconds per look, so that this process has been idle whatever else it does."""

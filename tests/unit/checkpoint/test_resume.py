@@ -19,9 +19,9 @@ from checkpoints import save
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
-from toolkit.checkpoint import lock, manifest
+from toolkit.checkpoint import manifest, output_folder
 from toolkit.checkpoint.changes import changed_layout, changed_settings, changed_versions, layout, refuse_changes
-from toolkit.checkpoint.lock import OutputLock, in_use
+from toolkit.checkpoint.output_folder import OutputLock, in_use
 from toolkit.checkpoint.probe import probe
 from toolkit.checkpoint.resume import decide_resume
 from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
@@ -29,7 +29,7 @@ from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wron
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.output_folder import OutputLock
 with OutputLock(Path(sys.argv[1])):
     worker = os.fork()
     if worker:
@@ -182,7 +182,7 @@ def test_a_process_that_was_killed_while_it_removed_a_dead_lock_does_not_stop_a_
 def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has read the dead run's file before the first replaces it, and acts after that."""
     refuse_locks(monkeypatch)
-    owner, dead = tmp_path / ".lock.owner", lock._is_of_dead_process
+    owner, dead = tmp_path / ".lock.owner", output_folder._is_of_dead_process
     former = {"pid": 2**22 + 1, "host": socket.gethostname(), "since": "2026-01-01T00:00:00+00:00"}
     owner.write_text(json.dumps(former))
     first = []
@@ -191,12 +191,12 @@ def test_of_two_runs_that_see_a_dead_one_only_one_goes_on(tmp_path: Path, monkey
         if not first:  # this is the second run, which has read the file; now the first one takes the folder
             first.append(OutputLock(tmp_path))
             first[0].__enter__()
-            lock._held.clear()  # the runs are different processes
+            output_folder._held.clear()  # the runs are different processes
             owner.write_text(json.dumps(former | {"pid": os.getppid()}))
             return True
         return dead(file)
 
-    monkeypatch.setattr(lock, "_is_of_dead_process", seen_dead)
+    monkeypatch.setattr(output_folder, "_is_of_dead_process", seen_dead)
     with pytest.raises(CheckpointError, match="in use by process"):
         OutputLock(tmp_path).__enter__()
     assert json.loads(owner.read_text())["pid"] == os.getppid()

@@ -12,7 +12,7 @@ from commands import run_command
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError
-from toolkit.checks import model as model_checks
+from toolkit.checks import model
 from toolkit.main import main
 from toolkit.recipe import load_settings, load_task_type, validate
 
@@ -165,7 +165,7 @@ def test_adapters_are_tried_on_a_model_without_weights(method):
     task_type = load_task_type(RECIPE)
     settings.append("data.validation_file=null")
     cfg = load_settings(task_type, ROOT / "recipes/configs/reviews/smoke.yaml", settings).config
-    assert model_checks.adapter_fit_problems(cfg, task_type(cfg)) == []
+    assert model.adapter_fit_problems(cfg, task_type(cfg)) == []
 
 
 def test_validate_reads_all_rows_unless_it_is_told_not_to(tmp_path, monkeypatch, capsys):

@@ -8,7 +8,7 @@ import pytest
 from runs import ROOT, TINY, lines, train
 
 from toolkit.base.errors import ConfigError, InputError
-from toolkit.commands import lr_plot
+from toolkit.commands import find
 
 CONFIG = ("recipes/reviews.py", "--config", "recipes/configs/reviews/smoke.yaml")
 FEW = (*TINY, "data.max_train_samples=37", "train.num_train_epochs=1", "train.per_device_train_batch_size=2")
@@ -16,8 +16,8 @@ FEW = (*TINY, "data.max_train_samples=37", "train.num_train_epochs=1", "train.pe
 
 def plot(*arguments: str) -> None:
     parser = argparse.ArgumentParser()
-    lr_plot.add_arguments(parser)
-    lr_plot.work(parser.parse_intermixed_args([*CONFIG, *arguments]))
+    find.add_arguments(parser)
+    find.work(parser.parse_intermixed_args([*CONFIG, *arguments]))
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_momentum_and_lengths_in_epochs_are_those_of_the_run(tmp_path, capsys)
 
 
 def test_a_given_number_of_steps_needs_no_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(lr_plot, "plan", None)
+    monkeypatch.setattr(find, "plan", None)
     plot("--output", str(tmp_path / "lr.svg"), "train.max_steps=1000000", "eval.eval_steps=100",
          "train.lr_scheduler_type=reduce_lr_on_plateau")  # fmt: skip
     shown = capsys.readouterr().out

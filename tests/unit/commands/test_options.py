@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from commands import run_command
 
-from toolkit.base.importing import import_object
-from toolkit.commands import _options
+from toolkit.base.package import import_object
+from toolkit.commands import options
 from toolkit.commands.cli import COMMANDS
 
 
@@ -46,8 +46,8 @@ def test_an_argument_of_several_commands_is_in_the_table():
     for command, action in arguments():
         commands.setdefault(name_of(action), set()).add(command)
     shared = {name for name, found in commands.items() if len(found) > 1}
-    assert shared <= _options.ARGUMENTS.keys()
-    assert commands.keys() >= _options.ARGUMENTS.keys()
+    assert shared <= options.ARGUMENTS.keys()
+    assert commands.keys() >= options.ARGUMENTS.keys()
 
 
 def test_files_and_folders_are_written_to_options_of_one_name():
@@ -55,15 +55,15 @@ def test_files_and_folders_are_written_to_options_of_one_name():
     assert written == {"--output", "--output-dir"}
 
 
-@pytest.mark.parametrize("command", _options.FORMER)
+@pytest.mark.parametrize("command", options.FORMER)
 def test_a_former_spelling_is_the_option_of_today(command):
     known = {name_of(action) for name, action in arguments() if name == command}
-    for former, current in _options.FORMER[command].items():
+    for former, current in options.FORMER[command].items():
         assert current in known
         assert former not in known
         given = [former, "value", f"{former}=value", f"section.key={former}"]
         expected = [current, "value", f"{current}=value", f"section.key={former}"]
-        assert _options.with_current_names(command, given) == expected
+        assert options.with_current_names(command, given) == expected
 
 
 def test_a_command_takes_a_former_spelling(capsys):

@@ -22,10 +22,10 @@ from toolkit.config.sections import ModelConfig, ParallelConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.rows import stretched, with_rows
 from toolkit.footprint.simulate import simulate
-from toolkit.lab.plan import render
-from toolkit.lab.plan.calibrate import Correction, Measured, fitted, serial_seconds
+from toolkit.lab.plan import report
 from toolkit.lab.plan.estimates import Estimate, estimated
 from toolkit.lab.plan.fit import smallest_fit
+from toolkit.lab.plan.measure import Correction, Measured, fitted, serial_seconds
 from toolkit.lab.plan.strategies import Planner, fitting_splits, scaling
 from toolkit.lab.plan.units import parse_bytes, show_flops
 from toolkit.recipe import load_settings, load_task_type
@@ -151,7 +151,7 @@ def test_splits_that_fit_send_the_least_first() -> None:
     assert {split.memory for split in few.fitting} == {found.smallest.memory}
     none = fitting_splits(planner, 1, lambda each: each.peak)
     assert not none.fitting
-    assert render.splits_lines(none, 4, 1)[0] == "No split over 4 devices of 1 B fits with these micro-batches."
+    assert report.splits_lines(none, 4, 1)[0] == "No split over 4 devices of 1 B fits with these micro-batches."
 
 
 def loaded(overrides: Sequence[str]) -> Any:

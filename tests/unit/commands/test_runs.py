@@ -13,12 +13,12 @@ import pytest
 from runs import ROOT, train
 from safetensors.torch import load_file, save_file
 
-from toolkit.base.environment import Checkout
 from toolkit.base.trust import trust, trust_run
 from toolkit.commands import compare
 from toolkit.commands.cli import main
 from toolkit.report import facts
 from toolkit.report.intact import MODEL, digests, sealed
+from toolkit.system.environment import Checkout
 
 FEW = ("train.max_steps=3", "data.max_train_samples=24", "data.max_eval_samples=8", "eval.eval_steps=null")
 
@@ -280,7 +280,7 @@ def started(monkeypatch):
     """What would be started to repeat a run: the program, and its settings."""
     calls: list[tuple[list[str], dict]] = []
     monkeypatch.setattr(
-        "toolkit.lab.jobs.run_processes", lambda program, **settings: calls.append((program, settings)) or 7
+        "toolkit.lab.jobs.jobs.run_processes", lambda program, **settings: calls.append((program, settings)) or 7
     )
     return calls
 
@@ -343,7 +343,7 @@ def test_a_file_of_parameters_that_only_one_run_has_is_a_difference(folder, capf
     run, again = foreign(folder, tmp_path / "run", files={}), tmp_path / "again"
     shutil.copytree(run, again)
     shutil.copy(run / "model" / "model.safetensors", again / "model" / "model-2.safetensors")
-    monkeypatch.setattr("toolkit.lab.jobs.run_processes", lambda program, **settings: 0)
+    monkeypatch.setattr("toolkit.lab.jobs.jobs.run_processes", lambda program, **settings: 0)
     code, _, err = call(capfd, "reproduce", run, "--output-dir", again)
     assert code == 1
     assert "not reproduced: only one of the two runs has model/model-2.safetensors" in err

@@ -12,8 +12,8 @@ from fake_slurm import REQUEUED, cancel, end_jobs, free_jobs, options_of, progra
 from runs import ROOT, assert_same_weights
 
 from toolkit.base.errors import InputError
-from toolkit.lab.job_script import Job, lead_of, seconds_of, shown_time
-from toolkit.lab.job_script import script as text_of
+from toolkit.lab.slurm import Job, lead_of, seconds_of, shown_time
+from toolkit.lab.slurm import script as text_of
 
 CONFIG = ["reviews", "--config", f"{ROOT}/recipes/configs/reviews/smoke.yaml"]
 SAVE = "mkdir -p outputs/reviews-smoke{,/seed-43}/checkpoints/step-$RANDOM"

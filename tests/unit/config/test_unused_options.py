@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from toolkit.config.rule import unused_options
+from toolkit.config.problems import unused_options
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.data.budget import LONG_ROW, Budget, tokens_of
-from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.batching.budget import LONG_ROW, Budget, tokens_of
+from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
 
 
 def cuts(order: Order, epoch: int, index: int) -> list[list[list[int]]]:

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from toolkit.base.errors import DataError
-from toolkit.data.cached import RECORD, from_cache
+from toolkit.data.row_cache import RECORD, from_cache
 
 ROWS = {"n": list(range(100))}
 

@@ -18,9 +18,9 @@ from pictures_task import Pictures
 
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
-from toolkit.data import files
 from toolkit.data.fingerprints import decoders
-from toolkit.data.rows import load_table
+from toolkit.data.media import files
+from toolkit.data.table import load_table
 from toolkit.modalities import audio, image, image_files
 from toolkit.modalities.options import AudioOptions, ImageOptions
 

@@ -13,12 +13,12 @@ from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
 from toolkit.data.columns import columns_in
-from toolkit.data.files import open_file, reference
 from toolkit.data.keys import row_keys
+from toolkit.data.media.files import open_file, reference
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import RECOGNISED, Reading
-from toolkit.data.rows import load_table
 from toolkit.data.sources import fingerprint, read_rows, reading_notes
+from toolkit.data.table import load_table
 
 
 def write(path: Path, content: bytes = b"picture") -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT
 
-from toolkit.data.first_rows import NUM_ROWS, first_row_problems
+from toolkit.checks.first_rows import NUM_ROWS, first_row_problems
 from toolkit.recipe import load_settings, load_task_type
 
 RECIPE = load_task_type(ROOT / "recipes" / "reviews.py")

@@ -16,7 +16,7 @@ from toolkit.config import flatten
 from toolkit.config.overrides import written
 from toolkit.data.folds import fold_numbers
 from toolkit.data.loading import check_rows
-from toolkit.lab.training import FEW_STEPS
+from toolkit.lab.jobs.training import FEW_STEPS
 from toolkit.recipe import load_settings, load_task_type
 
 LABELS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=8, max_size=80)

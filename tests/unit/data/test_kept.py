@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from toolkit.data import kept
-from toolkit.data.kept import KeptArrays, keep_rows, limit_of
+from toolkit.data.media import cache
+from toolkit.data.media.cache import KeptArrays, keep_rows, limit_of
 
 ONE_PROCESS = SimpleNamespace(num_processes=1)
 ARRAYS = [
@@ -26,7 +26,7 @@ ARRAYS = [
 
 
 def file() -> int:
-    return kept._new_file()[0]
+    return cache._new_file()[0]
 
 
 def same(one, other) -> bool:
@@ -134,7 +134,7 @@ def test_a_copy_for_a_process_that_is_no_fork_keeps_nothing():
 def test_limits(tmp_path, monkeypatch):
     assert limit_of("3MiB", tmp_path) == 3 * 2**20
     assert keep_rows({"train": 3}, "0", ONE_PROCESS) == {}
-    monkeypatch.setattr(kept, "available_memory", lambda: 4000)
+    monkeypatch.setattr(cache, "available_memory", lambda: 4000)
     assert limit_of("auto", tmp_path) == 1000
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert keep_rows({"train": 3}, "1MiB", ONE_PROCESS) == {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.data.bad_rows import LISTED_ROWS, listing
-from toolkit.data.rows import BadRowReport
+from toolkit.data.table import BadRowReport
 
 
 def test_files_with_the_same_problem_share_a_line():

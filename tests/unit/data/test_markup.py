@@ -9,8 +9,8 @@ import pytest
 from toolkit.data.given import given_table
 from toolkit.data.hub import hub_rows
 from toolkit.data.reading import Reading
-from toolkit.data.rows import load_table
 from toolkit.data.sources import read_rows
+from toolkit.data.table import load_table
 
 
 class Texts:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from toolkit.api.random import RowRandom
-from toolkit.data.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
 
 sizes = st.integers(1, 4)
 

@@ -15,8 +15,8 @@ from containers import tar_of, zip_of
 
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
-from toolkit.data import packed
-from toolkit.data.files import open_file, reference
+from toolkit.data.media import archives
+from toolkit.data.media.files import open_file, reference
 from toolkit.data.sources import folder_of, is_files, read_rows
 
 PACK: dict[str, Callable[[Path, Path], Path]] = {"tar": tar_of, "zip": zip_of}
@@ -131,7 +131,7 @@ def test_entries_of_a_zip_that_cannot_be_read_are_bad_rows(tmp_path, monkeypatch
     other.compress_type = zipfile.ZIP_LZMA
     large = zipfile.ZipInfo("a/4.png")
     large.compress_type = zipfile.ZIP_DEFLATED
-    monkeypatch.setattr(packed, "MOST_BYTES", 5000)
+    monkeypatch.setattr(archives, "MOST_BYTES", 5000)
     with pytest.warns(UserWarning, match="Duplicate name"):
         archive = zip_with(
             tmp_path / "a.zip", ("a/1.png", b"good"), (link, b"/etc/passwd"), (other, b"x" * 99), (large, bytes(9999)),
@@ -230,7 +230,7 @@ def test_another_archive_of_the_same_name_is_read_when_its_rows_are(tmp_path):
     archive.rename(tmp_path / "b.tar")
     tar_with(archive, ("a/1.png", b"newest"))
     assert open_file(file).read() == b"former"  # a run reads what it has checked
-    packed.reopen(archive)
+    archives.reopen(archive)
     assert open_file(file).read() == b"newest"
     tar_with(tmp_path / "c.tar", ("a/1.png", b"others")).rename(archive)
     assert contents(archive) == [b"others"]

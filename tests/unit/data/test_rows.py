@@ -13,11 +13,10 @@ import pytest
 from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.column import Column
-from toolkit.data import bad_rows as bad_rows_module
-from toolkit.data import rows as rows_module
+from toolkit.data import bad_rows, table
 from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
 from toolkit.data.keys import NO_GROUP, row_keys
-from toolkit.data.rows import load_hub_table, load_table
+from toolkit.data.table import load_hub_table, load_table
 
 
 @dataclass(frozen=True)
@@ -281,7 +280,7 @@ def test_progress_bars_are_left_as_they_were(load, disabled):
 def test_progress_is_shown_for_large_files_only(load, monkeypatch, capfd):
     load("a.csv", GARBLED)
     assert capfd.readouterr().err == ""
-    monkeypatch.setattr(rows_module, "PROGRESS_FROM_BYTES", 1)
+    monkeypatch.setattr(table, "PROGRESS_FROM_BYTES", 1)
     load("b.csv", GARBLED + b"g,pos\n")
     assert "8 examples" in capfd.readouterr().err
 
@@ -322,7 +321,7 @@ def test_bad_rows_are_written_whole(load, tmp_path, monkeypatch):
     assert records[-1] | {"file": ""} == {"file": "", "row": 2, "reason": "column 'text' is empty",
                                           "values": {"text": "", "label": "é"}}  # fmt: skip
     before = path.read_bytes()
-    monkeypatch.setattr(bad_rows_module.json, "dumps", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(bad_rows.json, "dumps", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_bad_rows(tables, path)
     assert path.read_bytes() == before

@@ -16,8 +16,8 @@ from pictures_task import Pictures
 from toolkit.base.errors import DataError
 from toolkit.config.sections import DataConfig
 from toolkit.data import stage_room
-from toolkit.data.rows import load_table
-from toolkit.data.stage import Stage, stage_files, stage_problem
+from toolkit.data.staging import Stage, stage_files, stage_problem
+from toolkit.data.table import load_table
 
 PICTURE = b"picture" * 1000
 
@@ -46,7 +46,7 @@ def copied(data: DataConfig, stage: Stage) -> list[Path]:
 
 def test_rows_are_read_from_copies_and_named_as_before(tmp_path, data, monkeypatch):
     other, same, said = write(tmp_path / "elsewhere" / "3.png"), tmp_path / "set" / "a" / "1.png", list[str]()
-    monkeypatch.setattr("toolkit.data.rows.say", said.append)
+    monkeypatch.setattr("toolkit.data.table.say", said.append)
     rows = f"image;label\n../set/a/1.png;a\n{same};a\n{other};b\nnone.png;b\n"
     write(tmp_path / "rows" / "rows.csv", rows.encode())
     table = replace(data, train_file=str(tmp_path / "rows" / "rows.csv"))
@@ -173,7 +173,7 @@ def test_folders_that_cannot_hold_copies(data, tmp_path, monkeypatch):
 
 
 def test_a_file_that_changes_while_it_is_copied_is_refused(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.data.stage.say", lambda text: write(tmp_path / "set" / "b" / "2.png", b"other"))
+    monkeypatch.setattr("toolkit.data.staging.say", lambda text: write(tmp_path / "set" / "b" / "2.png", b"other"))
     with pytest.raises(DataError, match=r"b/2.png changed while it was copied"):
         stage_files(data, Pictures())
     assert entries(data) == []
@@ -185,7 +185,7 @@ from pathlib import Path
 sys.path[:0] = {path!r}
 from pictures_task import Pictures
 from toolkit.config.sections import DataConfig
-from toolkit.data.stage import stage_files
+from toolkit.data.staging import stage_files
 held = stage_files(DataConfig(train_file={train!r}, stage_to={stage!r}), Pictures())
 files = [each for each in held.copies({train!r}).rglob("*.png")]
 print(len(files), sum(each.stat().st_ino for each in files), flush=True)

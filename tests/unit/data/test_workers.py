@@ -16,8 +16,8 @@ import torch
 from toolkit.base.errors import DataError, RunError
 from toolkit.config.column import Column
 from toolkit.config.sections import TrainConfig
-from toolkit.data import workers
-from toolkit.data.workers import WatchedLoader, ended_workers, num_workers
+from toolkit.data.batching import workers
+from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

@@ -23,7 +23,7 @@ import toolkit
 from toolkit.deploy.demo.examples import as_text, from_text, validation_examples
 from toolkit.deploy.demo.own_files import UPLOAD, OwnFiles
 from toolkit.deploy.demo.page import row_of, shown
-from toolkit.deploy.serving.reading import Columns
+from toolkit.deploy.serving.requests import Columns
 
 TALK = [{"role": "user", "content": "Hello"}]
 NAMES = ["single label", "several labels", "numbers", "image", "audio", "qa", "tokens", "translation", "chat"]

@@ -32,14 +32,14 @@ from toolkit.api.supports import answer
 from toolkit.base.errors import DataError, InputError
 from toolkit.commands._trained_run import open_served
 from toolkit.data.reading import Reading
-from toolkit.data.rows import Table
+from toolkit.data.table import Table
 from toolkit.deploy.serving import worker
 from toolkit.deploy.serving.app import build
 from toolkit.deploy.serving.batches import Job, next_batch
 from toolkit.deploy.serving.guard import refused
 from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.reading import Columns, checked_table
 from toolkit.deploy.serving.refusals import Refusal
+from toolkit.deploy.serving.requests import Columns, checked_table
 from toolkit.deploy.serving.server import bound, serve
 
 JSON = {"content-type": "application/json"}

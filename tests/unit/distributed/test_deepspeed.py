@@ -28,12 +28,12 @@ def settings(stage: int, offload: bool = False) -> SimpleNamespace:
 
 def test_a_missing_library_names_the_extra(monkeypatch) -> None:
     monkeypatch.setattr(deepspeed_rules, "find_spec", lambda name: None)
-    (problem,) = deepspeed_rules.library_problems(settings(2))
+    (problem,) = deepspeed_rules.deepspeed_problems(settings(2))
     assert problem.startswith("parallel.backend: received 'deepspeed'")
     assert "finetune-toolkit[deepspeed]" in problem
     torch_only = settings(2)
     torch_only.parallel = replace(torch_only.parallel, backend="torch")
-    assert deepspeed_rules.library_problems(torch_only) == []
+    assert deepspeed_rules.deepspeed_problems(torch_only) == []
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

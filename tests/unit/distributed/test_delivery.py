@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from toolkit.distributed.delivery import Delivery, layout
+from toolkit.distributed.placement import Delivery, layout
 
 CPU = torch.device("cpu")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from toolkit.base.vitals import Neighbour
-from toolkit.config.train_section import TrainConfig
+from toolkit.config.train import TrainConfig
 from toolkit.distributed.beats import Beat, Beats, Peer
 from toolkit.distributed.collectives import collective_seconds
-from toolkit.distributed.heartbeat import LATE, SLOW, _Seen, _Watch
-from toolkit.distributed.signals import StopSignal
+from toolkit.distributed.stop import StopSignal
+from toolkit.distributed.watchdog import LATE, SLOW, _Seen, _Watch
+from toolkit.system.activity import Neighbour
 
 TIMEOUT = 10.0
 

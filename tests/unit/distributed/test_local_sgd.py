@@ -11,7 +11,7 @@ from local_sgd_runs import EMPTY, EXACT, LOCAL, ROWS
 from runs import assert_close, assert_same_weights, lines, train, weights
 from tolerances import FLOAT64, float32_tolerance
 
-from toolkit.distributed.flat import PIECES, SMALL_PIECE, pieces
+from toolkit.distributed.exchange import PIECES, SMALL_PIECE, pieces
 
 
 def assert_close_weights(one: Path, other: Path, tolerance: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from toolkit.distributed.signals import stop_deadline
+from toolkit.distributed.stop import stop_deadline
 
 
 @pytest.mark.parametrize(("patience", "seconds"), [(None, 10), ("30", 10), ("700", 680), ("12", 4), ("soon", 10)])

@@ -10,8 +10,8 @@ from runs import ROOT
 
 from toolkit.base.errors import ConfigError
 from toolkit.checks.model import tensor_problems
-from toolkit.distributed import tensor_plans
-from toolkit.distributed.tensor_plans import LIBRARY_PLANS, PLANS, TensorPlan, plan_of, plan_problems, split_modules
+from toolkit.distributed.tensor import plans
+from toolkit.distributed.tensor.plans import LIBRARY_PLANS, PLANS, TensorPlan, plan_of, plan_problems, split_modules
 from toolkit.recipe import load_settings, load_task_type
 
 DIVIDED = {
@@ -88,7 +88,7 @@ def test_norms_of_heads_that_a_plan_leaves_out_are_refused():
 
 
 def test_a_plan_that_matches_no_module_is_an_error_before_weights_are_loaded(monkeypatch):
-    monkeypatch.setitem(tensor_plans.PLANS, "bert", TensorPlan({r"encoder\.blocks\.\d+": "colwise"}, ()))
+    monkeypatch.setitem(plans.PLANS, "bert", TensorPlan({r"encoder\.blocks\.\d+": "colwise"}, ()))
     (problem,) = problems_of_run("parallel.tensor=2")
     assert problem.startswith("parallel.tensor: received 2, but the plan for bert splits layers named")
 

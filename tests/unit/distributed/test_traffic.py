@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from toolkit.distributed.flat import Wire
+from toolkit.distributed.exchange import Wire
 from toolkit.distributed.traffic import COUNTED_STEPS, Counted, Traffic, counted
 
 

@@ -16,7 +16,7 @@ from browser import needs_browser, open_page
 from launching import ROOT
 from markdown_it import MarkdownIt
 
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.axis import axis, number_text
 from toolkit.document.blocks import Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
 from toolkit.document.charts import MOST_POINTS, line_chart
@@ -55,11 +55,11 @@ def chart(*values: float | None, **more: bool) -> str:
 
 
 def test_text_of_rows_stays_text() -> None:
-    html = page.render(NASTY, NASTY, everything())
+    html = page.render_html(NASTY, NASTY, everything())
     assert html.count("<script") == 1
     assert "<img src=x" not in html
     assert html.count("&lt;script&gt;") >= 12
-    text = markdown.render(NASTY, NASTY, everything())
+    text = render.render_markdown(NASTY, NASTY, everything())
     outside = re.sub(r"````text\n.*?\n````", "", text, flags=re.DOTALL)
     assert "<script" not in outside
     assert "<img" not in outside
@@ -69,7 +69,7 @@ def test_text_of_rows_stays_text() -> None:
 def test_markup_in_rows_stays_text() -> None:
     text = "![x](http://a.example/p.png) [y](http://a.example) *a* _b_ __c__ ~~d~~ `e` \\ a_b *f*g &amp; <b>h</b> | i"
     sections = [Section(text, [Text(text), Table([text], [[text]], caption=text), Highlights([(text, text)])])]
-    tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(markdown.render(text, text, sections))
+    tokens = MarkdownIt().enable(["table", "strikethrough"]).parse(render.render_markdown(text, text, sections))
     inner = [child for token in tokens for child in token.children or []]
     kinds = {child.type for child in inner}
     assert kinds - {"text_special"} == {"text", "strong_open", "strong_close"}  # a highlight's value is bold
@@ -78,7 +78,7 @@ def test_markup_in_rows_stays_text() -> None:
 
 
 def test_a_page_asks_for_nothing() -> None:
-    html = page.render("t", "", everything())
+    html = page.render_html("t", "", everything())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     assert policy[1].startswith("default-src &#39;none&#39;;")
@@ -88,10 +88,10 @@ def test_a_page_asks_for_nothing() -> None:
 
 def test_both_forms_say_the_same() -> None:
     sections = [Section("Rows", [Text("Two."), Table(["a", "b"], [["x|y", 1234], ["z", 0.123456]])])]
-    assert markdown.render("Run", "Done.", sections) == (
+    assert render.render_markdown("Run", "Done.", sections) == (
         "# Run\n\nDone.\n\n## Rows\n\nTwo.\n\n| a | b |\n|---|---|\n| x\\|y | 1,234 |\n| z | 0.1235 |\n"
     )
-    html = page.render("Run", "Done.", sections)
+    html = page.render_html("Run", "Done.", sections)
     for part in ("<h1>Run</h1>", "Done.", ">Rows</h2>", "<p>Two.</p>", ">x|y</td>", ">1,234</td>", ">0.1235</td>"):
         assert part in html
 
@@ -191,9 +191,11 @@ def test_charts_are_cheap() -> None:
 
 
 def test_png_pictures_are_in_the_page() -> None:
-    html = page.render("t", "", [Section("s", [Figure('A "picture"', png=b"\x89PNG", file="a.png")])])
+    html = page.render_html("t", "", [Section("s", [Figure('A "picture"', png=b"\x89PNG", file="a.png")])])
     assert 'src="data:image/png;base64,iVBORw==" alt="A &#34;picture&#34;"' in html
-    assert '![A "picture"](a.png)' in markdown.render("t", "", [Section("s", [Figure('A "picture"', file="a.png")])])
+    assert '![A "picture"](a.png)' in render.render_markdown(
+        "t", "", [Section("s", [Figure('A "picture"', file="a.png")])]
+    )
 
 
 ORDER = """
@@ -214,7 +216,7 @@ return [found, heads.map((h) => h.querySelector("button").tabIndex), wide];
 
 @needs_browser
 def test_columns_sort_in_a_browser(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page.render(NASTY, NASTY, everything()), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page.render_html(NASTY, NASTY, everything()), encoding="utf-8")
     document, (found, tab_indices, wide) = open_page(tmp_path / "page.html", ORDER)
     assert document.count("<button") == 2, "the page's own policy keeps its script from running"
     assert found == [

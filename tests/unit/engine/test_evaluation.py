@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from runs import SGD, train
 
-from toolkit.data import batches
+from toolkit.data.batching import batches
 
 
 def test_predictions_of_other_rows_are_refused(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from runs import train
 
-from toolkit.base import phases
-from toolkit.base.phases import OTHER, PHASES, PREFIX
+from toolkit.system import phases
+from toolkit.system.phases import OTHER, PHASES, PREFIX
 
 STEPS, ACCUMULATION, EVERY = 4, 2, 2
 WORK = {
@@ -20,10 +20,10 @@ WORK = {
     "accelerate.Accelerator.backward": 100.0,
     "toolkit.distributed.strategies.replicas.clip": 1e3,
     "accelerate.optimizer.AcceleratedOptimizer.step": 1e4,
-    "toolkit.engine.callbacks.ema.AveragedWeights.after_update": 1e4,
+    "toolkit.engine.callbacks.averages.AveragedWeights.after_update": 1e4,
     "toolkit.tracking.tracker.Tracker._write": 1e5,
-    "toolkit.engine.checkpointer.commit": 1e6,
-    "toolkit.engine.session.seed_all": 1e7,
+    "toolkit.engine.checkpointing.commit": 1e6,
+    "toolkit.engine.training.seed_all": 1e7,
 }
 """Places of a run, and the seconds that each call takes."""
 SETTINGS = (

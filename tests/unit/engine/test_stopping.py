@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.distributed.signals import ELASTIC_TIMEOUT
+from toolkit.distributed.stop import ELASTIC_TIMEOUT
 from toolkit.engine import stopping
 from toolkit.engine.stopping import Stopper
 

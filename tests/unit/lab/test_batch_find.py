@@ -14,7 +14,7 @@ from toolkit.commands.cli import main
 from toolkit.lab.batch_find import page, search, worker
 from toolkit.lab.batch_find.search import Search, Tried, best_of
 from toolkit.lab.batch_find.sizes import Size, sizes_of
-from toolkit.lab.jobs import Outcome
+from toolkit.lab.jobs.jobs import Outcome
 from toolkit.lab.launch import Launch
 from toolkit.recipe import load_settings, load_task_type
 

@@ -19,7 +19,9 @@ from toolkit.base.files import write_json
 from toolkit.commands.certify import NAMES
 from toolkit.commands.cli import main
 from toolkit.config.overrides import written
-from toolkit.lab.certify import engines, loss_scale, promises, ranks, resume, text
+from toolkit.lab.certify import engines, ranks, resume, text
+from toolkit.lab.certify import load_promises as promises
+from toolkit.lab.certify import promises as loss_scale
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN
 from toolkit.lab.certify.strategy import strategies_of
 from toolkit.lab.certify.trainings import Training, outcome_file, refuse_wrong_trainings
@@ -61,7 +63,7 @@ def engine_runs(tmp_path) -> Path:
 
 
 def test_engines_that_agree_are_certified(engine_runs):
-    assert engines.judge(engine_runs, None).verdict == OK
+    assert engines.engines_judge(engine_runs, None).verdict == OK
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_engines_that_differ_are_told_apart_by_the_first_cause(engine_runs, job,
     for name in jobs:
         steps = [step(n, **(changes if n >= 3 else {})) for n in range(1, STEPS + 1)]
         write_trace(engine_runs, name, steps)
-    found = engines.judge(engine_runs, None)
+    found = engines.engines_judge(engine_runs, None)
     assert found.verdict == FAILED
     (problem,) = found.problems
     assert re.search(finger, problem), problem
@@ -92,7 +94,7 @@ def test_parameters_that_differ_in_the_end_are_named(engine_runs):
     save_file(
         {"weight": torch.tensor([1.0, 1.25])}, engine_runs / f"trainer-2/checkpoints/step-{STEPS}/model.safetensors"
     )
-    (problem,) = engines.judge(engine_runs, None).problems
+    (problem,) = engines.engines_judge(engine_runs, None).problems
     assert problem.endswith("model.safetensors: weight differs by up to 0.25")
 
 
@@ -104,13 +106,13 @@ def resumed(folder: Path, *steps: dict, before: int = 3) -> Path:
 
 
 def test_a_resume_is_certified_or_its_first_wrong_step_named(tmp_path):
-    assert resume.judge(resumed(tmp_path, step(3), step(4)), None).verdict == OK
-    found = resume.judge(resumed(tmp_path, step(3, rows=[[1, 2]]), step(4)), None)
+    assert resume.resume_judge(resumed(tmp_path, step(3), step(4)), None).verdict == OK
+    found = resume.resume_judge(resumed(tmp_path, step(3, rows=[[1, 2]]), step(4)), None)
     assert found.verdict == FAILED
     assert found.problems[0].startswith("after the resume at step 2: step 3: rows")
-    missing = resume.judge(resumed(tmp_path, step(3)), None)
+    missing = resume.resume_judge(resumed(tmp_path, step(3)), None)
     assert "2 steps against 1: one of them ended early" in missing.problems[0]
-    begun = resume.judge(resumed(tmp_path, *(step(n) for n in range(1, 5)), before=1), None)
+    begun = resume.resume_judge(resumed(tmp_path, *(step(n) for n in range(1, 5)), before=1), None)
     assert begun.verdict == OPEN
     assert "before its first checkpoint" in begun.problems[0]
 
@@ -118,7 +120,7 @@ def test_a_resume_is_certified_or_its_first_wrong_step_named(tmp_path):
 def test_an_optimizer_that_was_not_restored_is_named(tmp_path):
     folder = resumed(tmp_path, step(3), step(4))
     save_file({"weight": torch.zeros(2)}, folder / f"killed/checkpoints/step-{STEPS}/optimizer.safetensors")
-    (problem,) = resume.judge(folder, None).problems
+    (problem,) = resume.resume_judge(folder, None).problems
     assert "optimizer.safetensors: weight differs by up to 1" in problem
 
 
@@ -133,14 +135,14 @@ def write_gradients(folder: Path, job: str, *gradients: list[float]) -> None:
 
 @pytest.fixture
 def splits(tmp_path) -> Path:
-    for training in loss_scale.trainings(experiment(tmp_path)):
+    for training in loss_scale.loss_scale_trainings(experiment(tmp_path)):
         scale = 4.0 if training.name == "plain-2x4" else 1.0
         write_gradients(tmp_path, training.name, [scale, 2 * scale], [3.0, 1.0])
     return tmp_path
 
 
 def test_equal_updates_are_certified_beside_the_plain_trainer_s(splits, tmp_path):
-    found = loss_scale.judge(splits, experiment(tmp_path))
+    found = loss_scale.loss_scale_judge(splits, experiment(tmp_path))
     assert found.verdict == OK
     assert found.figures["2x4"] == {"ratio": 1.0, "cosine": pytest.approx(1.0), "windows": 2}
     assert found.figures["transformers.Trainer 2x4"]["ratio"] == pytest.approx(4.0)
@@ -148,12 +150,12 @@ def test_equal_updates_are_certified_beside_the_plain_trainer_s(splits, tmp_path
 
 def test_an_update_of_another_size_or_direction_is_not(splits, tmp_path):
     write_gradients(splits, "split-4x2", [1.0, 2.0], [3.0, 1.5])
-    found = loss_scale.judge(splits, experiment(tmp_path))
+    found = loss_scale.loss_scale_judge(splits, experiment(tmp_path))
     assert found.verdict == FAILED
     (problem,) = found.problems
     assert problem.startswith("4x2 against 8x1: in 1 of 2 windows the update differs: ratio 1.061, cosine 0.98")
     (splits / "traces" / "split-8x1" / loss_scale.DEPENDENCE).write_text('["batch normalisation"]')
-    open_ = loss_scale.judge(splits, experiment(tmp_path))
+    open_ = loss_scale.loss_scale_judge(splits, experiment(tmp_path))
     assert (open_.verdict, open_.problems) == (OPEN, ["this model depends on the batch: batch normalisation"])
 
 
@@ -185,7 +187,7 @@ def test_predictions_of_several_processes_are_compared_row_by_row(tmp_path, rows
     write_evaluation(tmp_path, 1, [0.1, 0.2, 0.3])
     write_evaluation(tmp_path, 2, [0.1, 0.2, 0.3])
     write_evaluation(tmp_path, 3, rows, accuracy)
-    found = ranks.judge(tmp_path, experiment(tmp_path))
+    found = ranks.ranks_judge(tmp_path, experiment(tmp_path))
     assert found.verdict == (FAILED if finger else OK)
     assert not finger or finger in found.problems[0]
 
@@ -193,13 +195,13 @@ def test_predictions_of_several_processes_are_compared_row_by_row(tmp_path, rows
 def test_without_validation_rows_nothing_is_said_of_metrics(tmp_path):
     bare = experiment(tmp_path)
     data = replace(bare.cfg.data, validation_file=None, validation_split=0.0)
-    assert ranks.judge(tmp_path, replace(bare, cfg=replace(bare.cfg, data=data))).verdict == OPEN
+    assert ranks.ranks_judge(tmp_path, replace(bare, cfg=replace(bare.cfg, data=data))).verdict == OPEN
 
 
 def test_a_training_that_failed_fails_what_needs_it(tmp_path):
     (tmp_path / "loop-1").mkdir()
     outcome_file(tmp_path, "loop-1").write_text('{"error": "ValueError: no"}')
-    found = resume.judge(tmp_path, experiment(tmp_path))
+    found = resume.resume_judge(tmp_path, experiment(tmp_path))
     assert (found.verdict, found.problems) == (FAILED, ["the run loop-1 failed: ValueError: no"])
 
 
@@ -213,7 +215,7 @@ def test_the_command_knows_all_certificates():
 def test_a_run_s_report_shows_the_newest_certificate_of_its_settings(tmp_path):
     made = experiment(tmp_path)
     assert state_of(made.cfg).startswith("none for this configuration")
-    found = [resume.judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
+    found = [resume.resume_judge(resumed(tmp_path / "runs", step(3), step(4)), made)]
     folder = folder_of(made.cfg)
     folder.mkdir(parents=True)
     text.write(found, made.cfg, {"recipe": "r", "config": "c", "overrides": [], "rows": 37, "seconds": 1.0}, folder)
@@ -236,7 +238,7 @@ def test_numbers_that_make_no_sense_are_refused(option, message, capsys):
 
 
 def test_what_is_wrong_is_named_before_any_training_starts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("toolkit.lab.jobs.run_processes", None)
+    monkeypatch.setattr("toolkit.lab.jobs.jobs.run_processes", None)
     (tmp_path / "train.csv").write_text("text,label\na,good\nb,bad\n")
     (tmp_path / "validation.csv").write_text("text,label\nnice,neutral\n")
     files = [f"data.{name}_file={tmp_path / name}.csv" for name in ("train", "validation")]

@@ -9,7 +9,7 @@ from certificate_subjects import RECIPE, experiment
 from runs import TINY
 
 from toolkit.commands.cli import main
-from toolkit.lab.certify import promises
+from toolkit.lab.certify import load_promises as promises
 from toolkit.lab.certify.certificate import FAILED, OK
 from toolkit.lab.certify.trainings import run_trainings
 
@@ -49,7 +49,7 @@ Faulty = Original
         "resume",
         "the order of the rows",
         """
-from toolkit.data.order import WindowSampler
+from toolkit.data.batching.order import WindowSampler
 
 def forgetful(self, epoch, window=0):
     WindowSampler.kept(self, epoch if hasattr(self, "sought") else 0, window)

@@ -18,24 +18,26 @@ import toolkit
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main
 from toolkit.config.sections import ParallelConfig
-from toolkit.document import markdown
-from toolkit.lab import finished, jobs
+from toolkit.document import render
+from toolkit.lab import finished
 from toolkit.lab.compare.checking import Checked, check_variants
 from toolkit.lab.compare.files import write
 from toolkit.lab.compare.meter import count_positions
 from toolkit.lab.compare.notes import busy_at_start, kept, notes
 from toolkit.lab.compare.page import sections, title_and_lead
 from toolkit.lab.compare.progress import keep_and_show
-from toolkit.lab.compare.repeats import Comparison, repeats_of, trained_run
-from toolkit.lab.compare.results import build
+from toolkit.lab.compare.report import build
 from toolkit.lab.compare.running import run_repeats
+from toolkit.lab.compare.runs import Comparison, repeats_of, trained_run
 from toolkit.lab.compare.scores import difference, metrics_of
-from toolkit.lab.compare.strategies import lines, pairs
-from toolkit.lab.compare.summary import Figure, pareto, summarise
+from toolkit.lab.compare.statistics import Figure, pareto, summarise
+from toolkit.lab.compare.strategies import pairs
+from toolkit.lab.compare.strategies import strategy_lines as lines
 from toolkit.lab.compare.table import excuse, legend, marked, metric_table, table
 from toolkit.lab.compare.variants import QUESTIONS, Variant, combine, of_question, read_switch
+from toolkit.lab.jobs import jobs
+from toolkit.lab.jobs.strategies import BATCH, techniques, window_settings
 from toolkit.lab.launch import Launch, step_rows
-from toolkit.lab.techniques import BATCH, techniques, window_settings
 from toolkit.metrics.score import Score
 from toolkit.recipe import load_settings, load_task_type
 
@@ -316,7 +318,7 @@ def test_runs_go_in_turn_and_a_failed_variant_is_a_row(comparison):
     assert [row["name"] for row in found["variants"] if "figures" in row] == ["0", "3"]
     assert found["variants"][3]["differs"] == {"train.optim": ["adamw_torch", "adafactor"]}
     assert "train.optim=adafactor" in found["variants"][3]["command"]
-    page = markdown.render(*title_and_lead(found), sections(found))
+    page = render.render_markdown(*title_and_lead(found), sections(found))
     assert "2 1 did not run: its process ended with exit code 1" in page
     assert page.count("| 4 | 3 |") == 6  # variants, two tables of each metric, memory, intervals
 
@@ -533,7 +535,7 @@ def test_rows_per_step_are_shown_if_they_differ(comparison):
     assert table(found)[0][:2] == ["variant", "rows/step"]
     assert [row[1] for row in table(found)[1]] == ["16", "64"]
     assert "--keep-window" in next(notes(found))
-    assert "| # | variant | rows per step |" in markdown.render(*title_and_lead(found), sections(found))
+    assert "| # | variant | rows per step |" in render.render_markdown(*title_and_lead(found), sections(found))
     assert table(found_with(comparison, 1, 2))[0][1] == "peak memory"
 
 

@@ -16,10 +16,9 @@ from PIL import Image
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
-from toolkit.lab.doctor import label_errors as errors
-from toolkit.lab.doctor import media
-from toolkit.lab.doctor.page import TITLES, lines
+from toolkit.lab.doctor import duplicates, label_errors
 from toolkit.lab.doctor.predicted import Predicted
+from toolkit.lab.doctor.report import TITLES, lines
 from toolkit.lab.doctor.similar import BANDS, pieces, similar_pairs, similarity, text_keys
 from toolkit.recipe import load_settings, load_task_type
 
@@ -213,20 +212,20 @@ def test_a_clip_is_found_again_after_it_was_made_quieter_and_resampled():
         ]
         return np.sum(parts, axis=0).astype(np.float32) / 10
 
-    def fingerprint(samples: np.ndarray, rate: int) -> media.Print:
+    def fingerprint(samples: np.ndarray, rate: int) -> duplicates.Print:
         opened = io.BytesIO()
         soundfile.write(opened, samples, rate, format="WAV")
-        found = media.of_audio({"path": None, "bytes": opened.getvalue(), "name": "a.wav"})
+        found = duplicates.of_audio({"path": None, "bytes": opened.getvalue(), "name": "a.wav"})
         assert found is not None
         return found
 
     one, other = clip(), clip()
     whole = fingerprint(one, rate)
-    assert media.likeness(whole, fingerprint(one * 0.2, rate), "audio") == pytest.approx(1, abs=1e-3)
-    assert media.likeness(whole, fingerprint(np.repeat(one, 2), 2 * rate), "audio") is not None
-    assert media.likeness(whole, fingerprint(one[: rate // 2], rate), "audio") is None
-    assert media.likeness(whole, fingerprint(other, rate), "audio") is None
-    assert media.of_audio({"path": "missing.wav", "bytes": None, "name": "missing.wav"}) is None
+    assert duplicates.likeness(whole, fingerprint(one * 0.2, rate), "audio") == pytest.approx(1, abs=1e-3)
+    assert duplicates.likeness(whole, fingerprint(np.repeat(one, 2), 2 * rate), "audio") is not None
+    assert duplicates.likeness(whole, fingerprint(one[: rate // 2], rate), "audio") is None
+    assert duplicates.likeness(whole, fingerprint(other, rate), "audio") is None
+    assert duplicates.of_audio({"path": "missing.wav", "bytes": None, "name": "missing.wav"}) is None
 
 
 # Likely wrong labels
@@ -260,7 +259,7 @@ def test_wrong_classes_are_found():
             label = "abc"[(number + 1) % 3]
         records.append({"label": label, "prediction": "abc"[int(scores.argmax())],
                         "scores": dict(zip("abc", scores.tolist(), strict=True))})  # fmt: skip
-    finding = only(errors.label_errors(predicted(records)))
+    finding = only(label_errors.label_errors(predicted(records)))
     named = {row["row"] for row in finding.rows}
     assert named <= wrong
     assert len(named) >= 0.75 * len(wrong)
@@ -281,7 +280,7 @@ def test_wrong_labels_of_several_are_found():
             wrong.add(number + 1)
             label ^= {"x"}
         records.append({"label": sorted(label), "prediction": sorted(true), "scores": scores})
-    finding = only(errors.label_errors(predicted(records)))
+    finding = only(label_errors.label_errors(predicted(records)))
     named = {row["row"] for row in finding.rows}
     assert named <= wrong
     assert len(named) >= 0.6 * len(wrong)
@@ -293,7 +292,7 @@ def test_wrong_numbers_are_found():
     records = [{"label": float(number), "prediction": float(number + random.normal(0, 0.5))} for number in numbers]
     records[30]["label"] += 60
     records[31]["label"] = None
-    finding = only(errors.label_errors(predicted(records)))
+    finding = only(label_errors.label_errors(predicted(records)))
     assert [row["row"] for row in finding.rows] == [31]
 
 
@@ -304,18 +303,18 @@ def test_missing_entities_and_wrong_answers_are_found():
     tags, none = ["B-PER", "I-PER", "O"], ["O", "O", "O"]
     records = [{"tokens": ["Anna", "Berg", "sat"], "tags": tags, "prediction": tags, "entities": entity(0.9)}] * 10
     records += [{**records[0], "tags": none}, {**records[0], "tags": none, "entities": entity(0.4)}]
-    finding = only(errors.label_errors(predicted(records, "token_classification")))
+    finding = only(label_errors.label_errors(predicted(records, "token_classification")))
     assert [row["row"] for row in finding.rows] == [11]
     right = {"id": "1", "prediction_text": "in Kiel", "score": 0.8, "question": "Where?", "answers": ["in Kiel"]}
     answers = [right] * 10 + [{**right, "answers": ["a boat"]}, {**right, "answers": ["a boat"], "score": 0.2}]
-    finding = only(errors.label_errors(predicted(answers, "qa")))
+    finding = only(label_errors.label_errors(predicted(answers, "qa")))
     assert [row["row"] for row in finding.rows] == [11]
 
 
 def test_generated_texts_are_only_ranked():
     records = [{"source": "a", "prediction": "a fine day", "reference": "a fine day"}] * 5
     records += [{"source": "a", "prediction": "a fine day", "reference": "it rained"}]
-    finding = only(errors.label_errors(predicted(records, "translation")))
+    finding = only(label_errors.label_errors(predicted(records, "translation")))
     assert (finding.kind, [row["row"] for row in finding.rows]) == ("large_errors", [6])
     assert "wrong labels cannot be told from hard rows" in finding.message
 

@@ -15,7 +15,7 @@ from fetch_runs import YAML, make_hub, reviews
 from image_files import noise
 from runs import ROOT, assert_same_weights, lines
 
-from toolkit.base.fetched import read_fetched
+from toolkit.base.offline import read_fetched
 from toolkit.config.sections import ModelConfig
 from toolkit.lab.fetch.model import model_file_names
 from toolkit.lab.fetch.rows import save_split

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from toolkit.base.errors import InputError
-from toolkit.lab import jobs, worker
-from toolkit.lab.jobs import EXIT_TIMEOUT, Outcome, Trial, run_processes, run_trials
+from toolkit.lab import worker
+from toolkit.lab.jobs import jobs
+from toolkit.lab.jobs.jobs import EXIT_TIMEOUT, Outcome, Trial, run_processes, run_trials
 
 
 def test_processes_inherit_the_environment_but_nothing_of_a_launcher(tmp_path, monkeypatch):
@@ -115,7 +116,7 @@ def test_all_ranks_write_to_the_log_and_a_signal_is_told(tmp_path):
 
 PARENT = """
 import sys
-from toolkit.lab.jobs import run_processes
+from toolkit.lab.jobs.jobs import run_processes
 run_processes([sys.argv[1], sys.argv[2]], processes=int(sys.argv[3]))
 """
 CHILD = """

@@ -46,7 +46,7 @@ def test_a_machine_without_faults_passes(tmp_path, capsys):
 
 def test_all_problems_are_in_one_list(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(shutil, "disk_usage", lambda place: Usage(GIB, GIB, 1000))
-    monkeypatch.setattr("toolkit.data.stage.room_problem", lambda *_: "data.stage_to: the copies need much")
+    monkeypatch.setattr("toolkit.data.staging.room_problem", lambda *_: "data.stage_to: the copies need much")
     with socket.create_server(("", 0)) as taken:
         number = taken.getsockname()[1]
         monkeypatch.setenv("MASTER_PORT", str(number))

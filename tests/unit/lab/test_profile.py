@@ -13,9 +13,9 @@ from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.lab.profile import page
-from toolkit.lab.profile.advice import advice_of
 from toolkit.lab.profile.flops import FlopCount
 from toolkit.lab.profile.loader import slowest
+from toolkit.lab.profile.report import advice_of
 from toolkit.lab.profile.summary import found_of
 from toolkit.lab.profile.trace import read_events
 from toolkit.recipe import load_settings, load_task_type

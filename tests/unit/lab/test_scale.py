@@ -11,7 +11,7 @@ from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
 from toolkit.commands.scale import processes
-from toolkit.lab import jobs
+from toolkit.lab.jobs import jobs
 from toolkit.lab.scale import page
 from toolkit.lab.scale.laws import amdahl, fitted_serial, gustafson, scaled
 

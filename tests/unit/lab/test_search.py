@@ -14,12 +14,12 @@ from runs import ROOT
 
 from toolkit.api.milestones import Milestones
 from toolkit.base.errors import InputError, RunError
-from toolkit.checkpoint.lock import OutputLock
+from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.commands.cli import main
-from toolkit.lab import jobs
+from toolkit.lab.jobs import jobs
 from toolkit.lab.launch import Launch
 from toolkit.lab.search import folder, population, results, running, winner
-from toolkit.lab.search.page import sections, title_and_lead, verdict
+from toolkit.lab.search.report import sections, title_and_lead, verdict
 from toolkit.lab.search.space import Dimension
 from toolkit.lab.search.storage import JOURNAL
 from toolkit.lab.search.study import OWNER, Book, Search, result_of
@@ -127,8 +127,8 @@ def test_points_do_not_depend_on_interruptions(make, tmp_path, method):
     search, _ = make
     decay = Dimension("train.weight_decay", low=0.0, high=1.0)
     asked = search(RATE, decay, method=method)
-    for trials in (2, 4, 13):
-        interrupted = run(replace(asked, trials=trials))
+    for most in (2, 4, 13):
+        interrupted = run(replace(asked, trials=most))
     whole = run(replace(asked, trials=13, folder=tmp_path / "whole"))
     assert [row["params"] for row in interrupted["trials"]] == [row["params"] for row in whole["trials"]]
     assert len({row["params"]["train.learning_rate"] for row in whole["trials"]}) == 13

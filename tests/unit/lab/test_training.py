@@ -8,7 +8,7 @@ import pytest
 from non_finite_runs import BAD, RUN, bad_windows
 from runs import ROOT, TINY, assert_same_weights, train
 
-from toolkit.lab.training import trained
+from toolkit.lab.jobs.training import trained
 
 
 @pytest.mark.slow

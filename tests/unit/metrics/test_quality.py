@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sacrebleu.metrics import BLEU
 
-from toolkit.metrics.bootstrap import FEWEST_EXAMPLES, bootstrap
 from toolkit.metrics.classification import CLASSIFICATION, classification_quality, classification_scores
+from toolkit.metrics.intervals import FEWEST_EXAMPLES, bootstrap
 from toolkit.metrics.likelihood import likelihood_quality, likelihood_scores
 from toolkit.metrics.multi_label import multi_label_quality, multi_label_scores
 from toolkit.metrics.quality import Interval, Quality, wilson

@@ -17,10 +17,10 @@ from image_files import encoded, noise
 from PIL import Image
 
 from toolkit.api.task import BadRow
-from toolkit.data.files import reference
+from toolkit.data.media.files import reference
 from toolkit.modalities import audio, image, image_files
+from toolkit.modalities.audio_files import FORMATS
 from toolkit.modalities.options import AudioOptions, ImageOptions
-from toolkit.modalities.sound import FORMATS
 
 
 class Options:

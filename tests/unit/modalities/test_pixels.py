@@ -17,7 +17,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from toolkit.api.device import looked_up, to_device
+from toolkit.api.batch import looked_up, to_device
 from toolkit.api.random import RowRandom
 from toolkit.modalities import image
 from toolkit.modalities.image_files import as_channels, decode

@@ -17,11 +17,11 @@ from stopping import StoppedError, stopper
 from tolerances import float32_tolerance
 
 import toolkit.run
-from toolkit.api.device import to_device
+from toolkit.api.batch import to_device
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.config.sections import AdapterConfig
-from toolkit.data.batches import evaluation_loader
+from toolkit.data.batching.batches import evaluation_loader
 from toolkit.models.adapters import add_adapters, load_adapters
 from toolkit.models.parts import head_modules, repeated_linears, suffixes
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig
 
 from toolkit.api.mesh import Mesh
 from toolkit.config.sections import ModelConfig
-from toolkit.distributed.delivery import layout
+from toolkit.distributed.placement import layout
 from toolkit.models import build
 
 SIZES = {"vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}

@@ -17,15 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toolkit.base.errors import CheckpointError
 from toolkit.config.sections import TrainConfig
 from toolkit.models.activations import spare_activations
-from toolkit.models.fast_dropout import (
-    FastDropout,
-    attention,
-    dropout,
-    is_chosen,
-    kept,
-    recomputing,
-    use_fast_dropout,
-)
+from toolkit.models.fast_dropout import FastDropout, attention, dropout, is_chosen, kept, recomputing, use_fast_dropout
 
 MANY = 1 << 22
 SIGMAS = 4.5

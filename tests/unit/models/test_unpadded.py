@@ -24,8 +24,8 @@ from unpadded_families import (
 )
 
 from toolkit.config.sections import Config, ModelConfig, ParallelConfig, TrainConfig
-from toolkit.models.unpadded import attend, choice
-from toolkit.models.unpadded.attend import choose
+from toolkit.models.unpadded import attention, choice
+from toolkit.models.unpadded.attention import choose
 from toolkit.models.unpadded.families import Exact, Islands, NothingToGain, Refused, coverage
 from toolkit.models.unpadded.install import install
 from toolkit.models.unpadded.packing import Packing
@@ -42,7 +42,7 @@ FEW = [
 
 @pytest.fixture(params=["split", "together"])
 def kernel(request, monkeypatch):
-    monkeypatch.setattr(attend, "LONGEST_TOGETHER", 0 if request.param == "split" else 64)
+    monkeypatch.setattr(attention, "LONGEST_TOGETHER", 0 if request.param == "split" else 64)
     return request.param
 
 
@@ -195,8 +195,8 @@ def test_dropout_of_attention_is_never_left_out(kind, head, kernel, monkeypatch)
     rate = {"bert": "attention_probs_dropout_prob", "t5": "dropout_rate", "bart": "attention_dropout"}[kind]
     _, unpadded = copies(kind, head, **{rate: 0.25})
     rates = []
-    kept = attend.attention
-    monkeypatch.setattr(attend, "attention", lambda *a, **named: rates.append(named["dropout"]) or kept(*a, **named))
+    kept = attention.attention
+    monkeypatch.setattr(attention, "attention", lambda *a, **named: rates.append(named["dropout"]) or kept(*a, **named))
     unpadded(**batch(head))
     assert rates
     assert set(rates) == {0.25}
@@ -215,9 +215,9 @@ def test_attention_of_short_sequences_is_computed_in_float32(causal, bias, dtype
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 5, 8).to(dtype) for _ in range(3))
     bias = torch.randn(1, 2, 4, 4) if bias else None
-    exact = attend.attend(nn.Module(), query.float(), key.float(), value.float(), packing, position_bias=bias)[0]
+    exact = attention.attend(nn.Module(), query.float(), key.float(), value.float(), packing, position_bias=bias)[0]
     with torch.autocast("cpu", dtype):
-        found = attend.attend(nn.Module(), query, key, value, packing, position_bias=bias)[0]
+        found = attention.attend(nn.Module(), query, key, value, packing, position_bias=bias)[0]
     assert found.dtype == dtype
     assert torch.equal(found, exact.to(dtype))
 
@@ -225,7 +225,7 @@ def test_attention_of_short_sequences_is_computed_in_float32(causal, bias, dtype
 @pytest.mark.parametrize("longest", [0, 256])
 @pytest.mark.parametrize(("kind", "head"), [("qwen3", CAUSAL), ("t5", TRANSLATOR), ("bert", CLASSIFIER)])
 def test_models_in_mixed_precision(kind, head, longest, monkeypatch):
-    monkeypatch.setattr(attend, "LONGEST_IN_FLOAT32", longest)
+    monkeypatch.setattr(attention, "LONGEST_IN_FLOAT32", longest)
     padded, unpadded = (model.float() for model in copies(kind, head))
     inputs = batch(head)
     with torch.autocast("cpu", torch.bfloat16):
@@ -237,13 +237,13 @@ def test_models_in_mixed_precision(kind, head, longest, monkeypatch):
 
 
 def test_longer_sequences_keep_their_type(monkeypatch):
-    monkeypatch.setattr(attend, "LONGEST_IN_FLOAT32", 2)
+    monkeypatch.setattr(attention, "LONGEST_IN_FLOAT32", 2)
     types = []
-    kept = attend.attention
-    monkeypatch.setattr(attend, "attention", lambda q, *a, **named: types.append(q.dtype) or kept(q, *a, **named))
+    kept = attention.attention
+    monkeypatch.setattr(attention, "attention", lambda q, *a, **named: types.append(q.dtype) or kept(q, *a, **named))
     rows = Rows.of(torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool())
     heads = torch.randn(1, 2, 5, 8, dtype=torch.bfloat16)
-    attend.attend(nn.Module(), heads, heads, heads, Packing(rows, rows, False, None, {}))
+    attention.attend(nn.Module(), heads, heads, heads, Packing(rows, rows, False, None, {}))
     assert set(types) == {torch.bfloat16}
 
 
@@ -258,9 +258,9 @@ def test_longer_sequences_keep_their_type(monkeypatch):
     ],
 )  # fmt: skip
 def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest, size, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: True)
+    monkeypatch.setattr(attention, "has_kernel", lambda device, kernel: True)
     assert choose(torch.device(device), dtype, dropout, plain, longest, size) == expected
-    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: False)
+    monkeypatch.setattr(attention, "has_kernel", lambda device, kernel: False)
     without = expected if device == "cpu" else "split"
     assert choose(torch.device(device), dtype, dropout, plain, longest, size) == without
 
@@ -268,7 +268,7 @@ def test_which_kernel_computes_attention(device, dtype, dropout, plain, longest,
 def test_this_torch_has_the_kernels_of_a_gpu(monkeypatch):
     monkeypatch.setattr("torch.backends.cuda.is_flash_attention_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
-    has_kernel = attend.has_kernel.__wrapped__
+    has_kernel = attention.has_kernel.__wrapped__
     assert all(has_kernel(torch.device("cuda"), kernel) for kernel in ("flash", "efficient"))
     assert not has_kernel(torch.device("cpu"), "efficient")
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
@@ -305,9 +305,9 @@ def test_the_kernels_for_any_lengths_get_every_sequence(causal, kernel, monkeypa
     rows = Rows.of(torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]).bool())
     packing = Packing(rows, rows, causal, None, {})
     query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
-    expected = attend.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
-    monkeypatch.setattr(attend, "choose", lambda *_: kernel)
-    found = attend.attend(nn.Module(), query, key, value, packing, 0.25, scaling=0.3)[0]
+    expected = attention.attend(nn.Module(), query, key, value, packing, scaling=0.3)[0]
+    monkeypatch.setattr(attention, "choose", lambda *_: kernel)
+    found = attention.attend(nn.Module(), query, key, value, packing, 0.25, scaling=0.3)[0]
     torch.testing.assert_close(found, expected)
 
 
@@ -350,7 +350,7 @@ def test_which_models_are_covered():
     ],
 )
 def test_what_auto_becomes_on_a_gpu(kind, head, settings, precision, has_kernel, expected, monkeypatch):
-    monkeypatch.setattr(attend, "has_kernel", lambda device, kernel: has_kernel)
+    monkeypatch.setattr(attention, "has_kernel", lambda device, kernel: has_kernel)
     unused: Any = None
     cfg = Config(
         output_dir="unused", task=unused, data=unused, eval=unused, checkpoint=unused, tracking=unused, trainer=unused,

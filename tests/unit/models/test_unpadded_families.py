@@ -9,7 +9,7 @@ import pytest
 from runs import ROOT
 from unpadded_families import CAUSAL, HEADS, IN_FLOAT32, batch, copies, difference, recompute
 
-from toolkit.models.unpadded import attend
+from toolkit.models.unpadded import attention
 from toolkit.models.unpadded.families import EXACT, ISLANDS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's own
@@ -45,9 +45,9 @@ def test_write_the_figures(monkeypatch):
     figures = {}
     for kind, heads in sorted(HEADS.items()):
         found = []
-        for longest in (0, attend.LONGEST_TOGETHER):
+        for longest in (0, attention.LONGEST_TOGETHER):
             with monkeypatch.context() as patch:
-                patch.setattr(attend, "LONGEST_TOGETHER", longest)
+                patch.setattr(attention, "LONGEST_TOGETHER", longest)
                 found += [difference(*copies(kind, head), batch(head)) for head in heads]
         figures[kind] = {
             "heads": heads,
@@ -63,7 +63,7 @@ def test_write_the_figures(monkeypatch):
 @pytest.mark.parametrize("kernel", ["split", "together"])
 @pytest.mark.parametrize(("kind", "head"), EVERY)
 def test_outputs_and_gradients_are_those_of_the_padded_model(kind, head, kernel, monkeypatch):
-    monkeypatch.setattr(attend, "LONGEST_TOGETHER", 0 if kernel == "split" else 64)
+    monkeypatch.setattr(attention, "LONGEST_TOGETHER", 0 if kernel == "split" else 64)
     found = difference(*copies(kind, head), batch(head))
     assert found.flat
     assert found.output <= 1e-12

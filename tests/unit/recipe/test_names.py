@@ -9,7 +9,7 @@ import pytest
 from commands import run_command
 from launching import ROOT
 
-from toolkit.base import shipped
+from toolkit.base import package
 from toolkit.base.errors import InputError
 from toolkit.recipe import config_file, launcher_file, load_settings, load_task_type, recipe_file, recipe_names
 
@@ -92,7 +92,7 @@ def test_data_of_a_copied_configuration_is_named_instead(tmp_path: Path, capsys)
 
 
 def test_in_a_wheel_the_files_are_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "toolkit/base/shipped.py"))
-    assert shipped.shipped_root() == tmp_path
+    monkeypatch.setattr(package, "__file__", str(tmp_path / "toolkit/base/package.py"))
+    assert package.shipped_root() == tmp_path
     (tmp_path / "toolkit/shipped/recipes").mkdir(parents=True)
-    assert shipped.shipped_root() == tmp_path / "toolkit/shipped"
+    assert package.shipped_root() == tmp_path / "toolkit/shipped"

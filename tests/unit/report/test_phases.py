@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.distributed.strategies import STRATEGIES
 from toolkit.distributed.strategies.ddp import DataParallel
 from toolkit.distributed.strategies.local_sgd import LocalSGD

@@ -14,12 +14,12 @@ import pytest
 from browser import needs_browser, open_page
 from runs import ROOT, predictions, train
 
-from toolkit.base.memory import MemoryUse
 from toolkit.config.describe import changes
 from toolkit.document.blocks import shown
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report import curves, worst
 from toolkit.report.memory import memory_table
+from toolkit.system.memory import MemoryUse
 
 NASTY = "<script>alert(1)</script> & \"quoted\" | 'and' `ticks` <img src=x>"
 HEADINGS = [

@@ -17,11 +17,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from toolkit.api.task import IGNORE_INDEX, BadRow, ExcludedRow
 from toolkit.base.errors import DataError
-from toolkit.document import markdown
+from toolkit.document import render
 from toolkit.recipe import load_task_type
 from toolkit.tasks.heads import HEADS
 from toolkit.tasks.heads.losses import sigmoid_losses, softmax_losses
-from toolkit.tasks.label_names import label_text
+from toolkit.tasks.labels import label_text
 
 OPTIONS = {
     "labels": None,
@@ -270,7 +270,7 @@ def test_odd_names_do_not_break_the_tables(tmp_path):
     (section,) = made.report_sections("validation", scores, targets, tmp_path)
     assert section.title == "Classes (validation)"
     table, matrix = section.blocks
-    assert r"| a\|b | 1.000 | 1.000 | 1.000 | 1 |" in markdown.table(table.header, table.rows)
+    assert r"| a\|b | 1.000 | 1.000 | 1.000 | 1 |" in render.table(table.header, table.rows)
     assert [[cell.text for cell in row[1:]] for row in matrix.rows] == [
         ["1", "0", "0"],
         ["0", "1", "0"],

@@ -19,14 +19,14 @@ import pytest
 from runs import ROOT
 
 from toolkit.api.exhibits import Exhibits, Histogram
+from toolkit.base.cli_errors import unexpected
 from toolkit.base.errors import ConfigError, RunError
-from toolkit.base.exits import unexpected
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.commands.reproduce import ALONE
 from toolkit.config.sections import CheckpointConfig, Config, TrackingConfig
 from toolkit.document.blocks import Table
 from toolkit.lab.compare.checking import QUIET
-from toolkit.lab.training import STEPS_ONLY
+from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
 from toolkit.tracking.mlflow import MLflow, store

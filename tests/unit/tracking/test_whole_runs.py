@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from wandb.proto import wandb_internal_pb2
 
-from toolkit.engine.callbacks.histograms import BINS, histogram
+from toolkit.engine.callbacks.gradients import BINS, histogram
 from toolkit.tracking.mlflow import store
 from toolkit.tracking.tensorboard import TensorBoard
 

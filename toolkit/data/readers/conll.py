@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from toolkit.data.encodings import open_text, text_encoding
+from toolkit.data.readers.encodings import open_text, text_encoding
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
 

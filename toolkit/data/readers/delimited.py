@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from toolkit.base.errors import DataError
-from toolkit.data.encodings import open_text, recognised_encoding, text_encoding
+from toolkit.data.readers.encodings import open_text, recognised_encoding, text_encoding
 from toolkit.data.readers.raw import RawRow, check_names, not_text
 from toolkit.data.reading import Reading
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import DataError
-from toolkit.data.encodings import open_text, text_encoding
+from toolkit.data.readers.encodings import open_text, text_encoding
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
 

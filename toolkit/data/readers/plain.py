@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from itertools import count, zip_longest
 from pathlib import Path
 
-from toolkit.data.encodings import open_text, recognised_encoding, text_encoding
+from toolkit.data.readers.encodings import open_text, recognised_encoding, text_encoding
 from toolkit.data.readers.raw import RawRow
 from toolkit.data.reading import Reading
 

@@ -12,8 +12,8 @@ from toolkit.base.console import format_value
 from toolkit.config.column import Column
 from toolkit.data.writers import flat
 from toolkit.deploy.demo.examples import from_text
-from toolkit.deploy.serving.reading import Columns
 from toolkit.deploy.serving.refusals import Refusal
+from toolkit.deploy.serving.requests import Columns
 
 if TYPE_CHECKING:
     import gradio

@@ -8,9 +8,8 @@ import zipfile
 from pathlib import Path
 
 from toolkit.api.scripts import SupportsScript
-from toolkit.base.disk import disk_problem
 from toolkit.base.errors import InputError, RunError
-from toolkit.base.files import read_json, temporary_file, write_text
+from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.deploy.export.private import private_paths, shorten_paths
 from toolkit.deploy.export.script import columns_of_script, write_script

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.device import looked_up
+from toolkit.api.batch import looked_up
 from toolkit.api.run import best_metric, overall_scores
 from toolkit.api.task import EvalData
 from toolkit.base.console import format_bytes, format_value
 from toolkit.base.errors import InputError, RunError
-from toolkit.data.batches import evaluation_loader
+from toolkit.data.batching.batches import evaluation_loader
 from toolkit.deploy.export.graph import OUTPUTS
 from toolkit.deploy.trained import TrainedRun
-from toolkit.document.markdown import table
+from toolkit.document.render import table
 from toolkit.engine.evaluation import evaluate
 
 REPEATS = 3

@@ -15,9 +15,9 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.bad_rows import apply_policy
 from toolkit.data.loading import check_rows
-from toolkit.data.prepare import tokenise
 from toolkit.data.reading import Reading
-from toolkit.data.rows import load_table
+from toolkit.data.table import load_table
+from toolkit.data.tokenise import tokenise
 from toolkit.deploy.trained import TrainedRun
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from toolkit.config.messages import join
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.readers.delimited import MAX_FIELD_CHARS, USUAL, recognise
 from toolkit.data.reading import Reading
-from toolkit.deploy.inputs import needed_columns
+from toolkit.deploy.predict import needed_columns
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 SUFFIX = ".py.jinja"

@@ -18,14 +18,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from toolkit.api.supports import answer
-from toolkit.base.environment import versions
-from toolkit.base.limits import usable_cores
 from toolkit.data.reading import Reading
 from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.reading import Columns, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.refusals import Refusal
+from toolkit.deploy.serving.requests import Columns, checked_table, rows_of_form, rows_of_json
 from toolkit.deploy.serving.schema import Served, health_schema, page, predict_schema
 from toolkit.deploy.serving.worker import FAILED, Worker
+from toolkit.system.environment import versions
+from toolkit.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive

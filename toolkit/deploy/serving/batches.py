@@ -18,11 +18,11 @@ import torch
 from toolkit.api.random import RowRandom
 from toolkit.api.task import EvalData, Predictions
 from toolkit.base.errors import DataError
-from toolkit.data.batches import collate
-from toolkit.data.budget import lengths_of
-from toolkit.data.order import evaluation_batches
-from toolkit.data.prepare import tokenise
-from toolkit.data.rows import Table
+from toolkit.data.batching.batches import collate
+from toolkit.data.batching.budget import lengths_of
+from toolkit.data.batching.order import evaluation_batches
+from toolkit.data.table import Table
+from toolkit.data.tokenise import tokenise
 from toolkit.engine.evaluation import Part, predict_batch, scatter
 
 if TYPE_CHECKING:

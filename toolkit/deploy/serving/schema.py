@@ -9,9 +9,9 @@ from typing import Any
 from toolkit.api.supports import answer_columns
 from toolkit.api.task import Task
 from toolkit.deploy.serving.limits import Limits
-from toolkit.deploy.serving.reading import Columns
+from toolkit.deploy.serving.requests import Columns
 from toolkit.document.blocks import Block, Code, Section, Table, Text
-from toolkit.document.page import render
+from toolkit.document.page import render_html as render
 
 MEANINGS = {
     "prediction": "the prediction",

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from toolkit.base.cli_errors import unexpected
 from toolkit.base.console import report_error
 from toolkit.base.errors import DataError
-from toolkit.base.exits import unexpected
-from toolkit.data.rows import Table
+from toolkit.data.table import Table
 from toolkit.deploy.serving.batches import Job, Piece, compute, next_batch
 from toolkit.deploy.serving.refusals import Refusal
 from toolkit.deploy.trained import TrainedRun

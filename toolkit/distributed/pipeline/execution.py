@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.device import to_device
+from toolkit.api.batch import to_device
 from toolkit.api.labelled import logits_at_labels
 from toolkit.api.task import Batch, ModelOutput, Task
-from toolkit.base.phases import in_phase, phase
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.schedules import Action, Kind
 from toolkit.distributed.pipeline.stage import Stage
 from toolkit.distributed.pipeline.weight_gradients import WeightGradients
+from toolkit.system.phases import in_phase, phase
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
-from toolkit.base.phases import in_phase
 from toolkit.distributed.pipeline.schedules import Kind
+from toolkit.system.phases import in_phase
 
 
 class Links:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import warn
-from toolkit.base.importing import import_object
+from toolkit.base.package import import_object
 from toolkit.config.sections import Config
 from toolkit.distributed.mesh import mesh_of
 

@@ -22,7 +22,7 @@ from toolkit.api.task import Batch
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum
-from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.exchange import Wire, average_gradients
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import accumulate

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from toolkit.api.strategy import Replica
 from toolkit.distributed.comm_hooks import PowerSGD, factor_elements
-from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES, Wire, share_sent
+from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES, Wire, share_sent
 from toolkit.distributed.modules import trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from toolkit.api.strategy import Collect, Replica
 from toolkit.api.task import Batch
 from toolkit.base.errors import ConfigError
-from toolkit.distributed import deepspeed_engine as zero
-from toolkit.distributed.delivery import Delivery
-from toolkit.distributed.flat import Wire
+from toolkit.distributed import deepspeed_engine
+from toolkit.distributed.exchange import Wire
 from toolkit.distributed.modules import generating_together, trained_buffers
+from toolkit.distributed.placement import Delivery
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import accumulate
@@ -65,7 +65,7 @@ class DeepSpeed(Replicas):
         self.split = copy.copy(optimizer)
         self.split.state = defaultdict(dict)
         self.split.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
-        self.engine = zero.start_engine(self.own, self.split, self.cfg, self.mesh.size)
+        self.engine = deepspeed_engine.start_engine(self.own, self.split, self.cfg, self.mesh.size)
         self.wire = Wire()
 
         def step(optimizer: Optimizer, closure: Any = None) -> None:
@@ -94,7 +94,7 @@ class DeepSpeed(Replicas):
 
     def clip(self, max_norm: float) -> float:
         """Returns the gradient's norm; DeepSpeed clips at the beginning of its step, to `train.max_grad_norm`."""
-        return zero.gradient_norm(self.engine)
+        return deepspeed_engine.gradient_norm(self.engine)
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
@@ -122,7 +122,7 @@ class DeepSpeed(Replicas):
             keeps: whether this process keeps the parameter of a number.
         """
         kept: dict[int, Tensor] = {}
-        for number, parameter in enumerate(zero.complete_parameters(self.own.parameters())):
+        for number, parameter in enumerate(deepspeed_engine.complete_parameters(self.own.parameters())):
             if keeps(number):
                 values = parameter.detach().to("cpu", copy=True)
                 kept[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
@@ -137,7 +137,7 @@ class DeepSpeed(Replicas):
         """Returns complete copies of this process's share of the optimizer's state, and its plain values."""
         model = self.skeleton.model
         optimizer, twins = self._on(model)
-        for number, (parameter, state) in enumerate(zero.parameter_states(self.engine)):
+        for number, (parameter, state) in enumerate(deepspeed_engine.parameter_states(self.engine)):
             owner = number % self.mesh.size == self.mesh.rank
             optimizer.state[twins[parameter]] = {
                 key: value.to("cpu" if owner else "meta") if isinstance(value, Tensor) else value
@@ -153,12 +153,14 @@ class DeepSpeed(Replicas):
         complete = Skeleton(self.skeleton.model).filled(empty)
         loaded, twins = self._on(complete)
         yield complete, loaded
-        zero.set_parameters(twins)
+        deepspeed_engine.set_parameters(twins)
         own, saved = dict(self.own.named_buffers()), dict(complete.named_buffers())
         for name, buffer in own.items():
             buffer.copy_(saved[name])
         if loaded.state:
-            zero.set_states(self.engine, {p: loaded.state[twin] for p, twin in twins.items() if twin in loaded.state})
+            deepspeed_engine.set_states(
+                self.engine, {p: loaded.state[twin] for p, twin in twins.items() if twin in loaded.state}
+            )
             for own_group, group in zip(unwrapped(optimizer).param_groups, loaded.param_groups, strict=True):
                 own_group.update({key: value for key, value in group.items() if key != "params"})
 

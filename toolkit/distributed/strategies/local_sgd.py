@@ -19,12 +19,12 @@ from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import LostGradient
 from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
-from toolkit.base.phases import in_phase
 from toolkit.distributed.collectives import all_sum, data_sum
-from toolkit.distributed.flat import Wire, average_gradients
-from toolkit.distributed.guard import leave_out, refuse
+from toolkit.distributed.exchange import Wire, average_gradients
+from toolkit.distributed.non_finite import leave_out, refuse
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import averaging_scale
+from toolkit.system.phases import in_phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

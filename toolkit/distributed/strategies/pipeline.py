@@ -18,12 +18,10 @@ from torch import distributed as dist
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
-from toolkit.base.phases import in_phase, phase
 from toolkit.base.shards import local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import collective_seconds, sum_dtype
-from toolkit.distributed.delivery import Delivery
 from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.merging import merged_scalars
@@ -31,11 +29,13 @@ from toolkit.distributed.pipeline.partition import partition, parts_of
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
 from toolkit.distributed.pipeline.stage import Stage, held_modules
 from toolkit.distributed.pipeline.weight_gradients import WeightGradients
+from toolkit.distributed.placement import Delivery
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
-from toolkit.distributed.tensor_layers import split_layers
+from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.traffic import counted
+from toolkit.system.phases import in_phase, phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

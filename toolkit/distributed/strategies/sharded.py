@@ -17,12 +17,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Batch
 from toolkit.distributed.clipping import clip_split
-from toolkit.distributed.delivery import Delivery
-from toolkit.distributed.flat import Wire
+from toolkit.distributed.exchange import Wire
 from toolkit.distributed.modules import generating_together, layers_of, sharing_modules, trained_buffers
+from toolkit.distributed.placement import Delivery
 from toolkit.distributed.skeleton import Skeleton
 from toolkit.distributed.strategies.split import Split
-from toolkit.distributed.tensor_layers import split_layers
+from toolkit.distributed.tensor.layers import split_layers
 from toolkit.distributed.traffic import counted
 from toolkit.distributed.window import accumulate
 

@@ -13,15 +13,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Replica, Strategy
-from toolkit.base.phases import in_phase
-from toolkit.distributed.flat import Wire, average_gradients
+from toolkit.distributed.exchange import Wire, average_gradients
 from toolkit.distributed.skeleton import Skeleton
-from toolkit.distributed.tensor_layers import check_equal_gradients, complete_gradients
+from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients
 from toolkit.distributed.traffic import Counted
 from toolkit.distributed.window import averaging_scale
 from toolkit.optim.gathered import gather_before_step, step_by_layout
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import optimizer_state
+from toolkit.system.phases import in_phase
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.flat import Wire
+from toolkit.distributed.exchange import Wire
 from toolkit.distributed.strategies.ddp import DataParallel
 from toolkit.optim.state import optimizer_state
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.api.callback import Callback, TrainingContext
-from toolkit.base.importing import import_object
+from toolkit.api.training import Callback, TrainingContext
+from toolkit.base.package import import_object
 from toolkit.config.sections import Config
 from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import PRESETS
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "costs": (lambda cfg: True, "toolkit.engine.callbacks.costs.Costs"),
-    "target": (lambda cfg: bool(cfg.train.target_metric), "toolkit.engine.callbacks.target.Target"),
+    "target": (lambda cfg: bool(cfg.train.target_metric), "toolkit.engine.callbacks.limits.Target"),
     "clip_value": (
         lambda cfg: cfg.train.max_grad_value is not None,
         "toolkit.engine.callbacks.clip_value.ClippedValues",
@@ -27,7 +27,7 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     ),
     "plateau": (
         lambda cfg: cfg.train.lr_scheduler_type == "reduce_lr_on_plateau",
-        "toolkit.engine.callbacks.plateau.Plateau",
+        "toolkit.engine.callbacks.schedule.Plateau",
     ),
     "momentum": (lambda cfg: is_cycled(cfg.train), "toolkit.engine.callbacks.momentum.CycledMomentum"),
     "schedule_free": (
@@ -39,9 +39,9 @@ CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "max_time": (lambda cfg: cfg.train.max_time is not None, "toolkit.engine.callbacks.max_time.MaxTime"),
     "histograms": (
         lambda cfg: cfg.tracking.histogram_steps is not None,
-        "toolkit.engine.callbacks.histograms.Histograms",
+        "toolkit.engine.callbacks.gradients.Histograms",
     ),
-    "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.ema.AveragedWeights"),
+    "ema": (lambda cfg: cfg.train.ema_decay is not None, "toolkit.engine.callbacks.averages.AveragedWeights"),
 }
 """For each callback, by its name in checkpoints: whether a configuration enables it, and its class."""
 

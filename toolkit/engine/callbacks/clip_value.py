@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.api.callback import Callback, TrainingContext
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.distributed.clipping import clip_values
 
 

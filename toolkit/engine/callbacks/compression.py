@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.api.callback import Callback, TrainingContext
-from toolkit.api.device import to_device
+from toolkit.api.batch import to_device
 from toolkit.api.task import Batch
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.distributed.random import seed_all
 from toolkit.distributed.window import kept_buffers
-from toolkit.engine.parts import splitter
+from toolkit.engine.micro_batches import splitter
 from toolkit.models.compressed import exact_activations
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.api.callback import Callback, TrainingContext
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.config.sections import TrackingConfig
 from toolkit.distributed.collect import objects_of_all
 

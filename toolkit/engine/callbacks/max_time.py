@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.api.callback import Callback, TrainingContext
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.distributed.collectives import all_sum
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.run import Checkpoint
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.checkpoint import contents
 
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from safetensors.torch import load_model, save_model
 
-from toolkit.api.callback import Callback, TrainingContext
 from toolkit.api.supports import SupportsEnsembling
 from toolkit.api.task import Predictions
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import warn
-from toolkit.base.files import temporary_file
+from toolkit.base.files import file_sha256, temporary_file
 from toolkit.base.run_folder import RunFolder
-from toolkit.catalog.checksums import file_sha256
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.guard import refuse_non_finite
+from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.engine.evaluation import predict
 from toolkit.optim.lengths import in_steps
 from toolkit.optim.schedules import cycle_ends

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from toolkit.api.callback import Callback, TrainingContext
+from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.models.freezing import later_parameters, step_of
 

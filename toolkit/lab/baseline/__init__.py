@@ -1,1 +1,0 @@
-"""Scores of answers that need no training: `toolkit baseline`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from toolkit.base.console import format_bytes, say
 from toolkit.base.files import write_json, write_text
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
 from toolkit.document.charts import line_chart
 from toolkit.document.svg import Drawing, sheet
@@ -154,5 +154,5 @@ def write(found: Found, folder: Path) -> None:
     title, lead = f"Micro-batches for {found['config']}", "\n".join(line.strip() for line in words(found))
     write_json(folder / "batch_find.json", found)
     write_text(folder / "batch_find.svg", sheet([drawing(found)]))
-    write_text(folder / "batch_find.md", markdown.render(title, lead, sections(found)))
-    write_text(folder / "batch_find.html", page.render(title, lead, sections(found)))
+    write_text(folder / "batch_find.md", render.render_markdown(title, lead, sections(found)))
+    write_text(folder / "batch_find.html", page.render_html(title, lead, sections(found)))

@@ -19,10 +19,10 @@ from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.batch_find.sizes import Size
 from toolkit.lab.batch_find.worker import OUT_OF_MEMORY
-from toolkit.lab.jobs import Outcome, Trial, run_trials
+from toolkit.lab.jobs.jobs import Outcome, Trial, run_trials
 from toolkit.lab.launch import Launch
-from toolkit.lab.plan.calibrate import Correction, Costs, fitted
 from toolkit.lab.plan.estimates import estimated
+from toolkit.lab.plan.measure import Correction, Costs, fitted
 from toolkit.lab.plan.subject import resized
 
 GAIN = 0.1

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.device import looked_up
+from toolkit.api.batch import looked_up
 from toolkit.base.errors import RunError
-from toolkit.data.budget import lengths_of
+from toolkit.data.batching.budget import lengths_of
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import data_sum
 from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 from toolkit.footprint.simulate import Subject, simulate
+from toolkit.lab.jobs.training import trained
 from toolkit.lab.launch import step_rows
 from toolkit.lab.plan.worker import Watch
-from toolkit.lab.training import trained
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,7 +34,7 @@ def longest_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains on the longest rows, so that no other step of the run needs more memory.
 
     Args:
-        job: as for `toolkit.lab.training.trained`.
+        job: as for `toolkit.lab.jobs.training.trained`.
 
     Returns:
         `memory`: measured bytes of the rank that needs the most; `footprint`: what is predicted for its largest
@@ -78,7 +78,7 @@ def timed_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains the run's own steps and measures their time.
 
     Args:
-        job: as for `toolkit.lab.training.trained`.
+        job: as for `toolkit.lab.jobs.training.trained`.
 
     Returns:
         `seconds` of each step, and its `rows` over all processes.

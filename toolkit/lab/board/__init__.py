@@ -1,1 +1,0 @@
-"""Tables and overlaid curves of many runs: `toolkit runs --where ... --columns ... --html FILE --csv FILE`."""

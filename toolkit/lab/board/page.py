@@ -39,7 +39,9 @@ def render(entries: Sequence[Entry], columns: Sequence[str], title: str) -> str:
         "Choose runs by their boxes in the table, which a click on the name of a column sorts. Training time is that "
         "of all steps, without evaluations and checkpoints. Smoothed curves are running means, with the values behind."
     )
-    return page.render(title, lead, [Section("Curves", [Text(how), drawn]), Section("Runs", [table(entries, columns)])])
+    return page.render_html(
+        title, lead, [Section("Curves", [Text(how), drawn]), Section("Runs", [table(entries, columns)])]
+    )
 
 
 def overlay(entries: Sequence[Entry]) -> Overlay:

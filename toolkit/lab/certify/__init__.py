@@ -30,14 +30,14 @@ class Promise:
     judge: Callable[[Path, Experiment], Certificate]
 
 
-def promises() -> dict[str, Promise]:
+def load_promises() -> dict[str, Promise]:
     """Returns all kinds of certificates by their names on the command line."""
-    from toolkit.lab.certify import engines, loss_scale, ranks, resume, strategy
+    from toolkit.lab.certify import engines, promises, ranks, resume, strategy
 
     return {
-        "loss-scale": Promise(loss_scale.trainings, loss_scale.judge),
-        "engines": Promise(engines.trainings, engines.judge),
-        "resume": Promise(resume.trainings, resume.judge),
-        "ranks": Promise(ranks.trainings, ranks.judge),
+        "loss-scale": Promise(promises.loss_scale_trainings, promises.loss_scale_judge),
+        "engines": Promise(engines.engines_trainings, engines.engines_judge),
+        "resume": Promise(resume.resume_trainings, resume.resume_judge),
+        "ranks": Promise(ranks.ranks_trainings, ranks.ranks_judge),
         "strategy": Promise(strategy.trainings, strategy.judge),
     }

@@ -9,11 +9,11 @@ from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trace import first_difference, read_trace, weight_difference, window
 from toolkit.lab.certify.trainings import Experiment, Training, error_of
 
-PROMISE = "The same YAML trains the same under both engines, on one process and on two."
+engines_promise = "The same YAML trains the same under both engines, on one process and on two."
 TWO = {"train.per_device_train_batch_size": 2, "train.gradient_accumulation_steps": 2}
 CAUSES = {
     "step": "one of them skipped steps",
-    "rows": "the order of the rows (toolkit/data/order.py)",
+    "rows": "the order of the rows (toolkit/data/batching/order.py)",
     "learning_rate": "the schedule (toolkit/optim/schedules.py), which is stepped once per update",
     "num_items": "the number of items (Task.count_items)",
     "random": "something draws from the global random numbers besides the model",
@@ -23,7 +23,7 @@ CAUSES = {
 """The compared values of each step, causes before effects, and the likely reason for a difference in each."""
 
 
-def trainings(experiment: Experiment) -> list[Training]:
+def engines_trainings(experiment: Experiment) -> list[Training]:
     """Returns trainings with both engines, on one and on two processes."""
     return [
         Training(f"{engine}-{processes}", {"engine": engine} | (TWO if processes == 2 else {}), processes)
@@ -32,11 +32,11 @@ def trainings(experiment: Experiment) -> list[Training]:
     ]
 
 
-def judge(folder: Path, experiment: Experiment) -> Certificate:
+def engines_judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares rows, learning rates, losses, gradient norms and parameters."""
     name = "engines"
-    if error := error_of(folder, *(training.name for training in trainings(experiment))):
-        return Certificate(name, PROMISE, FAILED, [], [error])
+    if error := error_of(folder, *(training.name for training in engines_trainings(experiment))):
+        return Certificate(name, engines_promise, FAILED, [], [error])
     problems = []
     for processes, where in ((1, "one process"), (2, "two processes")):
         loop, trainer = f"loop-{processes}", f"trainer-{processes}"
@@ -50,7 +50,9 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
     problems += _across(folder)
     steps = len(read_trace(folder, "loop-1"))
     found = [f"rows, rates, losses, gradient norms and parameters of {steps} steps agree to the last bit"]
-    return Certificate(name, PROMISE, FAILED if problems else OK, [] if problems else found, problems, {"steps": steps})
+    return Certificate(
+        name, engines_promise, FAILED if problems else OK, [] if problems else found, problems, {"steps": steps}
+    )
 
 
 def _across(folder: Path) -> list[str]:

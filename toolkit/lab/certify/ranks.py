@@ -11,13 +11,13 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.lab.certify.certificate import FAILED, OK, OPEN, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, Experiment, Training, error_of
 
-PROMISE = "Metrics and predictions are the same on one, two and three processes, at any batch size."
+ranks_promise = "Metrics and predictions are the same on one, two and three processes, at any batch size."
 BATCHES = {1: 8, 2: 3, 3: 5}
 """Rows per evaluation batch, by the number of processes."""
 TOLERANCE = 1e-5
 
 
-def trainings(experiment: Experiment) -> list[Training]:
+def ranks_trainings(experiment: Experiment) -> list[Training]:
     """Returns a training, and evaluations of its model: runs of one step with learning rate 0."""
     still = NO_UPDATE | {"train.max_steps": 1}
     # A run cannot start from saved adapters, so with adapters the initial model is evaluated.
@@ -28,13 +28,15 @@ def trainings(experiment: Experiment) -> list[Training]:
     ]
 
 
-def judge(folder: Path, experiment: Experiment) -> Certificate:
+def ranks_judge(folder: Path, experiment: Experiment) -> Certificate:
     """Compares the metrics, then the predictions row by row."""
     name = "ranks"
     if not experiment.evaluated:
-        return Certificate(name, PROMISE, OPEN, [], ["there are no validation rows to predict (data.validation_split)"])
+        return Certificate(
+            name, ranks_promise, OPEN, [], ["there are no validation rows to predict (data.validation_split)"]
+        )
     if error := error_of(folder, "loop-1", *(f"ranks-{processes}" for processes in BATCHES)):
-        return Certificate(name, PROMISE, FAILED, [], [error])
+        return Certificate(name, ranks_promise, FAILED, [], [error])
     one = _results(folder / "ranks-1")
     problems = []
     for processes in list(BATCHES)[1:]:
@@ -57,7 +59,7 @@ def judge(folder: Path, experiment: Experiment) -> Certificate:
             )
     figures = {"rows": len(one[1]), "metrics": one[0]}
     found = [f"{len(one[0])} metrics and {len(one[1])} predictions on 1, 2 and 3 processes agree to {TOLERANCE:g}"]
-    return Certificate(name, PROMISE, FAILED if problems else OK, [] if problems else found, problems, figures)
+    return Certificate(name, ranks_promise, FAILED if problems else OK, [] if problems else found, problems, figures)
 
 
 def _results(run: Path) -> tuple[dict[str, float], list[Any]]:

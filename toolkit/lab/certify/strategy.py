@@ -13,10 +13,10 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
 from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.rule import conflicts
+from toolkit.config.problems import conflicts
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.distributed.pipeline.partition import stage_problems
-from toolkit.distributed.tensor_plans import plan_problems
+from toolkit.distributed.tensor.plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
 from toolkit.models.load import load_model_config

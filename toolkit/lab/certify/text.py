@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from toolkit.base.environment import versions
 from toolkit.base.files import write_json, write_text
 from toolkit.base.version import __version__
 from toolkit.config.sections import Config
 from toolkit.lab.certify.certificate import FAILED, Certificate
 from toolkit.report.certificate import CERTIFICATE, config_hash
+from toolkit.system.environment import versions
 
 WIDTH = 80
 NAME_COLUMN = 12

@@ -16,7 +16,7 @@ from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config.overrides import written
 from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config, TrainConfig
-from toolkit.lab.jobs import Trial, inherited_environment, run_trials
+from toolkit.lab.jobs.jobs import Trial, inherited_environment, run_trials
 from toolkit.recipe import load_settings, load_task_type
 
 WINDOW = 8

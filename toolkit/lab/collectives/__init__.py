@@ -1,1 +1,0 @@
-"""Measures what collective operations between the processes of a run cost on this machine."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.flat import share_sent
+from toolkit.distributed.exchange import share_sent
 
 SIZES = tuple(2**10 * 4**power for power in range(9))
 """Bytes of the tensors: 1 KiB to 64 MiB. Of a tensor that is split or gathered, these are the bytes of the whole."""

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from statistics import fmean
 
-from toolkit.lab.compare.repeats import Comparison, Repeat, trained_run
+from toolkit.lab.compare.runs import Comparison, Repeat, trained_run
 from toolkit.metrics.score import Score
 
 

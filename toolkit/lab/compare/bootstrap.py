@@ -1,6 +1,6 @@
 """Bootstraps every metric of a task: computes it again for sets of rows drawn with replacement from the evaluated rows.
 
-This takes a task's own `metrics`, whatever they are; `toolkit.metrics.bootstrap` is faster, and for those that are
+This takes a task's own `metrics`, whatever they are; `toolkit.metrics.intervals` is faster, and for those that are
 functions of sums.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from toolkit.api.supports import SupportsPacking
 from toolkit.api.task import EvalData, Predictions, Task
-from toolkit.metrics.bootstrap import resamples
+from toolkit.metrics.intervals import resamples
 
 if TYPE_CHECKING:
     from datasets import Dataset

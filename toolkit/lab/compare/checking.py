@@ -12,8 +12,8 @@ from toolkit.checks.run import refuse_wrong_launch
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.lab.compare.variants import Variant
+from toolkit.lab.jobs.strategies import ACCUMULATION, BATCH, window_settings
 from toolkit.lab.launch import Launch, batch_and_accumulation, step_rows
-from toolkit.lab.techniques import ACCUMULATION, BATCH, window_settings
 
 QUIET = (
     "checkpoint.resume=none",

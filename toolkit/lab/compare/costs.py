@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.base.console import format_duration, format_value
 from toolkit.document.blocks import Block, Cell, Section, Table, Text
-from toolkit.lab.compare.summary import Figure
+from toolkit.lab.compare.statistics import Figure as Measured
 
 SUMMED = {"run_seconds": "time", "energy_wh": "energy", "co2_grams": "CO2", "cost": "price"}
 """Figures of a run that are added up over all runs, with the titles of their columns."""
@@ -18,7 +18,7 @@ TO_TARGET = {"target_seconds": "to target", "target_step": "steps to it", "targe
 COLUMNS = {**SUMMED, **TO_TARGET}
 UNITS = {"energy_wh": "Wh", "co2_grams": "g", "target_energy_wh": "Wh"}
 
-Found = Mapping[str, Any]
+_Found = Mapping[str, Any]
 """Contents of `comparison.json`."""
 
 
@@ -39,9 +39,9 @@ def costs_of(runs: Iterable[Mapping[str, Any]], baseline: Mapping[str, Any] | No
         if not values:
             continue
         several = len(values) > 1
-        figure = Figure(statistics.median(values), min(values) if several else None, max(values) if several else None)
+        figure = Measured(statistics.median(values), min(values) if several else None, max(values) if several else None)
         if baseline and name in baseline:
-            figure = figure.against(Figure(*(baseline[name][part] for part in ("value", "low", "high"))))
+            figure = figure.against(Measured(*(baseline[name][part] for part in ("value", "low", "high"))))
         found[name] = asdict(figure) | {"runs": len(values)}
     return found
 
@@ -56,14 +56,14 @@ def sums_of(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def shown(name: str, value: float) -> str:
+def cost_text(name: str, value: float) -> str:
     """Formats a figure with its unit."""
     if name.endswith("_seconds"):
         return format_duration(value)
     return " ".join(filter(None, (format_value(float(value)), UNITS.get(name))))
 
 
-def columns(found: Found) -> dict[str, str]:
+def cost_columns(found: _Found) -> dict[str, str]:
     """Returns the titles of the figures that any variant has, by name; those of a target if any variant has one."""
     has = {name for variant in found["variants"] for name in variant.get("costs", {})}
     aims = any(variant.get("target") for variant in found["variants"])
@@ -75,7 +75,7 @@ def cell(name: str, variant: Mapping[str, Any]) -> Cell:
     figure = variant["costs"].get(name)
     if figure is None:
         return Cell("not reached" if name == "target_seconds" and variant.get("target") else "")
-    words = [shown(name, figure["value"])]
+    words = [cost_text(name, figure["value"])]
     if name in TO_TARGET and figure["runs"] < variant["runs"]:
         words.append(f"({figure['runs']} of {variant['runs']} runs)")
     if figure["ratio"] is not None:
@@ -83,14 +83,14 @@ def cell(name: str, variant: Mapping[str, Any]) -> Cell:
     return Cell("\n".join(words), figure["value"])
 
 
-def lines(found: Found, labels: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
+def cost_lines(found: _Found, labels: Sequence[str]) -> tuple[list[str], list[list[str]]] | None:
     """Returns titles and rows of the table for the terminal; None if nothing is known.
 
     Args:
         found: the comparison.
         labels: of the variants.
     """
-    names = [name for name in columns(found) if name != "run_seconds"]  # the step time says more
+    names = [name for name in cost_columns(found) if name != "run_seconds"]  # the step time says more
     if not names:
         return None
     rows = [
@@ -99,13 +99,13 @@ def lines(found: Found, labels: Sequence[str]) -> tuple[list[str], list[list[str
         if "costs" in variant
     ]
     sums = found.get("costs", {})
-    rows.append(["all runs", *(shown(name, sums[name]) if name in sums else "" for name in names)])
+    rows.append(["all runs", *(cost_text(name, sums[name]) if name in sums else "" for name in names)])
     return ["cost", *(COLUMNS[name] for name in names)], rows
 
 
-def section(found: Found) -> Section:
+def section(found: _Found) -> Section:
     """Returns the section of the page; without blocks if nothing is known."""
-    names, sums = columns(found), found.get("costs", {})
+    names, sums = cost_columns(found), found.get("costs", {})
     rows: list[list[Any]] = [
         [number, variant["name"], *(cell(name, variant) for name in names)]
         for number, variant in enumerate(found["variants"], start=1)
@@ -113,7 +113,7 @@ def section(found: Found) -> Section:
     ]
     if not names or not rows:
         return Section("Cost", [])
-    rows.append([None, "all runs", *(Cell(shown(n, sums[n]), sums[n]) if n in sums else None for n in names)])
+    rows.append([None, "all runs", *(Cell(cost_text(n, sums[n]), sums[n]) if n in sums else None for n in names)])
     said: list[Block] = [Table(["#", "variant", *names.values()], rows)]
     if source := found.get("energy_source"):
         said.append(Text(f"Medians over runs; ~ marks ratios that could be chance. Energy: {source}."))

@@ -41,7 +41,7 @@ def sections(found: Found) -> list[Section]:
     if best := kept(found):
         said += [Text(best[0]), Code(best[1], "bash")]
     parts = [Section("Variants", [*said, *_figures(found, numbered), *_pictures(found, measured)])]
-    parts += strategies.sections(found)
+    parts += strategies.strategy_sections(found)
     if any(variant["metrics"] for _, variant in measured):
         parts.append(Section("Metrics", list(scores(found, measured))))
     parts += [part for part in [costs.section(found)] if part.blocks]

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from toolkit.base.console import format_bytes, shorten
-from toolkit.base.memory import MEMORY
 from toolkit.document.axis import Axis, axis
 from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart
 from toolkit.document.ramp import colours
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
-from toolkit.lab.compare import summary
+from toolkit.lab.compare import statistics
+from toolkit.system.memory import MEMORY
 
-PARTS = {part: MEMORY[part] for part in summary.PARTS}
+PARTS = {part: MEMORY[part] for part in statistics.PARTS}
 """Titles of the parts of memory that are drawn."""
 BAR, GAP = 20, 30
 MAX_NAME_LETTERS = 44
@@ -113,7 +113,7 @@ def _from_zero(values: Sequence[float]) -> bool:
 
 def _front(figures: Sequence[Sequence[Mapping[str, Any]]], places: Sequence[tuple[float, float]]) -> list[str]:
     """Draws the Pareto front of memory and time as a staircase."""
-    best = summary.pareto([(time["value"], memory["value"]) for time, memory in figures])
+    best = statistics.pareto([(time["value"], memory["value"]) for time, memory in figures])
     front = sorted({place for place, kept in zip(places, best, strict=True) if kept})
     if len(front) < 2:
         return []

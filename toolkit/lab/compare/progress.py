@@ -9,16 +9,16 @@ from typing import Any
 
 from rich.console import JustifyMethod
 from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
 
 from toolkit.base.console import rich_console, shorten
 from toolkit.base.errors import RunError
 from toolkit.lab.compare import costs, strategies
 from toolkit.lab.compare.best import keep_best
 from toolkit.lab.compare.notes import busy_at_start, kept, notes
-from toolkit.lab.compare.repeats import Comparison, Repeat, trained_run
 from toolkit.lab.compare.running import run_once, run_repeats
+from toolkit.lab.compare.runs import Comparison, Repeat, trained_run
 from toolkit.lab.compare.table import excuse, labels, legend, metric_table, table
 
 MARKS = {"waiting": ".", "running": "running", "kept": "done before", "failed": "failed", "skipped": "-"}
@@ -36,7 +36,7 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float 
     """
     console = rich_console()
     if warning := busy_at_start(load, os.cpu_count() or 1):
-        console.print(Text(warning))
+        console.print(RichText(warning))
     if sys.stdout.isatty():
         with Live(_progress(comparison, repeats), console=console, auto_refresh=False) as live:
             run_repeats(comparison, repeats, lambda: live.update(_progress(comparison, repeats), refresh=True))
@@ -50,7 +50,7 @@ def run_and_show(comparison: Comparison, repeats: Sequence[Repeat], load: float 
             if id(repeat) not in told and repeat.state not in ("waiting", "running"):
                 told.add(id(repeat))
                 place = f"[{len(told)}/{len(repeats)}] {repeat.variant.name}, seed {repeat.seed}"
-                console.print(Text(f"{place}: {_mark(repeat)}{f': {repeat.reason}' if repeat.reason else ''}"))
+                console.print(RichText(f"{place}: {_mark(repeat)}{f': {repeat.reason}' if repeat.reason else ''}"))
 
     run_repeats(comparison, repeats, tell)
 
@@ -77,44 +77,44 @@ def show_result(found: Mapping[str, Any]) -> None:
     console = rich_console()
     console.print()
     for number, variant in enumerate(found["variants"] if titles[0] == "#" else (), start=1):
-        console.print(Text(f"{number} {variant['name']}"))
+        console.print(RichText(f"{number} {variant['name']}"))
     console.print(_shown(titles, rows, "right"))
-    console.print(Text(legend(found)))
+    console.print(RichText(legend(found)))
     if several := metric_table(found):
         console.print()
         console.print(_shown(*several, "right"))
-    if spent := costs.lines(found, labels(found)[1]):
+    if spent := costs.cost_lines(found, labels(found)[1]):
         console.print()
         console.print(_shown(*spent, "right"))
     figures: JustifyMethod = "right"
-    for more in strategies.lines(found):
+    for more in strategies.strategy_lines(found):
         console.print()
         console.print(_shown(*more, figures))
         figures = "left"  # the second table has sentences
     for variant in found["variants"]:
         if text := excuse(found, variant):
-            console.print(Text(text))
+            console.print(RichText(text))
     if any(notes(found)):
         console.print()
     for note in notes(found):
-        console.print(Text(note))
+        console.print(RichText(note))
     if best := kept(found):
         sentence, command = best
-        console.print(Text(f"\n{sentence}"))
+        console.print(RichText(f"\n{sentence}"))
         print(f"  {command}")  # in one line, so that it can be copied
 
 
-def _shown(titles: Sequence[str], rows: Sequence[Sequence[str]], justify: JustifyMethod) -> Table:
-    shown = Table(box=None, pad_edge=False)
+def _shown(titles: Sequence[str], rows: Sequence[Sequence[str]], justify: JustifyMethod) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False)
     for place, title in enumerate(titles):
-        shown.add_column(Text(title), justify="left" if place == 0 else justify, overflow="fold")
+        shown.add_column(RichText(title), justify="left" if place == 0 else justify, overflow="fold")
     for row in rows:
-        shown.add_row(*map(Text, row))
+        shown.add_row(*map(RichText, row))
     return shown
 
 
-def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> Table:
-    shown = Table(box=None, pad_edge=False)
+def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> RichTable:
+    shown = RichTable(box=None, pad_edge=False)
     shown.add_column("variant", overflow="fold")
     seeds = list(comparison.seeds)
     for seed in seeds[:MAX_SEEDS]:
@@ -126,7 +126,7 @@ def _progress(comparison: Comparison, repeats: Sequence[Repeat]) -> Table:
         cells = [_mark(own[seed]) for seed in seeds[:MAX_SEEDS]]
         if len(seeds) > MAX_SEEDS:
             cells.append(f"{sum(repeat.state in ('done', 'kept') for repeat in own.values())}/{len(seeds)}")
-        shown.add_row(Text(shorten(variant.name, 60)), *cells)
+        shown.add_row(RichText(shorten(variant.name, 60)), *cells)
     return shown
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from toolkit.lab.compare.best import keep_best
 from toolkit.lab.compare.notes import load_average
-from toolkit.lab.compare.repeats import Comparison, Repeat, folder_of, job_of
+from toolkit.lab.compare.runs import Comparison, Repeat, folder_of, job_of
 from toolkit.lab.finished import measured_in, note_failure, run_job
 
 

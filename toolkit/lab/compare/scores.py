@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-SEED = 20
+SCORE_SEED = 20
 CONFIDENCE = 0.95
 
 Runs = Mapping[int, Mapping[str, Any]]
@@ -138,7 +138,7 @@ def _interval(runs: Runs, name: str) -> tuple[float | None, float | None]:
     if not draws.shape[1]:
         scores = [run["figures"][name] for run in runs.values()]
         return min(scores), max(scores)
-    chosen = np.random.default_rng(SEED).integers(len(draws), size=draws.shape)
+    chosen = np.random.default_rng(SCORE_SEED).integers(len(draws), size=draws.shape)
     means = np.take_along_axis(draws, chosen, axis=0).mean(axis=0)
     finite = means[np.isfinite(means)]
     if not len(finite):

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolkit.base.console import format_bytes
-from toolkit.base.memory import MEMORY
 from toolkit.document.blocks import MISSING, Cell, Section, Table, Text
-from toolkit.lab.compare.summary import PARTS
+from toolkit.lab.compare.statistics import PARTS
+from toolkit.system.memory import MEMORY
 
 HELD = ("parameters", "gradients", "optimizer_state")
 """Parts of the memory that are estimated one by one."""
@@ -46,7 +46,7 @@ def pairs(found: Mapping[str, Any], variant: Mapping[str, Any]) -> list[tuple[fl
     return [*zip(measured, guessed, strict=True), sent]
 
 
-def sections(found: Mapping[str, Any]) -> list[Section]:
+def strategy_sections(found: Mapping[str, Any]) -> list[Section]:
     """Returns the sections of a page; none for other comparisons of a single process."""
     numbered = list(enumerate(found["variants"], start=1))
     parts = []
@@ -93,7 +93,7 @@ def _ranks(numbered: Sequence[tuple[int, Any]]) -> Table:
     return Table(["#", "variant", "process", *(MEMORY[part] for part in parts)], rows)
 
 
-def lines(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
+def strategy_lines(found: Mapping[str, Any]) -> list[tuple[list[str], list[list[str]]]]:
     """Returns titles and rows of the tables for a terminal of 80 columns; a cell may have two lines."""
     if not is_of_strategies(found):
         return []

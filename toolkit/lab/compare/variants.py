@@ -11,7 +11,7 @@ from itertools import product
 
 from toolkit.base.errors import InputError
 from toolkit.config.sections import Config
-from toolkit.lab.techniques import DATA_PARALLEL, Technique, by_deepspeed, plain_settings, techniques
+from toolkit.lab.jobs.strategies import DATA_PARALLEL, Technique, by_deepspeed, plain_settings, techniques
 
 MODES = ("product", "one-at-a-time", "cumulative")
 Settings = dict[str, str]

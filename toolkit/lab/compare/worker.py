@@ -12,23 +12,23 @@ from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collect import objects_of_all
 from toolkit.distributed.collectives import data_sum, on_main
-from toolkit.distributed.flat import EXCHANGED_BYTES, EXCHANGES
+from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.compare.meter import Meter
-from toolkit.lab.training import trained
+from toolkit.lab.jobs.training import trained
 from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:
     from toolkit.api.run import FitResult, Run
-    from toolkit.base.memory import MemoryUse
+    from toolkit.system.memory import MemoryUse
 
 
 def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, and returns the measurements.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, with `draws`, the number of bootstrap sets for the intervals of
+        job: as for `toolkit.lab.jobs.training.trained`, with `draws`, the number of bootstrap sets for the intervals of
             metrics.
     """
     meter = Meter()

@@ -14,8 +14,8 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.finished import job_name, measured_in, run_job, training_job
+from toolkit.lab.jobs.training import QUIET
 from toolkit.lab.launch import Launch
-from toolkit.lab.training import QUIET
 
 FOLDER = "folds"
 

@@ -9,7 +9,7 @@ from toolkit.api.run import overall_scores
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import on_main
-from toolkit.lab.training import trained
+from toolkit.lab.jobs.training import trained
 from toolkit.report.scores import prefix_of
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, writes the run's results, and returns the measurements.
 
     Args:
-        job: as for `toolkit.lab.training.trained`.
+        job: as for `toolkit.lab.jobs.training.trained`.
     """
     with trained({**job, "keep_model": True}) as (run, result):
         return on_main(run.accelerator, _measurement, run, result)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolkit.data.profile import Profile
-from toolkit.lab.doctor.parts import Finding
+from toolkit.lab.doctor.findings import Finding
+from toolkit.lab.init.profile import Profile
 
 MOSTLY = 0.5
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from toolkit.base.console import counted
 from toolkit.data.keys import NO_GROUP, first_like
-from toolkit.lab.doctor.parts import Finding, Part, pair
+from toolkit.lab.doctor.findings import Finding, Part, pair
 
 
 def equal_rows(parts: Sequence[Part]) -> Iterator[Finding]:

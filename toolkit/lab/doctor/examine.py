@@ -13,10 +13,10 @@ from toolkit.config.sections import Config
 from toolkit.data.columns import group_column, used_columns
 from toolkit.lab.doctor.columns import column_findings, described
 from toolkit.lab.doctor.exact import equal_rows, shared_groups
+from toolkit.lab.doctor.findings import Finding, Part, parts_of
 from toolkit.lab.doctor.label_errors import label_errors
 from toolkit.lab.doctor.labels import label_findings
 from toolkit.lab.doctor.near import different_rows, fingerprints, near_rows
-from toolkit.lab.doctor.parts import Finding, Part, parts_of
 from toolkit.lab.doctor.predicted import predictions_of
 from toolkit.lab.doctor.sizes import (
     Histogram,
@@ -27,7 +27,7 @@ from toolkit.lab.doctor.sizes import (
     outliers,
     text_histograms,
 )
-from toolkit.lab.show import Subject
+from toolkit.lab.init.overview import Subject
 
 
 @dataclass(frozen=True)

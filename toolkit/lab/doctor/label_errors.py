@@ -14,7 +14,7 @@ import numpy as np
 
 from toolkit.api.supports import SupportsErrorRanking
 from toolkit.base.console import counted, shorten
-from toolkit.lab.doctor.parts import Finding
+from toolkit.lab.doctor.findings import Finding
 from toolkit.lab.doctor.predicted import Predicted
 from toolkit.metrics.entities import entities
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from toolkit.base.console import counted
 from toolkit.data.findings import FEW_EXAMPLES, RowFindings, listed
 from toolkit.data.spellings import near_equal
-from toolkit.lab.doctor.parts import Finding
+from toolkit.lab.doctor.findings import Finding
 
 UNEVEN = 3.0
 """Labels are uneven if the most frequent one has at least this many times the rows of the least frequent one."""

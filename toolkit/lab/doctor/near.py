@@ -10,9 +10,9 @@ import numpy as np
 from toolkit.api.supports import reads_files
 from toolkit.api.task import Task
 from toolkit.base.console import counted
-from toolkit.lab.doctor import media
-from toolkit.lab.doctor.media import Print
-from toolkit.lab.doctor.parts import Finding, Part, input_columns, pair
+from toolkit.lab.doctor import duplicates
+from toolkit.lab.doctor.duplicates import Print
+from toolkit.lab.doctor.findings import Finding, Part, input_columns, pair
 from toolkit.lab.doctor.similar import LEAST_SIMILARITY, similar_pairs, similarity, text_keys
 
 
@@ -60,8 +60,8 @@ def fingerprints(task: Task, rows: Sequence[tuple[Part, int]]) -> list[Print | N
     (column,) = (name for name in input_columns(task) if task.columns[name].file)
     if column == "image":
         most = task.options.image.max_pixels
-        return [media.of_image(part.rows[row][column], most) for part, row in rows]
-    return [media.of_audio(part.rows[row][column]) for part, row in rows]
+        return [duplicates.of_image(part.rows[row][column], most) for part, row in rows]
+    return [duplicates.of_audio(part.rows[row][column]) for part, row in rows]
 
 
 def _by_file(task: Task, prints: Sequence[Print | None]) -> list[tuple[int, int, float]]:
@@ -69,7 +69,7 @@ def _by_file(task: Task, prints: Sequence[Print | None]) -> list[tuple[int, int,
     known = [each for each in prints if each is not None]
     kind = "audio" if "audio" in input_columns(task) else "image"
     keys = np.stack([each.keys for each in known]) if known else np.empty((0, 1))
-    found = similar_pairs(keys, lambda one, other: media.likeness(known[one], known[other], kind))
+    found = similar_pairs(keys, lambda one, other: duplicates.likeness(known[one], known[other], kind))
     return [(there[earlier], there[row], how) for earlier, row, how in found]
 
 

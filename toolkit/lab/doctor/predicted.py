@@ -14,7 +14,7 @@ from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.loading import check_rows
 from toolkit.deploy.trained import read_settings
-from toolkit.lab.doctor.parts import Part, parts_of
+from toolkit.lab.doctor.findings import Part, parts_of
 
 CROSS_VALIDATION = "cross_validation.json"
 

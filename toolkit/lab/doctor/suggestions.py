@@ -12,7 +12,7 @@ from toolkit.config.dump import to_yaml
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.lab.doctor.examine import Examined
-from toolkit.lab.doctor.parts import Finding
+from toolkit.lab.doctor.findings import Finding
 from toolkit.lab.doctor.sizes import Histogram
 from toolkit.lab.init.models import config_of, local_folder
 from toolkit.modalities.positions import positions

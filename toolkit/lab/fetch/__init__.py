@@ -1,1 +1,0 @@
-"""Puts everything that a run reads into one folder, for machines without a network."""

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from toolkit.base.errors import InputError
-from toolkit.base.fetched import FORMAT, MANIFEST, PREPARED, Entry, Fetched, Source, read_fetched, sha256_of
 from toolkit.base.files import is_temporary, kind_of, remove_leftovers, temporary_file, write_json
+from toolkit.base.offline import FORMAT, MANIFEST, PREPARED, Entry, Fetched, Source, read_fetched, sha256_of
 from toolkit.base.run_folder import RunFolder
 
 MODEL_FOLDER, DATASET_FOLDER, FILES_FOLDER = "model", "dataset", "files"

@@ -6,7 +6,7 @@ from typing import Literal
 
 from toolkit.base.console import warn
 from toolkit.base.files import expanded, kind_of
-from toolkit.base.network import prepare_download
+from toolkit.base.offline import prepare_download
 
 
 def commit_of(name: str, revision: str | None, kind: Literal["model", "dataset"]) -> str | None:

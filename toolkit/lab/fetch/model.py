@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.errors import InputError, pretrained_error
-from toolkit.base.fetched import MODEL
 from toolkit.base.files import kind_of, read_json
-from toolkit.base.network import prepare_download
+from toolkit.base.offline import MODEL, prepare_download
 from toolkit.config.sections import ModelConfig
 
 OTHER_WEIGHTS = (

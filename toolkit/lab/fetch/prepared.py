@@ -9,10 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from toolkit.api.task import Task
-from toolkit.base.fetched import PREPARED
 from toolkit.base.files import written_folder
+from toolkit.base.offline import PREPARED
 from toolkit.config.sections import Config
-from toolkit.data.cached import FOLDER, LOCK_SUFFIX
+from toolkit.data.row_cache import FOLDER, LOCK_SUFFIX
 from toolkit.lab.fetch.folder import Target
 
 
@@ -29,7 +29,7 @@ def fetch_prepared(target: Target, cfg: Config, make_task: Callable[[Config], Ta
     """
     from toolkit.checkpoint.claim import Claimed
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.modalities.inputs import read_inputs
+    from toolkit.prepare.inputs import read_inputs
 
     with written_folder(target.folder / PREPARED) as folder:
         with _cache_in(folder), TemporaryDirectory(prefix="fetch-") as output:

@@ -9,8 +9,8 @@ from itertools import permutations
 from pathlib import Path
 
 from toolkit.config.sections import DataConfig
-from toolkit.data.profile import OBJECT, OBJECTS, TEXT, TEXTS, ColumnProfile, Profile
 from toolkit.lab.init.languages import language_named, language_of
+from toolkit.lab.init.profile import OBJECT, OBJECTS, TEXT, TEXTS, ColumnProfile, Profile
 
 Columns = dict[str, str]
 """The file's columns by the recipe's names for them."""

@@ -19,7 +19,6 @@ from toolkit.config.messages import did_you_mean, join
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
-from toolkit.data.profile import ColumnProfile, Profile, profile_file
 from toolkit.data.reading import Reading
 from toolkit.lab.init.columns import Columns, is_text
 from toolkit.lab.init.files import name_of, split_files
@@ -27,6 +26,7 @@ from toolkit.lab.init.guess import Guess, to_text
 from toolkit.lab.init.kinds import KINDS, Kind, Sample, languages_of
 from toolkit.lab.init.labels import SINGLE, can_be_label, merged
 from toolkit.lab.init.models import choose
+from toolkit.lab.init.profile import ColumnProfile, Profile, profile_file
 from toolkit.lab.init.reading import entity_guesses, file_guesses
 from toolkit.lab.init.training import evaluation, groups, training, validation
 from toolkit.recipe import load_settings, load_task_type

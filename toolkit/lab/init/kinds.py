@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.data.profile import FILES, TEXT, ColumnProfile, Profile
 from toolkit.lab.init.columns import (
     Columns,
     Find,
@@ -25,10 +24,11 @@ from toolkit.lab.init.columns import (
     roles,
 )
 from toolkit.lab.init.guess import Guess
+from toolkit.lab.init.guesses import Limits, answers, blocks, no_limits, spans, truncation, windows
 from toolkit.lab.init.labels import can_be_label, label_kind
 from toolkit.lab.init.languages import LANGUAGES, language_named, language_of
-from toolkit.lab.init.lengths import Limits, answers, blocks, no_limits, spans, truncation, windows
 from toolkit.lab.init.models import Model
+from toolkit.lab.init.profile import FILES, TEXT, ColumnProfile, Profile
 
 
 @dataclass(frozen=True)

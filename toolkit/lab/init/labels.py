@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from toolkit.data.profile import (
+from toolkit.lab.init.profile import (
     BOOLEAN,
     DATE,
     FILES,

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Mapping
 
-from toolkit.data.profile import Profile
 from toolkit.lab.init.guess import Guess
+from toolkit.lab.init.profile import Profile
 
 EPOCHS = ((200, 10), (2_000, 5), (20_000, 3), (200_000, 2))
 """Number of epochs for at most this many training rows; 1 for more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.files import write_json, write_text
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Code, Figure, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.svg import Drawing, sheet
@@ -121,8 +121,8 @@ def write(found: Found, folder: Path) -> None:
     title, lead = f"Learning rates for {found['config']}", "A learning-rate range test (Smith 2017, arXiv 1506.01186)."
     write_json(folder / "lr_find.json", found)
     write_text(folder / "lr_find.svg", sheet([drawing(found)]))
-    write_text(folder / "lr_find.md", markdown.render(title, lead, sections(found)))
-    write_text(folder / "lr_find.html", page.render(title, lead, sections(found)))
+    write_text(folder / "lr_find.md", render.render_markdown(title, lead, sections(found)))
+    write_text(folder / "lr_find.html", page.render_html(title, lead, sections(found)))
     rates, smoothed = _shown(found)
     marks = {name.replace("_", " "): found["others"][name] for name in POINTS if found["others"][name] is not None}
     rate_test(rates, smoothed, marks, folder / "lr_find.png")

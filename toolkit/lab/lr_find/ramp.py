@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from toolkit.api.run import Run
 from toolkit.distributed.collectives import data_sum
-from toolkit.distributed.guard import NonFiniteGradient, NonFiniteParameters
+from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
 from toolkit.optim.schedules import factor_of, peak_rate
 from toolkit.recipe import load_settings, load_task_type
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from toolkit.base.errors import RunError
-from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.jobs.jobs import Trial, run_trials
 
 BYTES = 25 * 2**20
 """Bytes of one all-reduce: the bucket size of `DistributedDataParallel`."""
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 120.0
 """Without it, processes that cannot reach each other would wait for half an hour."""
 
 
-def measure(job: Mapping[str, Any]) -> float:
+def measure_bandwidth(job: Mapping[str, Any]) -> float:
     """Times all-reduces of a bucket of gradients in this process group.
 
     Args:

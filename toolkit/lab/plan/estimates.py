@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from toolkit.api.mesh import Mesh
 from toolkit.config.sections import Config
-from toolkit.data.budget import num_micro_batches
-from toolkit.distributed.flat import share_sent
+from toolkit.data.batching.budget import num_micro_batches
+from toolkit.distributed.exchange import share_sent
 from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES

@@ -12,8 +12,8 @@ from toolkit.base.errors import ConfigError
 from toolkit.checks.model import pipeline_problems, tensor_problems
 from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
+from toolkit.lab.jobs.strategies import Technique, offloaded, plain_settings, techniques, window_settings
 from toolkit.lab.plan.estimates import Estimate, estimated
-from toolkit.lab.techniques import Technique, offloaded, plain_settings, techniques, window_settings
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config, ParallelConfig
-from toolkit.data.budget import largest, lengths_of
+from toolkit.data.batching.budget import largest, lengths_of
 from toolkit.data.padding import multiple_of, padded_length, padding_to
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
@@ -42,9 +42,9 @@ def subject_of(cfg: Config, task: Task, length: int | None = None, gpu: bool = F
     """
     from toolkit.checkpoint.claim import Claimed
     from toolkit.distributed.launch import build_accelerator
-    from toolkit.modalities.inputs import read_inputs
     from toolkit.models.load import load_model_config
     from toolkit.models.source import source_of
+    from toolkit.prepare.inputs import read_inputs
 
     cfg = replace(cfg, parallel=ParallelConfig())  # what several processes need follows from the step of a single one
     accelerator = build_accelerator(cfg)

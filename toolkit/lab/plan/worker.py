@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toolkit.api.device import looked_up
+from toolkit.api.batch import looked_up
 from toolkit.api.task import Batch
 from toolkit.footprint.simulate import Subject, simulate
-from toolkit.lab.training import trained
+from toolkit.lab.jobs.training import trained
 
 
 class Watch:
@@ -54,11 +54,11 @@ def _size(batch: Batch, unpadded: bool) -> int:
     return sum(masks) if unpadded and masks else sum(value.numel() for value in inputs.values())
 
 
-def measure(job: Mapping[str, Any]) -> dict[str, Any]:
+def measure_steps(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, and returns the measurements with the prediction for the same rows.
 
     Args:
-        job: as for `toolkit.lab.training.trained`.
+        job: as for `toolkit.lab.jobs.training.trained`.
 
     Returns:
         `memory` (measured bytes), `footprint` (predicted), `seconds` of a step or None, and `device`, its type.

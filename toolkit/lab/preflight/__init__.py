@@ -1,1 +1,0 @@
-"""Checks a machine before a run starts on it: its files, disks, memory, GPUs and connections."""

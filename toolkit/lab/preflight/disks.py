@@ -10,11 +10,11 @@ from pathlib import Path
 
 from toolkit.api.task import Task
 from toolkit.base.console import format_bytes
-from toolkit.base.disk import why
 from toolkit.base.errors import problems_of
+from toolkit.base.files import why
 from toolkit.config.sections import Config
-from toolkit.data.kept import limit_of
-from toolkit.data.stage import stage_problem
+from toolkit.data.media.cache import limit_of
+from toolkit.data.staging import stage_problem
 from toolkit.lab.preflight.found import Found, Needs, existing
 
 LEAST_ROOM = 64 * 2**20

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from toolkit.base.console import counted
 from toolkit.base.errors import problems_of
-from toolkit.base.fetched import read_fetched
 from toolkit.base.files import kind_of, read_json
-from toolkit.base.network import prepare_download
+from toolkit.base.offline import prepare_download, read_fetched
 from toolkit.config.sections import Config
 from toolkit.lab.preflight.found import Found
 from toolkit.models.source import source_of

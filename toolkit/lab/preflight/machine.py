@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from toolkit.base.console import format_bytes
-from toolkit.base.launcher import FIRST_PORT, PORTS
-from toolkit.base.limits import available_memory, usable_cores
-from toolkit.base.network import SECONDS
+from toolkit.base.offline import SECONDS
 from toolkit.config.sections import Config
 from toolkit.lab.preflight.found import Found, Needs
+from toolkit.system.launcher import FIRST_PORT, PORTS
+from toolkit.system.limits import available_memory, usable_cores
 
 DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"))
 """Files that exist if the machine has a driver of NVIDIA's or AMD's GPUs."""

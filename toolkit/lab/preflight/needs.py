@@ -8,8 +8,8 @@ from typing import Any
 from toolkit.api.task import Task
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
+from toolkit.data.batching.workers import num_workers
 from toolkit.data.sources import is_files, num_bytes
-from toolkit.data.workers import num_workers
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.simulate import simulate
 from toolkit.lab.plan.estimates import estimated

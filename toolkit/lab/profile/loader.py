@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from toolkit.data.batches import Windows, training_loader
-from toolkit.engine.parts import packs_tokens, training_processor
+from toolkit.data.batching.batches import Windows, training_loader
+from toolkit.engine.micro_batches import packs_tokens, training_processor
 
 if TYPE_CHECKING:
     from toolkit.api.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.base.console import counted, format_bytes, say, shorten
 from toolkit.base.files import write_json, write_text
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
 from toolkit.document.terminal import print_table
 from toolkit.lab.profile.summary import Found
@@ -168,5 +168,5 @@ def write(found: Found, folder: Path) -> None:
     count = len(found["advice"])
     title, lead = f"Profile of {found['config']}", f"{counted(count, 'thing')} to change." if count else NOTHING
     write_json(folder / "profile.json", found)
-    write_text(folder / "profile.md", markdown.render(title, lead, sections(found)))
-    write_text(folder / "profile.html", page.render(title, lead, sections(found)))
+    write_text(folder / "profile.md", render.render_markdown(title, lead, sections(found)))
+    write_text(folder / "profile.html", page.render_html(title, lead, sections(found)))

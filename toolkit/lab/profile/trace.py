@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from toolkit.lab.profile.stages import RANGE
+from toolkit.lab.profile.measure import RANGE
 
 OPERATIONS = ("cpu_op",)
 KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")

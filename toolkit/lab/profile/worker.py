@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.base.limits import usable_cores
 from toolkit.distributed.collect import objects_of_all
+from toolkit.lab.jobs.training import trained
 from toolkit.lab.profile.loader import time_loading
 from toolkit.lab.profile.machine import compute_dtype, matmul_rate, smallest_operation
-from toolkit.lab.profile.stages import Shape, Stages
+from toolkit.lab.profile.measure import Shape, Stages
 from toolkit.lab.profile.trace import UNFUSED, Operation, Reading, read_trace
-from toolkit.lab.training import trained
 from toolkit.models.unpadded.choice import DROPOUTS
 from toolkit.models.unpadded.families import NothingToGain, Refused, coverage
+from toolkit.system.limits import usable_cores
 
 if TYPE_CHECKING:
     from toolkit.api.run import Run
@@ -30,8 +30,8 @@ def measure(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains, and measures some of the steps.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, and `skipped` and `steps` (see `Stages`), and `trace`, the file for
-            the trace of the first rank.
+        job: as for `toolkit.lab.jobs.training.trained`, and `skipped` and `steps` (see `Stages`), and `trace`, the file
+            for the trace of the first rank.
 
     Returns:
         `ranks`: what each process measured of its steps (`_of_rank`); `trace`: what the trace of the first one says,

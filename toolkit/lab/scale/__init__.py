@@ -1,1 +1,0 @@
-"""How a training scales with the number of its processes."""

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from toolkit.lab.compare.summary import DRAWS, SEED, Figure, warm
+from toolkit.lab.compare.statistics import DRAWS, SEED, warm
+from toolkit.lab.compare.statistics import Figure as Summary
 
 Mode = Literal["strong", "weak"]
 Rounds = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -29,9 +30,9 @@ class Scaled:
         serial: the part of a step that does not shrink with more processes, from 0 to 1.
     """
 
-    speedup: Mapping[int, Figure]
-    efficiency: Mapping[int, Figure]
-    serial: Figure
+    speedup: Mapping[int, Summary]
+    efficiency: Mapping[int, Summary]
+    serial: Summary
 
 
 def amdahl(serial: float, processes: float) -> float:
@@ -82,18 +83,18 @@ def scaled(rounds: Rounds, mode: Mode) -> Scaled:
 
         drawn = [_rates(steps, random.integers(several, size=several).tolist(), resampled) for _ in range(DRAWS)]
 
-    def figure(of: Callable[[Mapping[int, float]], float]) -> Figure:
+    def figure(of: Callable[[Mapping[int, float]], float]) -> Summary:
         if not drawn:
-            return Figure(of(plain))
+            return Summary(of(plain))
         low, high = np.quantile([of(rates) for rates in drawn], (0.025, 0.975))
-        return Figure(of(plain), float(low), float(high))
+        return Summary(of(plain), float(low), float(high))
 
-    def efficiency(n: int) -> Figure:
+    def efficiency(n: int) -> Summary:
         return figure(lambda rates: rates[n] / n / (rates[least] / least))
 
     found = {n: efficiency(n) for n in steps}
     return Scaled(
-        speedup={n: Figure(each.value * n, _times(each.low, n), _times(each.high, n)) for n, each in found.items()},
+        speedup={n: Summary(each.value * n, _times(each.low, n), _times(each.high, n)) for n, each in found.items()},
         efficiency=found,
         serial=figure(lambda rates: fitted_serial(rates, mode)),
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.base.console import format_bytes, format_value, say
 from toolkit.base.files import write_json, write_text
-from toolkit.document import markdown, page
+from toolkit.document import page, render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
 from toolkit.document.svg import Drawing, sheet
@@ -124,7 +124,7 @@ def sections(found: Found) -> list[Section]:
     """Returns the sections of the page."""
     figure = Figure(PICTURE, drawing(found), file="scale.svg")
     spent: Sequence[Any] = [
-        [title, costs.shown(name, found["costs"][name])]
+        [title, costs.cost_text(name, found["costs"][name])]
         for name, title in costs.SUMMED.items()
         if name in found["costs"]
     ]
@@ -164,5 +164,5 @@ def write(found: Found, folder: Path) -> None:
     title, lead = f"Scaling of {found['config']}", words(found)[0]
     write_json(folder / "scale.json", found)
     write_text(folder / "scale.svg", sheet([drawing(found)]))
-    write_text(folder / "scale.md", markdown.render(title, lead, sections(found)))
-    write_text(folder / "scale.html", page.render(title, lead, sections(found)))
+    write_text(folder / "scale.md", render.render_markdown(title, lead, sections(found)))
+    write_text(folder / "scale.html", page.render_html(title, lead, sections(found)))

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from toolkit.base.limits import usable_cores
 from toolkit.lab.compare.costs import sums_of
-from toolkit.lab.compare.summary import summarise
+from toolkit.lab.compare.statistics import summarise
 from toolkit.lab.launch import batch_and_accumulation, step_rows
-from toolkit.lab.plan.calibrate import Measured, serial_seconds
+from toolkit.lab.plan.measure import Measured, serial_seconds
 from toolkit.lab.plan.strategies import scaling
 from toolkit.lab.scale.laws import Mode, amdahl, gustafson, scaled
 from toolkit.lab.scale.runs import Measurements, Scale
+from toolkit.system.limits import usable_cores
 
 FIGURES = ("step_seconds", "real_per_second", "items_per_second")
 

@@ -17,15 +17,15 @@ from typing import Any
 from toolkit.base.console import say, warn
 from toolkit.base.errors import RunError
 from toolkit.base.files import read_json, write_json
-from toolkit.base.limits import threads_per_process
 from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.compare.notes import load_average
 from toolkit.lab.finished import training_job
-from toolkit.lab.jobs import Trial, run_trials
+from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.launch import Launch
-from toolkit.lab.plan.calibrate import Measured, calibrate
+from toolkit.lab.plan.measure import Measured, calibrate
 from toolkit.lab.scale.laws import Mode, Rounds
+from toolkit.system.limits import threads_per_process
 
 EXCHANGED_BYTES = 16 * 2**20
 """Bytes of the all-reduce whose bandwidth is measured, of the order of a bucket of gradients."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json, write_json
-from toolkit.config.messages import show
+from toolkit.config.messages import show as shown_value
 from toolkit.lab.search.study import Search, name_of
 
 STUDY = "study.json"
@@ -44,7 +44,9 @@ def claim(search: Search, command: Sequence[str]) -> dict[str, Any]:
     if known["identity"] != identity:
         before, now = known["identity"], identity
         keys = [key for key in dict.fromkeys([*before, *now]) if before.get(key) != now.get(key)]
-        listed = [f"  - {key}: it has {show(before.get(key))}, now {show(now.get(key))}" for key in keys[:SHOWN]]
+        listed = [
+            f"  - {key}: it has {shown_value(before.get(key))}, now {shown_value(now.get(key))}" for key in keys[:SHOWN]
+        ]
         more = [f"  - and {len(keys) - SHOWN} more"] if len(keys) > SHOWN else []
         raise InputError("\n".join([f"--output-dir: {folder} holds a search with other settings:", *listed, *more,
                                     "Restore them, or use another folder"]))  # fmt: skip
@@ -94,7 +96,7 @@ def shown_facts(known: Mapping[str, Any]) -> dict[str, Any]:
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes `search.json`, and the page as HTML and Markdown with its charts."""
     from toolkit.document.written import write_document
-    from toolkit.lab.search.page import sections, title_and_lead
+    from toolkit.lab.search.report import sections, title_and_lead
 
     write_json(folder / "search.json", found)
     write_document(folder, "search", *title_and_lead(found), sections(found))

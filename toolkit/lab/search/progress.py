@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
 
 from toolkit.base.console import format_duration, format_value, rich_console, shorten
-from toolkit.lab.search.page import STATES, metric_of, verdict
+from toolkit.lab.search.report import STATES, metric_of, verdict
 
 WIDTH = 80
 MOST_ROWS = 20
@@ -44,7 +44,7 @@ def show(found: Mapping[str, Any]) -> None:
     console.print()
     sign = -1 if found["metric"]["greater_is_better"] else 1
     rows = sorted(found["trials"], key=lambda row: (row["value"] is None, sign * (row["value"] or 0.0), row["number"]))
-    table = Table(box=None, pad_edge=False)
+    table = RichTable(box=None, pad_edge=False)
     table.add_column("trial", justify="right")
     table.add_column("state")
     table.add_column(metric_of(found), justify="right")
@@ -53,7 +53,9 @@ def show(found: Mapping[str, Any]) -> None:
     for row in rows[:MOST_ROWS]:
         value = "" if row["value"] is None else format_value(row["value"])
         settings = ", ".join(map(_short, row["overrides"]))
-        table.add_row(*map(Text, (str(row["number"]), row["state"], value, settings, format_duration(row["seconds"]))))
+        table.add_row(
+            *map(RichText, (str(row["number"]), row["state"], value, settings, format_duration(row["seconds"])))
+        )
     console.print(table)
     if len(rows) > MOST_ROWS:
         print(f"and {len(rows) - MOST_ROWS} more")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from toolkit.lab.search.methods import facts
 from toolkit.lab.search.running import best_of
 from toolkit.lab.search.space import overrides_of
-from toolkit.lab.search.study import counted, result_of
+from toolkit.lab.search.study import counted as of_state
+from toolkit.lab.search.study import result_of
 from toolkit.lab.search.winner import settings_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def build(known: Mapping[str, Any], study: Study, winner: Mapping[str, Any] | No
         "counts": dict(Counter(each["state"] for each in rows)),
         "best": None if best is None else row(best),
         "winner": None if winner is None else dict(winner),
-        "importance": importance(study, counted(found)),
+        "importance": importance(study, of_state(found)),
         "cost": {
             "seconds": round(sum(each["seconds"] for each in rows), 1),
             "steps": sum(each["steps"] for each in rows),

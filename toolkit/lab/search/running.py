@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import RunError
-from toolkit.checkpoint.lock import FolderInUse, OutputLock
+from toolkit.checkpoint.output_folder import FolderInUse, OutputLock
 from toolkit.lab.search import trials
 from toolkit.lab.search.methods import METHODS
 from toolkit.lab.search.space import overrides_of

@@ -13,16 +13,16 @@ from typing import Any
 
 from toolkit.base.errors import InputError
 from toolkit.base.files import write_json
-from toolkit.base.limits import threads_per_process
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.overrides import written
 from toolkit.config.sections import Config
-from toolkit.lab.jobs import Trial as Job
-from toolkit.lab.jobs import run_trials
+from toolkit.lab.jobs.jobs import Trial as Job
+from toolkit.lab.jobs.jobs import run_trials
+from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.lab.search.storage import ENVIRON
 from toolkit.lab.search.study import Result, Search
-from toolkit.lab.training import STEPS_ONLY
+from toolkit.system.limits import threads_per_process
 
 RESULT_FILE = "result.json"
 """File of how a trial ended; written before the study is told, so that what is over is never trained again."""
@@ -93,7 +93,7 @@ def train(search: Search, job: Mapping[str, Any], folder: Path, slot: int) -> Re
 
 
 def start(work: str, job: Mapping[str, Any], search: Search, folder: Path, slot: int) -> Any:
-    """Runs one job of `toolkit.lab.worker` and returns its `toolkit.lab.jobs.Outcome`."""
+    """Runs one job of `toolkit.lab.worker` and returns its `toolkit.lab.jobs.jobs.Outcome`."""
     launch = search.launch
     environ = {**launch.environ, **resources(slot, search.parallel, launch.processes)}
     if search.storage is not None:

@@ -16,15 +16,15 @@ from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
 from toolkit.base.errors import ConfigError, Interrupted, RunError
 from toolkit.base.run_folder import RunFolder
-from toolkit.data.batches import training_order
+from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.guard import NonFiniteGradient, NonFiniteParameters
-from toolkit.distributed.signals import active_stop
+from toolkit.distributed.non_finite import NonFiniteGradient, NonFiniteParameters
+from toolkit.distributed.stop import active_stop
 from toolkit.engine.evaluation import NonFiniteLoss
 from toolkit.lab.compare.bootstrap import resampled
+from toolkit.lab.jobs.training import trained
 from toolkit.lab.search.methods import METHODS
 from toolkit.lab.search.storage import ENVIRON, storage_of
-from toolkit.lab.training import trained
 from toolkit.report.results import summary_figures
 from toolkit.tracking.jsonl import read_metrics
 
@@ -149,7 +149,7 @@ def train(job: Mapping[str, Any]) -> dict[str, Any]:
     """Trains a trial, or goes on with it.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, with `metric`: the name of the one that decides; and optionally
+        job: as for `toolkit.lab.jobs.training.trained`, with `metric`: the name of the one that decides; and optionally
             `study` (`folder`, `name`, `method` and `trial_id`), `deadline` (as `time.time`), and `segment`: the number
             of the evaluation after which to stop.
 
@@ -209,7 +209,7 @@ def score(job: Mapping[str, Any]) -> dict[str, Any]:
     """Evaluates a trial that is over, on the test rows too if there are any; writes its model if `keep_model`.
 
     Args:
-        job: as for `toolkit.lab.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
+        job: as for `toolkit.lab.jobs.training.trained`, with `metric` and `draws`: the number of bootstrap sets.
 
     Returns:
         For each set of rows: `value`, and `draws`, the values of the metric for sets of rows drawn from it; `rows`.

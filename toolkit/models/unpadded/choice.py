@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from toolkit.base.errors import ConfigError
-from toolkit.config.rule import Rule
+from toolkit.config.problems import Rule
 from toolkit.config.sections import Config
 from toolkit.models.unpadded.families import Islands, NothingToGain, Refused, coverage
 
@@ -104,7 +104,7 @@ def _has_fast_kernel(cfg: Config, config: PreTrainedConfig, device: torch.device
     """Returns whether a GPU computes all sequences in one call."""
     import torch
 
-    from toolkit.models.unpadded.attend import gpu_kernel
+    from toolkit.models.unpadded.attention import gpu_kernel
 
     def largest(fields: Iterable[str]) -> float:
         return max(getattr(config, name, None) or 0 for name in fields)

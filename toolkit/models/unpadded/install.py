@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from toolkit.models.unpadded.attend import attend
+from toolkit.models.unpadded.attention import attend
 from toolkit.models.unpadded.islands import TOKENS, hook_island, island_of, packing_of
 from toolkit.models.unpadded.layers import hook, parameters_of, plain, refuse_states, self_packing, stacks
 from toolkit.models.unpadded.packing import packed_mask, packed_mask_where_it_pays

@@ -16,7 +16,7 @@ from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_qual
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.shares import shared
-from toolkit.tasks.label_names import known_label, label_text, map_notes, plain_map
+from toolkit.tasks.labels import known_label, label_text, map_notes, plain_map
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,7 @@ from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classifica
 from toolkit.metrics.quality import Quality
 from toolkit.metrics.score import Score, per_class_scores
 from toolkit.tasks.heads.shares import shared
-from toolkit.tasks.label_names import known_label, map_notes, plain_map
+from toolkit.tasks.labels import known_label, map_notes, plain_map
 
 if TYPE_CHECKING:
     import torch

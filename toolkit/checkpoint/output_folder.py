@@ -1,0 +1,256 @@
+"""Locks an output folder so that only one run at a time writes into it."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from toolkit.base.console import say
+from toolkit.base.errors import CheckpointError
+from toolkit.base.files import parse_json, read_file, why
+from toolkit.base.run_folder import RunFolder
+
+_held: set[str] = set()
+_HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
+EMPTY_SECONDS = 60.0
+"""Age from which an owner file without a content is that of a dead process."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FLOCK = "hhqqi4x"
+"""Linux's `struct flock`: kind, from where, start, length, process."""
+
+
+class FolderInUse(CheckpointError):  # noqa: N818 - the name says it
+    """Another run holds the lock of an output folder."""
+
+
+class OutputLock:
+    """Context manager that locks an existing output folder.
+
+    It takes a POSIX record lock on `<output_dir>/.lock`. Forked data loader workers do not inherit it, and the kernel
+    releases it whenever the process ends, so a dead run leaves no stale lock. Such a lock does not refuse a second
+    lock by the same process (hence `_held`), and it is lost when the process closes any other descriptor of the file
+    (so no other code may open it). The file is never removed, or two runs could lock two different files.
+
+    Where the file system has no such locks (some network file systems), it creates `<output_dir>/.lock.owner` with host
+    and process instead. A dead run on the same host is recognised; the file of one on another host must be deleted by
+    hand, as the message says.
+
+    Args:
+        output_dir: the folder.
+        patience_seconds: how long to wait for another run to release the lock; a run whose launcher was just killed
+            needs a moment to save and exit.
+
+    Raises:
+        FolderInUse: on entering, if another run holds the lock.
+        CheckpointError: on entering, if the folder cannot be locked.
+    """
+
+    def __init__(self, output_dir: Path, patience_seconds: float = 0.0) -> None:
+        self._patience = patience_seconds
+        files = RunFolder(output_dir.absolute())
+        self.path, self._owner_file, self._removal = files.lock, files.lock_owner, files.lock_removal
+        self._key = os.path.realpath(output_dir)
+        self._descriptor = -1
+        self._owns_file = False
+
+    def __enter__(self) -> Self:
+        if importlib.util.find_spec("fcntl") is None:
+            raise CheckpointError("output folders need POSIX file locks: use Linux, macOS or WSL")
+        if self._key in _held:
+            raise FolderInUse(f"this process already runs in the output folder {self.path.parent}")
+        try:
+            self._descriptor = _open(self.path, os.O_CREAT)
+        except OSError as error:
+            raise CheckpointError(f"cannot open the lock file {self.path}: {why(error, self.path)}") from error
+        owner = _this_process()
+        try:
+            self._wait_for(self._lock, time.monotonic() + self._patience)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, owner, 0)
+        except OSError as error:
+            held = FolderInUse(self._held_message()) if isinstance(error, BlockingIOError) else None
+            refused = held or CheckpointError(f"cannot lock {self.path}: {why(error, self.path, len(owner))}")
+            self.__exit__(None, None, None)
+            raise refused from None
+        _held.add(self._key)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _held.discard(self._key)
+        os.close(self._descriptor)
+        if self._owns_file:
+            self._owner_file.unlink(missing_ok=True)
+
+    def _wait_for(self, acquire: Callable[[], None], deadline: float) -> None:
+        """Acquires the lock, waiting until the deadline."""
+        waiting = False
+        while True:
+            try:
+                return acquire()
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                if not waiting:
+                    say(f"waiting up to {self._patience:.0f} s: {self._held_message()}")
+                waiting = True
+                time.sleep(0.2)
+
+    def _lock(self) -> None:
+        """Takes the lock.
+
+        Raises:
+            BlockingIOError: if another process has it.
+            OSError: if it cannot be taken for another reason.
+        """
+        import fcntl
+
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if _has_no_locks(error, self._descriptor):
+                self._create_owner_file()
+            elif isinstance(error, _HELD):
+                raise BlockingIOError from error
+            else:
+                raise
+
+    def _create_owner_file(self) -> None:
+        """Creates the file that stands for a lock.
+
+        Raises:
+            BlockingIOError: if a run has it that may be alive.
+        """
+        if _is_of_dead_process(self._owner_file):
+            self._remove_owner_file()
+        try:
+            with self._owner_file.open("xb") as file:
+                self._owns_file = True
+                file.write(_this_process())
+        except FileExistsError as error:
+            raise BlockingIOError from error
+
+    def _remove_owner_file(self) -> None:
+        """Removes the file of a dead run; of several processes that have seen it, one does.
+
+        Raises:
+            BlockingIOError: if another process does, or has done it and has the lock now.
+        """
+        turn = self._removal
+        try:
+            os.close(os.open(turn, os.O_CREAT | os.O_EXCL))
+        except FileExistsError as error:
+            if _is_of_dead_process(turn):  # it takes no time; the next attempt goes on
+                turn.unlink(missing_ok=True)
+            raise BlockingIOError from error
+        try:
+            if not _is_of_dead_process(self._owner_file):  # replaced since it was read
+                raise BlockingIOError
+            self._owner_file.unlink()
+        finally:
+            turn.unlink(missing_ok=True)
+
+    def _held_message(self) -> str:
+        try:
+            by_name = self._owner_file.exists()
+            owner = parse_json(read_file(self._owner_file) if by_name else os.pread(self._descriptor, 4096, 0))
+            who = f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+        except (OSError, ValueError, KeyError, TypeError):  # the owner has not written its name yet
+            who = "another process"
+        by_hand = f". If that run has ended, delete {self._owner_file}" if self._owner_file.exists() else ""
+        return (
+            f"the output folder {self.path.parent} is in use by {who}: wait for that run to end, stop it, or use "
+            f"another output_dir{by_hand}"
+        )
+
+
+def _this_process() -> bytes:
+    since = datetime.now(UTC).isoformat("T", "seconds")
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+
+
+def _open(path: Path, more_flags: int = 0) -> int:
+    """Opens a lock file for reading and writing and returns its descriptor; neither follows a link nor waits.
+
+    Raises:
+        OSError: if it cannot be opened, or is something else than a file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | more_flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def _has_no_locks(error: OSError, descriptor: int) -> bool:
+    """Whether a lock was refused because the file system has none, and not because another process has it.
+
+    Some network file systems say that it is not permitted, as POSIX allows for a lock that another process has.
+    """
+    if error.errno != errno.EACCES or sys.platform != "linux":
+        return error.errno in _NO_LOCKS
+    import fcntl
+
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind: int = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[0]
+    except OSError:
+        return True
+    return kind == fcntl.F_UNLCK
+
+
+def _is_of_dead_process(file: Path) -> bool:
+    """Returns whether a process of this host wrote the file and has ended, or one has left it empty.
+
+    This process has not written it, since it has not come to the folder: another one, of the same number in a container
+    that was started again, did.
+    """
+    try:
+        content = read_file(file)
+        if not content:  # its owner's name follows at once, unless the owner has died before
+            return time.time() - file.stat().st_mtime > EMPTY_SECONDS
+        owner = parse_json(content)
+        ended = owner["pid"] == os.getpid() or not psutil.pid_exists(owner["pid"])
+        return bool(owner["host"] == socket.gethostname()) and ended
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def in_use(output_dir: Path) -> str | None:
+    """Returns a message about the process that uses an output folder, or None; writes nothing."""
+    lock = OutputLock(output_dir)
+    if lock._key in _held:
+        return f"this process already runs in the output folder {output_dir.absolute()}"
+    if importlib.util.find_spec("fcntl") is None or not lock.path.exists():
+        return None
+    import fcntl
+
+    if lock._owner_file.exists() and not _is_of_dead_process(lock._owner_file):
+        return lock._held_message()
+    try:
+        lock._descriptor = _open(lock.path)
+    except OSError as error:
+        return f"cannot open the lock file {lock.path}: {error.strerror}"
+    try:
+        fcntl.lockf(lock._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:  # or no locks here, and nobody has the other file
+        held = isinstance(error, _HELD) and not _has_no_locks(error, lock._descriptor)
+        return lock._held_message() if held else None
+    finally:
+        os.close(lock._descriptor)
+    return None

@@ -1,0 +1,143 @@
+"""Rules about settings in the section `model` that cannot be combined."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from toolkit.config.problems import Rule, only_if
+from toolkit.config.sections import AdapterConfig, Config
+from toolkit.optim.presets import PRESETS
+
+_LOW_RANK = ("lora", "dora", "rslora", "qlora")
+_ADAPTER_SETTINGS = {
+    **dict.fromkeys(("r", "lora_alpha", "lora_dropout"), _LOW_RANK),
+    "target_modules": (*_LOW_RANK, "ia3"),
+    "num_virtual_tokens": ("prompt_tuning",),
+}
+"""Settings of adapters, and the methods that use them."""
+_TOO_LATE = "the run would end before these parameters are trained"
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and value.strip() != ""
+
+
+def _last_moment(config: Config, unit: str) -> int:
+    """Returns the largest n of the keys `<unit>_<n>` of `model.unfreeze`, 0 without one."""
+    found = (re.fullmatch(f"{unit}_([1-9][0-9]*)", moment) for moment in config.model.unfreeze)
+    return max((int(match[1]) for match in found if match), default=0)
+
+
+def _adapters_only(name: str, methods: tuple[str, ...]) -> Rule:
+    return only_if(
+        f"model.peft.{name}",
+        getattr(AdapterConfig(), name),
+        "model.peft.method",
+        lambda method: method in methods,
+        f"only {', '.join(methods)} {'uses' if len(methods) == 1 else 'use'} this setting",
+        f"set model.peft.method to {' or '.join(methods)}",
+    )
+
+
+RULES = (
+    Rule(
+        lambda c: c.model.name_or_path is not None and c.model.from_config is not None,
+        ("model.name_or_path", "model.from_config"),
+        "a model is either pretrained or trained from scratch",
+        "remove one of them",
+    ),
+    Rule(
+        lambda c: c.model.name_or_path is None and c.model.from_config is None,
+        ("model.name_or_path", "model.from_config"),
+        "no model is given",
+        "set model.name_or_path to a Hub id or local folder, or set model.from_config",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and not _is_text(c.model.from_config.get("model_type")),
+        ("model.from_config",),
+        "it needs a model_type",
+        "set model.from_config.model_type, for example to bert",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.revision is not None,
+        ("model.revision", "model.from_config"),
+        "a model trained from scratch has no revision",
+        "remove model.revision",
+    ),
+    Rule(
+        lambda c: c.model.from_config is not None and c.model.trust_remote_code,
+        ("model.trust_remote_code", "model.from_config"),
+        "a model trained from scratch has no remote code",
+        "remove model.trust_remote_code",
+    ),
+    *(_adapters_only(name, methods) for name, methods in _ADAPTER_SETTINGS.items()),
+    Rule(
+        lambda c: c.model.peft.method != "none" and bool(c.model.freeze),
+        ("model.freeze", "model.peft.method"),
+        "adapters already freeze every parameter of the base model",
+        "remove model.freeze, or set model.peft.method to none",
+    ),
+    Rule(
+        lambda c: bool(c.model.unfreeze) and not c.model.freeze,
+        ("model.unfreeze", "model.freeze"),
+        "nothing is frozen",
+        "set model.freeze, or remove model.unfreeze",
+    ),
+    Rule(
+        lambda c: not all(re.fullmatch("(epoch|step)_[1-9][0-9]*", moment) for moment in c.model.unfreeze),
+        ("model.unfreeze",),
+        "keys must be epoch_<n> or step_<n>, with n at least 1",
+        "set keys such as epoch_1 or step_100",
+    ),
+    Rule(
+        lambda c: 0 < c.train.max_steps <= _last_moment(c, "step"),
+        ("model.unfreeze", "train.max_steps"),
+        _TOO_LATE,
+        "set an earlier step in model.unfreeze, or more steps",
+    ),
+    Rule(
+        lambda c: c.train.max_steps <= 0 and c.train.num_train_epochs <= _last_moment(c, "epoch"),
+        ("model.unfreeze", "train.num_train_epochs"),
+        _TOO_LATE,
+        "set an earlier epoch in model.unfreeze, or more epochs",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.model.from_config is not None,
+        ("model.peft.method", "model.from_config"),
+        "only pretrained weights can be quantized to 4 bits",
+        "set model.peft.method to lora, or set model.name_or_path to a pretrained model",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora",
+        ("model.peft.method",),
+        "qlora needs a GPU for its 4-bit weights, and the launcher selects the CPU",
+        "set model.peft.method to lora",
+        launcher="ACCELERATE_USE_CPU",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.resume != "none",
+        ("model.peft.method", "checkpoint.resume"),
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
+        "set checkpoint.resume to none, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.train.snapshot_ensemble,
+        ("model.peft.method", "train.snapshot_ensemble"),
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
+        "set train.snapshot_ensemble to false, or model.peft.method to lora",
+    ),
+    Rule(
+        lambda c: bool(c.model.unfreeze) and PRESETS[c.train.optim].averages,
+        ("model.unfreeze", "train.optim"),
+        "the optimizer counts steps for all parameters together, so the first updates of those that come later would "
+        "be far too large",
+        "remove model.unfreeze, or set train.optim to another optimizer",
+    ),
+    Rule(
+        lambda c: c.model.peft.method == "qlora" and c.checkpoint.load_best_model_at_end,
+        ("model.peft.method", "checkpoint.load_best_model_at_end"),
+        "bitsandbytes cannot reload the scales of saved 4-bit weights",
+        "set checkpoint.load_best_model_at_end to false, or model.peft.method to lora",
+    ),
+)

@@ -1,0 +1,1 @@
+"""New: data/batching/__init__."""

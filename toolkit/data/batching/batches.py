@@ -1,0 +1,270 @@
+"""Data loaders over feature rows, with the toolkit's own order and collator; not for `Accelerator.prepare`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from toolkit.api.batch import looked_up
+from toolkit.api.mesh import Mesh
+from toolkit.api.mixing import SupportsMixing
+from toolkit.api.random import RowRandom
+from toolkit.api.supports import SupportsFiles
+from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
+from toolkit.data.batching.budget import Budget, lengths_of, training_budget
+from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
+from toolkit.data.batching.workers import WatchedLoader
+
+if TYPE_CHECKING:
+    import datasets
+
+    from toolkit.config.sections import Config, TrainConfig
+
+
+def collate(
+    features: list[dict[str, Any]],
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    kept: Kept | None = None,
+    rows: datasets.Dataset | None = None,
+) -> Batch:
+    """Returns the task's batch of feature rows, with `row_ids`.
+
+    Args:
+        features: the feature rows.
+        task: collates them.
+        processor: the processor for the collator.
+        random: random numbers of the rows.
+        kept: what the rows' files contain.
+        rows: all training features, from which rows to mix others with are taken; None does not mix.
+    """
+    mixes = rows is not None and random.training and isinstance(task, SupportsMixing) and task.mixes
+    if isinstance(task, SupportsFiles):
+        if kept is not None:
+            features = [row | {"decoded": _decoded(row, task, processor, random.training, kept)} for row in features]
+        batch = (task.collate if mixes else task.compact)(features, processor, random)
+    else:
+        batch = task.collate(features, processor, random)
+    if mixes:
+        assert rows is not None
+        assert isinstance(task, SupportsMixing)
+        ids = [row["row_id"] for row in features]
+        partners = rows.__getitems__([random.partner(row_id, len(rows)) for row_id in ids])
+        others = collate(partners, task, processor, random, kept)
+        batch = task.mix(batch, looked_up(others), ids, random)
+    batch["row_ids"] = torch.tensor([row["row_id"] for row in features])
+    return batch
+
+
+def _decoded(
+    row: dict[str, Any], task: SupportsFiles, processor: Processor, training: bool, kept: Kept
+) -> np.ndarray | None:
+    return kept.decoded(row["row_id"], lambda: task.decoded(row, processor, training))
+
+
+def collate_or_mask(
+    features: list[dict[str, Any]],
+    *,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    stand_in: dict[str, Any],
+    kept: Kept | None = None,
+    rows: datasets.Dataset | None = None,
+) -> Batch:
+    """Collates rows; an empty list gives a batch of one masked row, since models such as BERT fail on empty batches.
+
+    Every label of the masked row is ignored, so its loss and its gradients are exactly zero.
+
+    Args:
+        features: the feature rows; may be empty.
+        task: collates them.
+        processor: the processor for the collator.
+        random: random numbers of the rows.
+        stand_in: the feature row to mask.
+        kept: what the rows' files contain.
+        rows: as for `collate`.
+    """
+    if features:
+        return collate(features, task, processor, random, kept, rows)
+    batch = collate([stand_in], task, processor, random, kept)
+    labels = batch["labels"]
+    batch["labels"] = torch.full_like(labels, math.nan if labels.is_floating_point() else IGNORE_INDEX)
+    batch["row_ids"] = torch.full_like(batch["row_ids"], -1)
+    return batch
+
+
+def split_batch(
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    batch: Batch,
+    size: int,
+    budget: Budget | None = None,
+) -> Iterator[Batch]:
+    """Splits a training micro-batch into smaller parts, each collated and padded separately.
+
+    Args:
+        features: the training features.
+        task: collates them.
+        processor: the processor for the collator.
+        random: random numbers of the rows in the epoch of the micro-batch.
+        batch: the micro-batch, with `row_ids` `[B]`.
+        size: maximum number of rows of a part, or of tokens if there is a budget.
+        budget: what cut the micro-batch, or None.
+
+    Yields:
+        The parts, in order; the micro-batch itself if it is small enough.
+    """
+    ids = batch["row_ids"].tolist()
+    if ids == [-1]:
+        parts = [ids]
+    elif budget is not None:
+        parts = budget.cut(ids, size)
+    else:
+        parts = [ids[start : start + size] for start in range(0, len(ids), size)]
+    for part in parts:
+        rows = features.__getitems__(part) if len(parts) > 1 else []
+        yield collate(rows, task, processor, random, rows=features) if rows else batch
+
+
+def _loader(
+    features: datasets.Dataset,
+    batches: Any,
+    task: Task,
+    processor: Processor,
+    random: RowRandom,
+    train: TrainConfig,
+    workers: int,
+    kept: Kept | None,
+    persistent: bool = False,
+) -> WatchedLoader:
+    collator = partial(
+        collate_or_mask,
+        task=task, processor=processor, random=random, stand_in=features[0], kept=kept, rows=features,
+    )  # fmt: skip
+    return WatchedLoader(
+        features,
+        batch_sampler=batches,
+        # New workers get the sampler's epoch with `random`; persistent ones share it.
+        collate_fn=collator,
+        num_workers=workers,
+        heartbeat_timeout=train.heartbeat_timeout,
+        persistent_workers=persistent,
+        prefetch_factor=train.dataloader_prefetch_factor if workers else None,
+        pin_memory=train.dataloader_pin_memory and torch.cuda.is_available(),
+        # Without its own generator, the loader would draw a base seed from the global one in every epoch.
+        generator=torch.Generator().manual_seed(0),
+    )
+
+
+def training_order(features: datasets.Dataset, cfg: Config, mesh: Mesh, budget: Budget | None = None) -> Order:
+    """Returns the order of the training rows.
+
+    Args:
+        features: the training features.
+        cfg: resolved configuration.
+        mesh: arrangement of the processes.
+        budget: cuts windows into micro-batches; which rows a window has does not depend on it.
+    """
+    train = cfg.train
+    return Order(
+        num_rows=len(features),
+        batch_size=train.per_device_train_batch_size,
+        accumulation=train.gradient_accumulation_steps or 1,
+        data_size=mesh.data_size,
+        seed=cfg.seed,
+        strategy=train.train_sampling_strategy,
+        lengths=np.asarray(features["length"][:]) if train.train_sampling_strategy == "group_by_length" else None,
+        classes=np.asarray(features["class_id"][:]) if train.train_sampling_strategy == "balanced" else None,
+        budget=budget,
+    )
+
+
+class Windows:
+    """The windows of an epoch from where a sampler starts, each a list of this rank's micro-batches.
+
+    A window is complete before it is trained on.
+
+    Args:
+        loader: loads the sampler's micro-batches.
+        sampler: determines where an iteration starts.
+    """
+
+    def __init__(self, loader: WatchedLoader, sampler: WindowSampler) -> None:
+        self.loader, self.sampler = loader, sampler
+        self.dataset = loader.dataset
+
+    def __iter__(self) -> Iterator[list[Batch]]:
+        batches = iter(self.loader)
+        for rows in self.sampler.windows():
+            yield list(islice(batches, len(rows)))
+
+    def __len__(self) -> int:
+        return self.sampler.order.windows_per_epoch
+
+
+def training_loader(
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    cfg: Config,
+    mesh: Mesh,
+    workers: int = 0,
+    kept: Kept | None = None,
+    unpadded: bool = False,
+) -> tuple[WatchedLoader, WindowSampler]:
+    """Returns the loader of this rank's training micro-batches, and its sampler, which sets where it starts.
+
+    Args:
+        features: the training features.
+        task: collates them.
+        processor: the processor for the collator.
+        cfg: resolved configuration.
+        mesh: arrangement of the processes.
+        workers: number of worker processes (see `num_workers`); 0 loads batches in this process.
+        kept: what the rows' files contain; None reads them whenever they are needed.
+        unpadded: whether the model computes on rows without padding, so that padding does not count as tokens.
+    """
+    train = cfg.train
+    budget = training_budget(features, cfg, mesh, task.modality, unpadded)
+    sampler = WindowSampler(training_order(features, cfg, mesh, budget), mesh.data_rank)
+    persistent = train.dataloader_persistent_workers and workers > 0
+    if persistent:
+        sampler.random.share()
+    return _loader(features, sampler, task, processor, sampler.random, train, workers, kept, persistent), sampler
+
+
+def evaluation_loader(
+    features: datasets.Dataset,
+    task: Task,
+    processor: Processor,
+    cfg: Config,
+    mesh: Mesh,
+    workers: int = 0,
+    kept: Kept | None = None,
+) -> WatchedLoader:
+    """Returns the loader of this rank's part of an evaluation set.
+
+    Batches have up to `eval.per_device_eval_batch_size` rows and `eval.max_tokens_per_batch` tokens; arguments as for
+    `training_loader`.
+    """
+    # Processes that gather parameters from one another must make the same number of passes.
+    batches = evaluation_batches(
+        lengths_of(features),
+        cfg.eval.per_device_eval_batch_size,
+        mesh.data_rank,
+        mesh.data_size,
+        equally_many=mesh.is_split,
+        max_tokens=cfg.eval.max_tokens_per_batch,
+    )
+    random = RowRandom(cfg.seed, epoch=-1)
+    return _loader(features, batches, task, processor, random, cfg.train, workers, kept)

@@ -1,0 +1,1 @@
+"""New: data/media/__init__."""

@@ -1,0 +1,274 @@
+"""Image and audio files: folders and archives of classes, columns of paths, and bytes in tables.
+
+A row refers to its file as `{"path", "bytes", "name"}`: the file's path, or its part of an archive, or None; its
+content if the table holds it (as datasets of the hub do) or None; and its name in messages and predictions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from toolkit.api.task import BadRow
+from toolkit.base.errors import DataError
+from toolkit.config.paths import ARCHIVES
+from toolkit.data.copies import place_of
+from toolkit.data.failures import refuse_failure
+from toolkit.data.media.archives import Part, members, part_of, reopen
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import Fingerprint, Reading
+from toolkit.data.skipped import is_hidden, is_note, is_skipped
+
+SUFFIXES = {
+    "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"),
+    "audio": (".wav", ".flac", ".ogg", ".mp3", ".opus", ".m4a", ".aac", ".wma"),
+}
+"""Suffixes of image and audio files, by the column for these files."""
+COLUMN_OF = {suffix: column for column, suffixes in SUFFIXES.items() for suffix in suffixes}
+"""Column by suffix."""
+_EMPTY = "{}: the file is empty (0 bytes)"
+SHOWN_CHARS = 80
+"""Characters of a long file name in messages."""
+
+
+def read_folder(folder: Path, labelled: bool = True) -> Iterator[RawRow]:
+    """Streams the image and audio files of a folder in the order of their names, as `image` or `audio` and `label`.
+
+    Hidden files, system files and notes (.txt, .md) are skipped; a file with any other suffix is a bad row.
+
+    Args:
+        folder: the folder, with files in `<class>/<file>` and deeper if they are labelled, and anywhere otherwise.
+        labelled: whether rows have a `label`, the name of the first folder.
+
+    Raises:
+        DataError: if labelled files are needed, but the folder has no folders of classes.
+    """
+    if labelled and not any(entry.is_dir() and not is_hidden(entry.name) for entry in folder.iterdir()):
+        raise DataError(
+            f"{folder} has no folders of classes; expected {folder}/<class>/<file>, "
+            "or a table (.csv, .jsonl and so on) with the paths of the files."
+        )
+    names = [name for name in file_names(folder) if not is_note(name)]
+    return (_row(number, name, labelled) for number, name in enumerate(names, start=1))
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path is that of an archive of image and audio files."""
+    return path.suffix.lower() in ARCHIVES and path.is_file()
+
+
+def read_archive(archive: Path, labelled: bool = True) -> Iterator[RawRow]:
+    """Streams the image and audio files of an archive, as `read_folder` does for the folder that it was made from.
+
+    Args:
+        archive: the .tar or .zip file.
+        labelled: as for `read_folder`.
+
+    Raises:
+        DataError: if it is damaged, or labelled files are needed, but it has no folders of classes.
+    """
+    reopen(archive)
+    found = {name: member.reason for name, member in members(archive).items() if not is_skipped(name)}
+    if labelled and not any("/" in name for name in found):
+        raise DataError(f"{archive} has no folders of classes; expected the names of its files to be <class>/<file>.")
+    for number, (name, reason) in enumerate(found.items(), start=1):
+        row = _row(number, name, labelled)
+        yield row._replace(reason=f"{name}: {reason}") if reason else row
+
+
+def read_files(paths: Iterable[Path]) -> Iterator[RawRow]:
+    """Streams image and audio files without labels, numbered from 1; folders are read to any depth.
+
+    The paths in the rows are absolute if the given ones are.
+    """
+    numbers = count(1)
+    for path in paths:
+        rows = read_folder(path, labelled=False) if path.is_dir() else [_row(1, path.name, labelled=False)]
+        folder = path if path.is_dir() else path.parent
+        for _, values, reason in rows:
+            named = {column: str(folder / name) for column, name in (values or {}).items()}
+            yield RawRow(next(numbers), named, reason)
+
+
+def folder_note(folder: Path, reading: Reading) -> str | None:
+    """Returns how many text files (.txt, .md) of a folder are skipped, or None if there are none."""
+    skipped = list(filter(is_note, file_names(folder)))
+    if not skipped:
+        return None
+    files = "1 text file is" if len(skipped) == 1 else f"{len(skipped)} text files are"
+    return f"{files} skipped ({skipped[0]})"
+
+
+def _row(number: int, name: str, labelled: bool) -> RawRow:
+    column = COLUMN_OF.get(Path(name).suffix.lower())
+    parents = Path(name).parts[:-1]
+    if column is None:
+        return RawRow(number, {"file": name}, f"{name}: unsupported file type {Path(name).suffix!r}")
+    if not labelled:
+        return RawRow(number, {column: name})
+    if not parents:
+        return RawRow(number, {column: name}, f"{name} is not in the folder of a class")
+    return RawRow(number, {column: name, "label": parents[0]})
+
+
+def folder_digest(folder: Path) -> str:
+    """Returns the sha256, in hexadecimal, of the names of a folder's files."""
+    return hashlib.sha256("\0".join(file_names(folder)).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def files_in(folder: Path) -> Iterator[Path]:
+    """Yields the paths of all files of a folder that are not hidden or of the system."""
+    return (folder / name for name in file_names(folder))
+
+
+def file_names(folder: Path) -> list[str]:
+    """Returns the sorted paths of all files below a folder except hidden and system files; links are followed."""
+    names: list[str] = []
+    for place, folders, files in os.walk(folder, followlinks=True, onerror=_refuse):
+        here = Path(place)
+        # A link to one of its parent folders would never end.
+        folders[:] = [name for name in folders if not is_hidden(name) and not _leads_back(here / name)]
+        names += [(here / name).relative_to(folder).as_posix() for name in files if not is_hidden(name)]
+    return sorted(names)
+
+
+def _leads_back(folder: Path) -> bool:
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"{error.filename} cannot be opened: {error.strerror}.") from error
+
+
+def content_digest(
+    key: str,
+    rows: Iterable[RawRow],
+    columns: Iterable[str],
+    folder: Path,
+    copies: Path | None = None,
+    how: Fingerprint = "content",
+) -> str:
+    """Returns the sha256, in hexadecimal, of a table and the files that its rows refer to.
+
+    Args:
+        key: digest of the table.
+        rows: its rows.
+        columns: its columns of paths.
+        folder: the folder that relative paths start from.
+        copies: as for `reference`.
+        how: what counts of a file, `data.fingerprint`.
+
+    Raises:
+        DataError: if the machine could not read a file just now.
+    """
+    digest = hashlib.sha256(key.encode())
+    for path in paths_in(rows, columns, folder):
+        try:
+            place = path if how == "stat" else place_of(path, copies)
+            if not place.is_file():  # missing, or something that may never end: a pipe or a device
+                raise FileNotFoundError
+            digest.update(bytes.fromhex(file_digest(place, how)))
+        except (OSError, ValueError) as error:  # the latter for a name that no file can have: a bad row till it changes
+            refuse_failure(str(path), error)
+            digest.update(b"missing")
+    return digest.hexdigest()
+
+
+def paths_in(rows: Iterable[RawRow], columns: Iterable[str], folder: Path) -> Iterator[Path]:
+    """Yields the absolute paths of the files that rows refer to; arguments are those of `content_digest`."""
+    columns = list(columns)
+    for row in rows:
+        for column in columns:
+            if (path := _path((row.values or {}).get(column), folder)) is not None:
+                yield path
+
+
+def file_digest(path: Path, how: Fingerprint) -> str:
+    """Returns the sha256, in hexadecimal, of a file's bytes (`content`), or of its path, size and time (`stat`).
+
+    Raises:
+        OSError: if it cannot be read.
+    """
+    if how == "stat":
+        facts = path.stat()
+        return hashlib.sha256(
+            f"{path.absolute()}:{facts.st_size}:{facts.st_mtime_ns}".encode(errors="surrogateescape")
+        ).hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reference(value: Any, folder: Path, number: int, copies: Path | None = None) -> dict[str, Any]:
+    """Returns the reference to a row's file, with the keys `path`, `bytes` and `name`.
+
+    Args:
+        value: a path, or the value that `datasets` stores for an image or audio.
+        folder: the folder that relative paths start from, or the archive that contains the files.
+        number: number of the row, for the name of a file that has none.
+        copies: a folder that stands for the root of the file system: files that are below it are read there.
+
+    Raises:
+        BadRow: if the value is neither, or there is no such file that can be opened.
+        DataError: if the machine could not open it just now.
+    """
+    if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
+        return {"path": None, "bytes": value["bytes"], "name": value.get("path") or f"row {number}"}
+    if isinstance(value, str) and is_archive(folder):
+        return {"path": _part_path(value, folder), "bytes": None, "name": value}
+    path = _path(value, folder)
+    if path is None:
+        raise BadRow(f"{value!r} is not the path of a file")
+    name = value["path"] if isinstance(value, Mapping) else value
+    try:
+        place = place_of(path, copies)
+        found = place.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last for a name that no file can have
+        raise BadRow(f"there is no file {name} (tried {path})") from None
+    except OSError as error:  # for instance a text instead of a path, which is too long for one
+        refuse_failure(_shown(name), error)
+        raise BadRow(f"{_shown(name)} cannot be opened: {error.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise BadRow(f"{name} is not a file, but {'a folder' if stat.S_ISDIR(found.st_mode) else 'a pipe or a device'}")
+    if not found.st_size:
+        raise BadRow(_EMPTY.format(name))
+    return {"path": str(place), "bytes": None, "name": name}
+
+
+def _part_path(name: str, archive: Path) -> str:
+    try:
+        part = part_of(archive, name)
+    except KeyError:
+        raise BadRow(f"there is no file {name} in {archive}") from None
+    except (ValueError, OSError) as error:
+        refuse_failure(name, error)
+        raise BadRow(f"{name}: {error}") from error
+    if not (part.size if part.unpacked is None else part.unpacked):
+        raise BadRow(_EMPTY.format(name))
+    return str(part)
+
+
+def _shown(name: str) -> str:
+    return name if len(name) <= SHOWN_CHARS else f"{name[:SHOWN_CHARS]}…"
+
+
+def open_file(file: Mapping[str, Any]) -> BinaryIO:
+    """Opens a row's file for reading.
+
+    Raises:
+        OSError: if it cannot be opened, for instance because it no longer exists.
+    """
+    if file["bytes"] is not None:
+        return io.BytesIO(file["bytes"])
+    part = Part.of(file["path"])
+    return Path(file["path"]).open("rb") if part is None else io.BytesIO(part.read())
+
+
+def _path(value: Any, folder: Path) -> Path | None:
+    name = value.get("path") if isinstance(value, Mapping) else value
+    return (folder / name).absolute() if isinstance(name, str) and name.strip() else None

@@ -1,0 +1,117 @@
+"""The cache of checked rows and tokens: files of `datasets` whose sha256 is verified whenever they are used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.base.console import warn
+from toolkit.base.errors import DataError
+from toolkit.base.files import disk_problem, write_json, written_folder
+
+if TYPE_CHECKING:
+    import datasets
+
+FOLDER = "toolkit"
+"""Folder of the toolkit in the cache of `datasets`."""
+RECORD = "sha256.json"
+LOCK_SUFFIX = ".lock"
+
+
+def from_cache(
+    key: str, make: Callable[[Path], datasets.Dataset], cache_dir: str | Path | None = None
+) -> datasets.Dataset:
+    """Returns rows whose files are in the cache, and makes them if they are not there or not as they were written.
+
+    Args:
+        key: identifies the rows; it names their folder.
+        make: makes the rows, with all of their files in the given folder, or opens those that are there.
+        cache_dir: folder of the cache; None means that of `datasets`.
+
+    Raises:
+        DataError: if the cache cannot be read or written.
+    """
+    import datasets
+    from filelock import FileLock
+
+    root = Path(cache_dir or datasets.config.HF_DATASETS_CACHE) / FOLDER
+    folder = root / key
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}{LOCK_SUFFIX}"):  # of all runs that use this cache
+            if folder.exists() and not _is_as_written(folder):
+                shutil.rmtree(folder)
+            rows = make(folder)
+            if not (folder / RECORD).exists():
+                write_json(folder / RECORD, _digests(folder))
+            return rows
+    except (OSError, NotImplementedError) as error:  # the latter where the file system has no locks
+        name = getattr(error, "filename", None)
+        if name is not None and not Path(name).is_relative_to(root):  # a file of the user
+            raise
+        raise _unusable(root, error) from error
+
+
+def adopt(prepared: Path) -> None:
+    """Puts prepared rows of a fetched folder into the cache, if they are not there.
+
+    They are copied, since the folder may be read-only, and is on a slower disk than the cache as a rule.
+
+    Args:
+        prepared: a folder in the layout of the cache's; nothing is done if it does not exist.
+
+    Raises:
+        DataError: if the cache cannot be written.
+    """
+    import datasets
+    from filelock import FileLock
+
+    root = Path(datasets.config.HF_DATASETS_CACHE) / FOLDER
+    try:
+        for folder in sorted(prepared.iterdir()) if prepared.is_dir() else []:
+            root.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{root / folder.name}{LOCK_SUFFIX}"):
+                if not (root / folder.name / RECORD).exists():
+                    with written_folder(root / folder.name) as copied:
+                        for file in (path for path in folder.rglob("*") if path.is_file()):
+                            place = copied / file.relative_to(folder)
+                            place.parent.mkdir(parents=True, exist_ok=True)
+                            shutil.copyfile(file, place)  # without the permissions, which may be of a read-only folder
+    except (OSError, NotImplementedError) as error:
+        raise _unusable(root, error) from error
+
+
+def _unusable(root: Path, error: BaseException) -> DataError:
+    return DataError(
+        f"cannot use the cache of prepared rows, {root}: {disk_problem(error, root) or error}. Set HF_HOME or "
+        "HF_DATASETS_CACHE to a folder on another disk."
+    )
+
+
+def _is_as_written(folder: Path) -> bool:
+    """Whether the files of a folder are complete and have not changed; says so if they have."""
+    record = folder / RECORD
+    if not record.exists():  # the process that wrote it was killed
+        return False
+    try:
+        written = json.loads(record.read_text(encoding="utf-8"))
+    except ValueError:
+        written = None
+    if written == _digests(folder):
+        return True
+    warn(f"the cache of prepared rows in {folder} is damaged; the rows are prepared again.")
+    return False
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Returns the sha256 of each file of a folder, by its path inside."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and file.name != RECORD and file.suffix != LOCK_SUFFIX:
+            with file.open("rb") as opened:
+                found[file.relative_to(folder).as_posix()] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return found

@@ -1,0 +1,136 @@
+"""Exchanges many tensors between processes in a few flat buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from toolkit.base.shards import local
+from toolkit.distributed.collectives import sum_dtype
+from toolkit.system.phases import in_phase
+
+EXCHANGES, EXCHANGED_BYTES = "exchange_collectives", "exchange_bytes"
+"""Metrics of a run on several processes: the number of its collectives and messages, and the bytes that it sent."""
+PIECES = 3
+"""Tensors of one type are sent in at most one piece more than this; more pieces only add latency."""
+SMALL_PIECE = 2**22
+"""Minimum number of elements of a piece; for fewer, copying costs less than another collective."""
+
+
+def share_sent(size: int) -> float:
+    """Returns the share of a tensor that each of `size` processes sends on average, so that all of them have it.
+
+    This holds for a broadcast, an all-gather, whose tensor is the gathered one, and a reduce-scatter, whose tensor is
+    the one to be reduced; an all-reduce is a reduce-scatter and an all-gather. Rings (Patarasuk and Yuan 2009) send
+    this much, and nothing sends less.
+    """
+    return (size - 1) / size
+
+
+class Wire:
+    """Exchanges tensors between processes, in place, and counts what it sends.
+
+    Every process must give tensors of the same shapes and types in the same order.
+
+    Args:
+        group: the processes; None for all.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.bytes_sent = 0.0
+        self.collectives = 0
+
+    @in_phase("exchange")
+    def mean(self, tensors: Sequence[Tensor], weight: float) -> float:
+        """Replaces each tensor by its weighted mean over processes.
+
+        Args:
+            tensors: floating-point tensors of any shape.
+            weight: weight of this process; the weights of all processes add up to 1.
+
+        Returns:
+            Squared distance of this process's values from the mean, summed over all elements.
+        """
+        distance = 0.0
+        for piece in pieces(tensors):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece]).mul_(weight)
+            self._send(dist.all_reduce, flat, shares=2)
+            squares = torch.zeros((), dtype=sum_dtype(flat.device), device=flat.device)
+            for tensor, mean in _parts(piece, flat):
+                squares += torch.linalg.vector_norm(tensor.detach() - mean, dtype=squares.dtype) ** 2
+                tensor.detach().copy_(mean)
+            distance += float(squares)
+        return distance
+
+    @in_phase("exchange")
+    def copy_from(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Replaces each tensor by that of the process with a given rank."""
+        for piece in pieces(tensors):
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in piece])
+            self._send(dist.broadcast, flat, shares=1, src=rank)
+            for tensor, value in _parts(piece, flat):
+                tensor.detach().copy_(value)
+
+    def copy_main(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces each tensor by that of the main process."""
+        self.copy_from(tensors, 0)
+
+    def exchanged(self) -> dict[str, float]:
+        """Returns the number of collectives and bytes sent so far, for the report."""
+        return {EXCHANGES: float(self.collectives), EXCHANGED_BYTES: float(self.bytes_sent)}
+
+    def _send(self, collective: Callable[..., Any], flat: Tensor, shares: int, **arguments: Any) -> None:
+        collective(flat, group=self.group, **arguments)
+        self.bytes_sent += shares * share_sent(dist.get_world_size(self.group)) * flat.numel() * flat.element_size()
+        self.collectives += 1
+
+
+@torch.no_grad()
+def average_gradients(wire: Wire, parameters: Sequence[Tensor], weight: float) -> None:
+    """Replaces each parameter's gradient by its weighted mean over processes.
+
+    A missing gradient counts as zero; if a parameter has no gradient on any process, it stays None.
+
+    Args:
+        wire: exchanges the tensors.
+        parameters: parameters of any shape, the same on every process; they may be split over other processes.
+        weight: weight of this process; the weights of all processes add up to 1.
+    """
+    if not parameters:
+        return
+    used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+    gradients = [torch.zeros_like(p.detach()) if p.grad is None else p.grad for p in parameters]
+    wire.mean([*map(local, gradients), used], weight)
+    for parameter, gradient, share in zip(parameters, gradients, used.tolist(), strict=True):
+        parameter.grad = gradient if share > 0 else None
+
+
+def pieces(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Yields groups of tensors of one type and device, of similar total size; tensors are not split."""
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in groups.values():
+        limit = max(sum(tensor.numel() for tensor in group) / max(1, PIECES // len(groups)), SMALL_PIECE)
+        piece: list[Tensor] = []
+        size = 0
+        for tensor in group:
+            piece.append(tensor)
+            size += tensor.numel()
+            if size >= limit:
+                yield piece
+                piece, size = [], 0
+        if piece:
+            yield piece
+
+
+def _parts(piece: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields each tensor with its part of the flat one, in its shape."""
+    parts = flat.split([tensor.numel() for tensor in piece])
+    for tensor, part in zip(piece, parts, strict=True):
+        yield tensor, part.view(tensor.shape)

@@ -1,0 +1,1 @@
+"""New: distributed/tensor/__init__."""

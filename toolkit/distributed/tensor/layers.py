@@ -1,0 +1,169 @@
+"""Splits the layers of a model over the processes of a tensor group, as its plan says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from toolkit.base.errors import RunError
+from toolkit.base.shards import is_split, local
+from toolkit.distributed.placement import Delivery
+from toolkit.distributed.tensor import plans
+from toolkit.distributed.tensor_dropout import OwnDropout
+from toolkit.distributed.vocabulary import split_vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+DIFFERENT = 0.01
+"""Relative difference of the gradients' norms on two processes that rounding cannot explain."""
+
+
+def split_layers(model: PreTrainedModel, mesh: DeviceMesh, deliver: Delivery, shards: int = 1) -> None:
+    """Splits the layers of a model's plan, and a vocabulary, over the processes of a mesh, in place.
+
+    Args:
+        model: a model whose weights the main process has.
+        mesh: the processes, in one dimension.
+        deliver: provides the weights of a layer before it is split.
+        shards: number of further processes over which each part is sharded (FSDP).
+
+    Raises:
+        ConfigError: if the plan does not fit the model.
+    """
+    plan, own_dropout = plans.plan_of(model.config), OwnDropout(model.config, mesh)
+    assert plan is not None, "checked before the weights are loaded"
+    for module, style in plans.split_modules(model, mesh.size()).values():
+        deliver(module.modules())
+        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+        parallelize_module(module, mesh, _style(module, style))
+        for name in frozen:
+            module.get_parameter(name).requires_grad_(False)
+        own_dropout.follow(module, style)
+    for name, module in model.base_model.named_modules():
+        for pattern, attributes in plan.divided.items():
+            if re.fullmatch(pattern, name):
+                for attribute in attributes:
+                    setattr(module, attribute, getattr(module, attribute) // mesh.size())
+    split_vocabulary(model, mesh, deliver, shards)
+
+
+def _style(module: nn.Module, style: str) -> ParallelStyle:
+    if not isinstance(module, nn.Linear | nn.Embedding) and style != plans.HEAD_NORM:
+        # GPT-2's layers, which torch's styles do not know.
+        return Conv1DRows() if style == plans.ROWS else Conv1DColumns(3 if style == plans.FUSED_COLUMNS else 1)
+    makers: dict[str, Callable[[], ParallelStyle]] = {
+        plans.COLUMNS: ColwiseParallel,
+        plans.ROWS: RowwiseParallel,
+        plans.GATHERED_COLUMNS: partial(ColwiseParallel, output_layouts=Replicate()),
+        plans.SCATTERED_ROWS: partial(RowwiseParallel, input_layouts=Replicate()),
+        # Which dimension holds the heads does not matter: each head is normalised by itself.
+        plans.HEAD_NORM: partial(SequenceParallel, use_local_output=True),
+    }
+    return makers[style]()
+
+
+class Conv1DColumns(ParallelStyle):
+    """Splits the outputs of a `transformers.pytorch_utils.Conv1D`, a linear layer with a transposed weight.
+
+    Args:
+        parts: number of matrices of the same size that the layer stores side by side; each is split.
+    """
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        columns = _StridedShard(1, split_factor=self.parts) if self.parts > 1 else Shard(1)
+        _distribute(module, device_mesh, weight=columns, bias=Replicate())
+        module.forward = partial(self._forward, module, device_mesh)
+        return module
+
+    def _forward(self, module: Any, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
+        """Returns this process's outputs `[..., width]` of complete inputs `[..., width]`."""
+        # Each process computes the part of the gradient that comes through its outputs.
+        complete = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False)
+        biases = module.bias.to_local(grad_placements=[Partial()]).view(self.parts, mesh.size(), -1)
+        own = complete.to_local(grad_placements=[Partial()])
+        return own @ module.weight.to_local() + biases[:, mesh.get_local_rank()].flatten()
+
+
+class Conv1DRows(ParallelStyle):
+    """Splits the inputs of a `transformers.pytorch_utils.Conv1D`, a linear layer with a transposed weight."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        _distribute(module, device_mesh, weight=Shard(0), bias=Replicate())
+        module.forward = partial(self._forward, module, device_mesh)
+        return module
+
+    def _forward(self, module: Any, mesh: DeviceMesh, inputs: Tensor) -> Tensor:
+        """Returns complete outputs `[..., width]` of this process's inputs `[..., width]`."""
+        own = DTensor.from_local(inputs @ module.weight.to_local(), mesh, [Partial()], run_check=False)
+        return own.redistribute(placements=[Replicate()]).to_local() + module.bias.to_local()
+
+
+def _distribute(module: nn.Module, mesh: DeviceMesh, **placements: Any) -> None:
+    for name, placement in placements.items():
+        parameter = module.get_parameter(name)
+        split = distribute_tensor(parameter, mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(split, parameter.requires_grad))
+
+
+@torch.no_grad()
+def complete_gradients(parameters: Iterable[Tensor]) -> None:
+    """Sums gradients of which each process has computed a part, in place."""
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        if is_split(parameter) and gradient is not None and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+
+
+@torch.no_grad()
+def check_equal_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Checks that processes of a tensor group have computed the same gradients of parameters that are not split.
+
+    Raises:
+        RunError: on every process, if a gradient differs by more than rounding.
+    """
+    norms = {
+        name: torch.linalg.vector_norm(local(parameter.grad)).double()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and not _splits(parameter, mesh)
+    }
+    if not norms:
+        return
+    own = torch.stack(list(norms.values()))
+    least, most = own.clone(), own.clone()
+    torch.distributed.all_reduce(least, torch.distributed.ReduceOp.MIN, mesh.get_group())
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX, mesh.get_group())
+    wrong = [name for name, differs in zip(norms, (most - least > DIFFERENT * most).tolist(), strict=True) if differs]
+    if wrong:
+        raise RunError(
+            f"parallel.tensor: the processes computed different gradients of {wrong[0]} and {len(wrong) - 1} other "
+            "parameters, so the plan for splitting this model is wrong; set parallel.fsdp instead, and report this"
+        )
+
+
+def _splits(parameter: Tensor, mesh: DeviceMesh) -> bool:
+    """Returns whether a parameter is split over the dimension of a mesh."""
+    if not is_split(parameter):
+        return False
+    of, dimensions = cast(Any, parameter), mesh.mesh_dim_names or ()
+    places = zip(of.device_mesh.mesh_dim_names, of.placements, strict=True)
+    return any(name in dimensions and not place.is_replicate() for name, place in places)

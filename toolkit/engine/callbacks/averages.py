@@ -1,0 +1,83 @@
+"""Exponential moving average (EMA) of the weights (Polyak and Juditsky 1992), which is evaluated and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from toolkit.api.run import Checkpoint
+from toolkit.api.training import Callback, TrainingContext
+from toolkit.base.shards import fill, is_split, local
+
+
+class AveragedWeights(Callback):
+    """Keeps an average of every trainable parameter; frozen parameters and buffers are the model's."""
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        self.weight = 1.0 - (context.run.cfg.train.ema_decay or 0.0)
+        self.averages = {name: parameter.detach().clone() for name, parameter in self._trainable()}
+
+    def _trainable(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        return (pair for pair in self.context.bare_model.named_parameters() if pair[1].requires_grad)
+
+    @torch.no_grad()
+    def after_update(self) -> None:
+        """Updates the averages, unless the fp16 scaler skipped this update."""
+        if self.context.run.accelerator.optimizer_step_was_skipped:
+            return
+        pairs = [
+            (self.averages.setdefault(name, parameter.detach().clone()), parameter.detach())
+            for name, parameter in self._trainable()
+        ]
+        if pairs:  # a stage of a pipeline may have only frozen parameters
+            averages, parameters = ([local(tensor) for tensor in side] for side in zip(*pairs, strict=True))
+            torch._foreach_lerp_(averages, parameters, self.weight)
+
+    @contextmanager
+    def as_result(self) -> Iterator[None]:
+        """Swaps parameters and averages inside the block."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        parameters = dict(self.context.bare_model.named_parameters())
+        for name, average in self.averages.items():
+            if is_split(average):  # FSDP2 keeps the memory of its parameters
+                own, other = local(parameters[name]), local(average)
+                held = own.clone()
+                own.copy_(other)
+                other.copy_(held)
+            else:
+                parameters[name].data, self.averages[name] = average, parameters[name].data
+
+    def on_best_loaded(self, best: Checkpoint, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Loads the averages of the best step."""
+        self.restore(tensors, values)
+
+    def finish(self) -> None:
+        """Replaces the parameters by the averages."""
+        parameters = dict(self.context.bare_model.named_parameters())
+        with torch.no_grad():
+            for name, average in self.averages.items():
+                local(parameters[name]).copy_(local(average))
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the averages."""
+        return dict(self.averages), {}
+
+    def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Loads the averages of a checkpoint."""
+        parameters = dict(self.context.bare_model.named_parameters())
+        own = {name: value for name, value in tensors.items() if name in parameters}  # others: of other stages
+        self.averages = {name: torch.empty_like(parameters[name].detach()) for name in own}
+        for name, value in own.items():
+            fill(self.averages[name], value)

@@ -1,0 +1,58 @@
+"""The schedule `reduce_lr_on_plateau`: reduces the learning rate when the metric has stopped improving."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from toolkit.api.training import Callback, TrainingContext
+from toolkit.optim import schedules
+
+_KEPT = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+
+
+class Plateau(Callback):
+    """Passes each evaluation's metric to torch's `ReduceLROnPlateau` and scales all learning rates by its factor.
+
+    `min_lr` and `eps` refer to `train.learning_rate`; the rates of other groups are reduced by the same factor.
+    """
+
+    def __init__(self, context: TrainingContext) -> None:
+        self.context = context
+        train = context.run.cfg.train
+        best = context.run.best
+        self.name = best.name
+        self.peak = train.learning_rate
+        stand_in = torch.optim.SGD([torch.zeros(1)], lr=self.peak)
+        self.group = stand_in.param_groups[0]
+        self.rule = ReduceLROnPlateau(stand_in, "max" if best.greater_is_better else "min", **train.lr_scheduler_kwargs)
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Passes the metric to torch's schedule; the next step uses the new rate."""
+        self.rule.step(metrics[self.name])
+        self._apply()
+
+    def _apply(self) -> None:
+        schedule = self.context.schedule
+        for factor in schedule.lr_lambdas:
+            assert isinstance(factor, schedules.Factor)
+            factor.scale = self.group["lr"] / self.peak if self.peak else 1.0
+        schedules.seek(schedule, schedule.last_epoch)
+
+    def forget_evaluations(self) -> None:
+        """Compares with the values from now on; the rate stays."""
+        self.rule.best, self.rule.num_bad_epochs = self.rule.mode_worse, 0
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the state of torch's schedule: rate, best value and evaluations since."""
+        return {}, {"lr": self.group["lr"], **{name: getattr(self.rule, name) for name in _KEPT}}
+
+    def restore(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Restores the state of torch's schedule and the learning rate."""
+        self.group["lr"] = values["lr"]
+        for name in _KEPT:
+            setattr(self.rule, name, values[name])
+        self._apply()

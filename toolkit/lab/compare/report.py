@@ -1,0 +1,141 @@
+"""Collects the results of a comparison for `comparison.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import fmean
+from typing import Any
+
+from toolkit.config import flatten
+from toolkit.lab.compare.costs import costs_of, sums_of
+from toolkit.lab.compare.runs import Comparison, Repeat, command_of, trained_run
+from toolkit.lab.compare.scores import Metric, Runs, metrics_of
+from toolkit.lab.compare.statistics import Figure, summarise
+from toolkit.lab.compare.variants import Variant
+from toolkit.lab.launch import step_rows
+
+
+def build(
+    comparison: Comparison, repeats: Sequence[Repeat], facts: Mapping[str, Any], best: Repeat | None = None
+) -> dict[str, Any]:
+    """Returns the comparison as JSON values.
+
+    Args:
+        comparison: the comparison.
+        repeats: its runs.
+        facts: further entries.
+        best: the run whose model was kept, or None.
+    """
+    metric = comparison.metric
+    example: Mapping[str, Any] = next((each.measured for each in repeats if each.measured is not None), {})
+    measured: dict[str, Runs] = {
+        variant.name: {
+            repeat.seed: repeat.measured
+            for repeat in repeats
+            if repeat.variant.name == variant.name and repeat.measured is not None
+        }
+        for variant in comparison.checked.variants
+    }
+    summaries = _summaries(measured, metric.name)
+    return {
+        **facts,
+        "recipe": str(comparison.recipe),
+        "config": str(comparison.config),
+        "overrides": list(comparison.overrides),
+        "launch": None if comparison.launch.file is None else str(comparison.launch.file),
+        "num_processes": comparison.launch.processes,
+        "seeds": list(comparison.seeds),
+        "metric": {"name": metric.name, "greater_is_better": metric.greater_is_better},
+        **{name: example.get(name) for name in ("device", "hardware", "versions")},
+        "energy_source": example.get("energy_source"),
+        "costs": sums_of(run["figures"] for runs in measured.values() for run in runs.values()),
+        "before_training": _before(measured, metric.name),
+        "best": None if best is None else _kept(comparison, best, repeats),
+        "variants": [
+            {
+                "name": variant.name,
+                "settings": {**variant.settings, **variant.fixed},
+                "command": command_of(comparison, variant),
+                "runs": len(measured[variant.name]),
+                "reason": next((each.reason for each in repeats if each.variant is variant and each.reason), None),
+                **_configured(comparison, variant),
+                **summaries[variant.name],
+            }
+            for variant in comparison.checked.variants
+        ],
+    }
+
+
+def _before(measured: Mapping[str, Runs], metric: str) -> float | None:
+    """Returns the mean score before training of the first variant that has one (`eval.eval_on_start`)."""
+    name = f"start_{metric.removeprefix('eval_')}"
+    for runs in measured.values():
+        scores = [run["figures"][name] for run in runs.values() if run["figures"].get(name) is not None]
+        if scores:
+            return fmean(scores)
+    return None
+
+
+def _kept(comparison: Comparison, best: Repeat, repeats: Sequence[Repeat]) -> dict[str, Any]:
+    metric = comparison.metric
+    scores = [each.score(metric) for each in repeats if each.variant is best.variant]
+    return {
+        "variant": best.variant.name,
+        "seed": best.seed,
+        "metric": metric.name.removeprefix("eval_"),
+        "mean": fmean(score for score in scores if score is not None),
+        "run": str(trained_run(comparison, best).path),
+    }
+
+
+def _configured(comparison: Comparison, variant: Variant) -> dict[str, Any]:
+    """Returns what is known of a variant before it runs."""
+    checked, technique = comparison.checked, variant.technique
+    row: dict[str, Any] = {}
+    if technique is not None:
+        row |= {"technique": asdict(technique), "estimate": comparison.estimates.get(variant.name)}
+    if cfg := checked.configs.get(variant.name):
+        baseline, settings = flatten(next(iter(checked.configs.values()))), flatten(cfg)
+        row["rows_per_step"] = step_rows(cfg, comparison.launch.processes)
+        row["target"] = dict(cfg.train.target_metric)
+        row["differs"] = {
+            key: [baseline.get(key), settings.get(key)]
+            for key in dict.fromkeys([*baseline, *settings])
+            if baseline.get(key) != settings.get(key)
+        }
+    return row
+
+
+def _summaries(measured: Mapping[str, Runs], metric: str) -> dict[str, dict[str, Any]]:
+    """Returns the summary of each variant, compared with the first; empty for a variant that did not run."""
+    first, baseline = next(iter(measured.items()))
+    found: dict[str, dict[str, Any]] = {}
+    for name, runs in measured.items():
+        if not runs:
+            found[name] = {}
+            continue
+        metrics = metrics_of(runs, baseline if name != first else None)
+        summary = summarise(list(runs.values()))
+        figures: dict[str, Figure] = summary["figures"]
+        if main := metrics.get(metric):
+            figures[metric] = Figure(main.value, main.low, main.high)
+        if baseline and name != first:
+            figures |= _against(figures, found[first]["figures"])
+            if main and main.difference:
+                figures[metric] = replace(figures[metric], same=main.difference.same)
+        costs = costs_of(
+            (run["figures"] for run in runs.values()), None if name == first else found[first].get("costs")
+        )
+        found[name] = {**summary, "costs": costs, "metrics": {key: _as_json(value) for key, value in metrics.items()}}
+    for summary in filter(None, found.values()):
+        summary["figures"] = {key: asdict(figure) for key, figure in summary["figures"].items()}
+    return found
+
+
+def _as_json(metric: Metric) -> dict[str, Any]:
+    return asdict(metric) | {"values": {str(seed): value for seed, value in metric.values.items()}}
+
+
+def _against(figures: Mapping[str, Figure], baseline: Mapping[str, Figure]) -> dict[str, Figure]:
+    return {name: figure.against(baseline[name]) for name, figure in figures.items() if name in baseline}

@@ -1,0 +1,164 @@
+"""What the columns of a file hold: types, numbers of different values and lengths, from a sample of its rows.
+
+A profile is the basis of guesses and overviews. It checks nothing: `toolkit.data.table` checks every row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from toolkit.data.media.files import SUFFIXES
+from toolkit.data.readers.raw import RawRow
+from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.sources import read_rows, spread
+
+SAMPLE_ROWS = 5000
+"""Number of evenly spaced rows that a profile is made from."""
+
+TEXT, WHOLE, NUMBER, BOOLEAN, DATE = "text", "whole numbers", "numbers", "true or false", "dates"
+TEXTS, NUMBERS, OBJECTS, OBJECT = "lists of text", "lists of numbers", "lists of objects", "objects"
+FILES = {kind: f"{kind} files" for kind in SUFFIXES}
+MIXED, NOTHING = "mixed", "nothing"
+_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}\b|\d{1,2}([./-])\d{1,2}\1\d{2,4}\b")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """A column in a sample of rows.
+
+    Args:
+        name: its name in the file.
+        values: its values that are not empty, in the order of the file.
+        empty: number of rows without a value.
+    """
+
+    name: str
+    values: Sequence[Any]
+    empty: int
+
+    @cached_property
+    def kind(self) -> str:
+        """The type of the values: one of the names above; numbers may be written as text, as in CSV."""
+        kinds = {_kind(value) for value in self.values}
+        if kinds <= {WHOLE, NUMBER}:
+            return NUMBER if NUMBER in kinds else WHOLE if kinds else NOTHING
+        if kinds <= {TEXTS, NUMBERS, OBJECTS, NOTHING}:  # an empty list is a list of anything
+            kinds.discard(NOTHING)
+        if len(kinds) == 1:
+            return kinds.pop()
+        return TEXT if all(isinstance(value, str | int | float) for value in self.values) else MIXED
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """Number of rows by value, as text."""
+        return Counter(str(value).strip() for value in self.values)
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether all values are different, as those of an id are."""
+        return len(self.counts) == len(self.values)
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """The values of a column of numbers."""
+        return [float(value) for value in self.values] if self.kind in (WHOLE, NUMBER) else []
+
+    @cached_property
+    def mean_characters(self) -> float:
+        """Mean number of characters of the values as text."""
+        return sum(len(str(value)) for value in self.values) / max(len(self.values), 1)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The columns of a file or folder in a sample of its rows.
+
+    Args:
+        source: the file or folder.
+        sampled: number of rows of the sample that can be read.
+        total: number of rows, those included that cannot be read.
+        columns: the columns by name, in the order of the file.
+    """
+
+    source: str
+    sampled: int
+    total: int
+    columns: Mapping[str, ColumnProfile]
+
+
+def profile(source: str, rows: Iterator[RawRow]) -> Profile:
+    """Returns the profile of rows.
+
+    Args:
+        source: their file or folder.
+        rows: all of them; of many, evenly spaced ones are looked at.
+    """
+    total = 0
+
+    def counted() -> Iterator[RawRow]:
+        nonlocal total
+        for row in rows:
+            total += 1
+            yield row
+
+    sample = spread(counted(), SAMPLE_ROWS)
+    readable = [row.values for row in sample if row.values is not None and not row.reason]
+    names = dict.fromkeys(name for values in readable for name in values)
+    columns = {}
+    for name in names:
+        values = [values[name] for values in readable if not is_empty(values.get(name))]
+        columns[name] = ColumnProfile(name, values, len(readable) - len(values))
+    return Profile(source, len(readable), total, columns)
+
+
+def profile_file(source: str, reading: Reading = RECOGNISED) -> Profile:
+    """Returns the profile of a file or folder.
+
+    Args:
+        source: the file or folder.
+        reading: how to read it.
+
+    Raises:
+        DataError: if it cannot be read, or has no rows.
+    """
+    return profile(source, read_rows(source, reading))
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a row has no value: nothing, or text that is blank."""
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return BOOLEAN
+    if isinstance(value, int | float):
+        return WHOLE if float(value).is_integer() else NUMBER
+    if isinstance(value, str):
+        return _kind_of_text(value.strip())
+    if isinstance(value, Mapping):
+        return OBJECT
+    if isinstance(value, list):
+        kinds = {_kind(each) for each in value}
+        names = {TEXTS: {TEXT, DATE, BOOLEAN, *FILES.values()}, NUMBERS: {WHOLE, NUMBER}, OBJECTS: {OBJECT}}
+        return next((name for name, parts in names.items() if kinds <= parts), MIXED) if kinds else NOTHING
+    return MIXED
+
+
+def _kind_of_text(text: str) -> str:
+    if _NUMBER.fullmatch(text) and isfinite(number := float(text)):
+        return WHOLE if number.is_integer() else NUMBER
+    if _DATE.match(text) and len(text) <= len("2026-01-31T00:00:00.000000+00:00"):
+        return DATE
+    if text.lower() in ("true", "false"):
+        return BOOLEAN
+    suffix = Path(text).suffix.lower() if len(text) < 1000 and "\n" not in text else ""
+    return next((name for kind, name in FILES.items() if suffix in SUFFIXES[kind]), TEXT)

@@ -1,0 +1,1 @@
+"""New: lab/jobs/__init__."""

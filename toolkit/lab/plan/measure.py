@@ -1,0 +1,184 @@
+"""Corrects predictions with the measurements of a few real steps on this machine, each run in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from toolkit.base.console import format_bytes
+from toolkit.base.errors import RunError
+from toolkit.config.overrides import written
+from toolkit.config.sections import ParallelConfig
+from toolkit.footprint.footprint import Footprint
+from toolkit.lab.jobs.jobs import Trial, run_trials
+from toolkit.lab.jobs.training import FEW_STEPS
+from toolkit.lab.plan.estimates import Estimate
+
+STEPS = 3
+MAX_FACTOR = 8.0
+"""Largest correction factor: an allocator may hold several times the memory that a step with recomputation uses."""
+SHARE_OF_FREE = 0.6
+"""Share of the free memory that a measurement may use."""
+CLEAR_BYTES = 64 * 2**20
+"""Smallest difference between two predictions to calibrate with: measurements vary by some 20 MiB."""
+ONE_DEVICE: dict[str, Any] = FEW_STEPS | {
+    **{f"parallel.{name}": value for name, value in asdict(ParallelConfig()).items()},
+    "train.max_steps": STEPS,
+    "train.train_sampling_strategy": "random",
+}
+"""Settings of a run that is measured on a single device."""
+
+
+Costs = Footprint | Estimate
+"""What is predicted for a step, on a single device or on each of several."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of one run.
+
+    Args:
+        footprint: the prediction for its largest micro-batch.
+        parameters: bytes of weights and buffers.
+        gradients: bytes of gradients.
+        optimizer_state: bytes of the optimizer's state.
+        peak: peak bytes during training steps, above the memory used before the model was built.
+        seconds: time of a step with such micro-batches, or None if there were too few steps.
+        device: type of the device.
+    """
+
+    footprint: Footprint
+    parameters: int
+    gradients: int
+    optimizer_state: int
+    peak: int
+    seconds: float | None
+    device: str
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Floating-point operations per second in steps without accumulation, or None if no step was timed."""
+        return self.footprint.flops / self.seconds if self.seconds else None
+
+
+@dataclass(frozen=True)
+class Correction:
+    """The relation between prediction and measurement: `peak = states + factor x passing + constant`.
+
+    Args:
+        factor: factor on memory that is allocated and freed within a step. It exceeds 1 because the C library cannot
+            return freed memory between blocks that are still in use, and because kernels allocate memory themselves.
+        constant: bytes that every step needs: code and tables that libraries load on first use.
+    """
+
+    factor: float = 1.0
+    constant: int = 0
+
+    def peak(self, footprint: Costs) -> int:
+        """Returns the expected measurement of the peak on this machine, in bytes."""
+        return round(footprint.states + self.factor * footprint.passing + self.constant)
+
+
+def fitted(small: tuple[int, Costs], large: tuple[int, Costs]) -> Correction:
+    """Fits the correction to the measured peaks of a small and a large micro-batch and what was predicted for them.
+
+    If their predictions differ too little to separate factor and constant, the factor is 1.
+    """
+    extra = [peak - costs.states for peak, costs in (small, large)]
+    passing = [costs.passing for _, costs in (small, large)]
+    span = passing[1] - passing[0]
+    if span < CLEAR_BYTES:
+        return Correction(1.0, max(0, extra[1] - passing[1]))
+    factor = min(MAX_FACTOR, max(0.5, (extra[1] - extra[0]) / span))
+    return Correction(factor, max(0, round(extra[1] - factor * passing[1])))
+
+
+def measured(recipe: str, config: str, overrides: Sequence[str], rows: int, max_tokens: int | None = None) -> Measured:
+    """Trains a few steps of `rows` rows in a separate process.
+
+    Args:
+        recipe: the recipe's file.
+        config: the YAML file.
+        overrides: further settings.
+        rows: rows of a step.
+        max_tokens: token budget of its micro-batches, or None for steps of one micro-batch.
+
+    Raises:
+        RunError: if training fails, with the reason or the end of the output.
+    """
+    with TemporaryDirectory(prefix="calibrate-") as name:
+        folder = Path(name)
+        settings: dict[str, Any] = ONE_DEVICE | {
+            "train.per_device_train_batch_size": rows,
+            "train.gradient_accumulation_steps": 1,
+            "train.max_tokens_per_batch": max_tokens,
+            "output_dir": str(folder / "run"),
+        }
+        job = {
+            "recipe": str(Path(recipe).absolute()),
+            "config": str(Path(config).absolute()),
+            "overrides": [*overrides, *written(settings)],
+        }
+        (outcome,) = run_trials([Trial("calibrate", job, folder / "outcome.json")], folder / "calibrate.log")
+        if outcome.error is not None:
+            raise RunError(f"--calibrate: training a few steps here failed: {outcome.error}")
+        return _read(outcome.result)
+
+
+def _read(found: Mapping[str, Any]) -> Measured:
+    memory = found["memory"]
+    return Measured(
+        footprint=Footprint(**found["footprint"]),
+        parameters=memory["parameters"],
+        gradients=memory["gradients"],
+        optimizer_state=memory["optimizer_state"],
+        peak=memory["train_peak"],
+        seconds=found["seconds"],
+        device=found["device"],
+    )
+
+
+def calibrate(recipe: str, config: str, overrides: Sequence[str], rows: int) -> tuple[Correction, list[Measured]]:
+    """Measures runs with `rows` rows per micro-batch and with a quarter of them.
+
+    Returns:
+        The correction, and the measurements, the largest micro-batch last.
+
+    Raises:
+        RunError: if training fails.
+    """
+    runs = [measured(recipe, config, overrides, size) for size in sorted({max(1, rows // 4), rows})]
+    small, large = runs[0], runs[-1]
+    return fitted((small.peak, small.footprint), (large.peak, large.footprint)), runs
+
+
+def serial_seconds(runs: Sequence[Measured]) -> float:
+    """Returns the seconds of a step that do not grow with its rows: the optimizer's step and constant overhead."""
+    small, large = runs[0], runs[-1]
+    span = large.footprint.flops - small.footprint.flops
+    if small.seconds is None or large.seconds is None or span <= 0:
+        return 0.0
+    return max(0.0, small.seconds - (large.seconds - small.seconds) / span * small.footprint.flops)
+
+
+def rows_that_fit(footprint: Footprint) -> int:
+    """Returns the rows to measure with: those of a micro-batch, or fewer if this machine has too little memory.
+
+    Raises:
+        RunError: if weights, gradients and optimizer state alone do not fit this machine.
+    """
+    import psutil
+    import torch
+
+    free = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else psutil.virtual_memory().available
+    spare = SHARE_OF_FREE * free - footprint.states - footprint.gradients
+    if spare <= 0:
+        raise RunError(
+            f"--calibrate: weights and optimizer state need {format_bytes(footprint.states)}, gradients "
+            f"{format_bytes(footprint.gradients)}, and only {format_bytes(free)} are free here; remove --calibrate, or "
+            "calibrate with a smaller model of the same kind"
+        )
+    return max(1, min(footprint.rows, round(footprint.rows * spare / max(1, footprint.passing))))

@@ -1,0 +1,1 @@
+"""New: prepare/__init__."""

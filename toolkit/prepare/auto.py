@@ -1,0 +1,66 @@
+"""Decides whether there is memory for the copy of a checkpoint that is written while training goes on."""
+
+from __future__ import annotations
+
+import platform
+
+import torch
+
+from toolkit.api.run import Run
+from toolkit.base.console import format_bytes, say
+from toolkit.base.shards import local_bytes
+from toolkit.distributed.collect import objects_of_all
+from toolkit.optim.presets import PRESETS
+from toolkit.system.limits import available_memory
+
+ASYNC_SAVE = "checkpoint.async_save"
+MARGIN = 2.0
+"""How many times the memory of a copy must be free."""
+
+
+def saves_in_background(run: Run) -> bool:
+    """Returns what `checkpoint.async_save` becomes, the same on every process; call it before the optimizer is built.
+
+    `auto` is false for DeepSpeed, which makes complete copies for each checkpoint anyway, and with callbacks of a user,
+    which may change parameters at any moment and are told of a checkpoint right after it is written.
+
+    Args:
+        run: the run, whose model is prepared.
+    """
+    chosen = run.cfg.checkpoint.async_save
+    if chosen != "auto":
+        return chosen
+    if run.cfg.parallel.backend == "deepspeed" or run.cfg.trainer.callbacks:
+        return False
+    copy, training = _own_bytes(run)
+    needed: dict[str, float] = {}
+    free: dict[str, int] = {}
+    for node, own, there in objects_of_all((platform.node(), MARGIN * copy + training, available_memory())):
+        needed[node] = needed.get(node, 0.0) + own
+        free[node] = min(there, free.get(node, there))
+    short = [node for node in needed if needed[node] > free[node]]
+    if short:
+        say(
+            f"Training waits while a checkpoint is written: a copy would need {format_bytes(copy)} of memory, and with "
+            f"a reserve and what training itself will use {format_bytes(needed[short[0]])} must be free, but "
+            f"{format_bytes(free[short[0]])} are ({ASYNC_SAVE}: true copies anyway)."
+        )
+    return not short
+
+
+def _own_bytes(run: Run) -> tuple[int, int]:
+    """Returns the CPU memory of this process's copy, and what training will allocate in addition to the model."""
+    mesh, parameters = run.mesh, list(run.model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    state = round(sum(map(_own_count, trained)) * PRESETS[run.cfg.train.optim].state_bytes)
+    held = sum(map(local_bytes, [*parameters, *run.model.buffers()])) + state
+    if run.cfg.checkpoint.format == "sharded":
+        copy = held // mesh.replicas
+    else:
+        copy = held if mesh.data_rank // mesh.fsdp == 0 else 0  # the first of several that hold the same
+    on_cpu = run.accelerator.device.type == "cpu"
+    return copy, sum(map(local_bytes, trained)) + state if on_cpu else 0
+
+
+def _own_count(parameter: torch.Tensor) -> int:
+    return local_bytes(parameter) // parameter.element_size()

@@ -1,0 +1,148 @@
+"""Reads the inputs of a run: the model's configuration, the processor and the preprocessed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from toolkit import modalities
+from toolkit.api.mesh import Mesh
+from toolkit.api.task import Prepared, Processor, Task
+from toolkit.base.console import say, warn
+from toolkit.base.errors import ConfigError
+from toolkit.base.offline import PREPARED, read_fetched
+from toolkit.checkpoint.changes import VERSIONS, changed_layout, changed_versions, layout, refuse_changes
+from toolkit.checkpoint.claim import Claimed
+from toolkit.checkpoint.state import SavedState
+from toolkit.config import flatten
+from toolkit.config.sections import Config
+from toolkit.data.loading import CheckedRows, load_rows
+from toolkit.data.row_cache import adopt
+from toolkit.data.tokenise import prepare
+from toolkit.distributed.mesh import mesh_of
+from toolkit.modalities.agreement import require_same_rows
+from toolkit.modalities.positions import prefix_problems
+from toolkit.modalities.resolved import Circumstances, resolve
+from toolkit.models.adapter_checks import prompt_problems
+from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
+from toolkit.models.source import source_of
+from toolkit.prepare.processor import build_processor, configure_model
+from toolkit.system.environment import versions
+from toolkit.system.rank_order import local_main_first
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Everything that a run reads before it builds its model.
+
+    Args:
+        model_config: the model's configuration, completed by task and processor.
+        auto_model: name of the model's auto class in transformers.
+        processor: tokenizer, image processor or feature extractor.
+        rows: the checked rows.
+        data: the preprocessed rows.
+        identity: settings and fingerprints that must not change on resume, by dotted key.
+        resolved: what settings of `auto` became, by dotted key.
+    """
+
+    model_config: PreTrainedConfig
+    auto_model: str
+    processor: Processor
+    rows: CheckedRows
+    data: Prepared
+    identity: Mapping[str, Any]
+    resolved: Mapping[str, bool | int]
+
+
+def read_inputs(
+    cfg: Config, task: Task, accelerator: Accelerator, claimed: Claimed, sample: int | None = None
+) -> Inputs:
+    """Reads the model's configuration and the rows, and preprocesses them.
+
+    Args:
+        cfg: resolved configuration.
+        task: the recipe's task; it learns its labels from the training rows.
+        accelerator: the run's; the first process of each node reads, the others use its cache.
+        claimed: the output folder, for a new processor, and the checkpoint to resume from.
+        sample: reads only this many training rows and no other rows; None reads all.
+
+    Returns:
+        The inputs, the same on every process.
+
+    Raises:
+        ConfigError: if settings, model and task do not fit together; lists all problems.
+        DataError: if files or rows cannot be used, or the processes have different ones.
+        CheckpointError: if the run to resume had other settings or rows.
+    """
+    _verify_fetched(cfg, accelerator, content=sample is None)
+    config = load_model_config(source_of(cfg))
+    problems = fit_problems(cfg, task, config)
+    if accelerator.num_processes > 1 and not cfg.train.ddp_find_unused_parameters:
+        problems += unused_parameter_problems(config)
+    _refuse(problems)
+    rows = load_rows(cfg, task, accelerator, sample)
+    mesh = mesh_of(cfg.parallel, accelerator.num_processes)
+    resolved = resolve(Circumstances(cfg, task, config, accelerator.device, mesh))
+    identity = {**identity_of(cfg, rows, mesh), **resolved}
+    if claimed.resume is not None:
+        saved = SavedState.from_json(claimed.resume.state).identity
+        refuse_changes(saved, identity)
+        if note := changed_layout(saved, identity):
+            say(note)
+        if note := changed_versions(saved, identity):
+            warn(note)
+    processor = build_processor(cfg, task, config, rows, accelerator, claimed.output_dir, claimed.resume)
+    configure_model(config, task, processor, new=cfg.model.from_config is not None)
+    _refuse(lost_override_problems(cfg.model, config))
+    data = prepare(rows, task, processor, cfg, accelerator)
+    require_same_rows(cfg, task, rows, data)
+    return Inputs(config, task.auto_model(config), processor, rows, data, identity, resolved)
+
+
+def _verify_fetched(cfg: Config, accelerator: Accelerator, content: bool) -> None:
+    """Refuses a damaged `offline_dir`, and takes over its prepared rows; once per node.
+
+    Raises:
+        InputError: if a file is missing or not as it was written.
+    """
+    if cfg.offline_dir is None:
+        return
+    with local_main_first(accelerator):
+        if accelerator.is_local_main_process:
+            fetched = read_fetched(cfg.offline_dir)
+            fetched.refuse_damage(content)
+            adopt(fetched.folder / PREPARED)
+
+
+def fit_problems(cfg: Config, task: Task, config: PreTrainedConfig) -> list[str]:
+    """Returns why the model, the task and a prefix of virtual tokens do not fit together, as full messages."""
+    auto_model, peft = task.auto_model(config), cfg.model.peft
+    problems = [
+        *modalities.load(task.modality).check_model(config, task.options),
+        *head_problems(cfg.model, config, auto_model),
+        *prompt_problems(cfg.model, auto_model),
+    ]
+    if peft.method == "prompt_tuning" and not problems:
+        return prefix_problems(config, task.options, peft.num_virtual_tokens)
+    return problems
+
+
+def identity_of(cfg: Config, rows: CheckedRows, mesh: Mesh) -> dict[str, Any]:
+    """Returns the settings and fingerprints that must not change on resume, by dotted key."""
+    return {
+        **flatten(cfg),
+        **layout(mesh),
+        "data.num_train_rows": len(rows.splits["train"]),  # a validation file added later would change it
+        **{f"data.fingerprint.{split}": value for split, value in rows.fingerprints.items()},
+        **{f"{VERSIONS}{package}": number for package, number in versions().items()},  # may change, with a warning
+    }
+
+
+def _refuse(problems: list[str]) -> None:
+    if problems:
+        raise ConfigError(problems)

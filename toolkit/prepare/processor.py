@@ -1,0 +1,83 @@
+"""Loads a run's processor, or creates one from the training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit import modalities
+from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
+from toolkit.api.task import Processor, Task
+from toolkit.base.files import rust_errors_as_os_errors, written_folder
+from toolkit.base.run_folder import CheckpointFolder, RunFolder
+from toolkit.config.sections import Config
+from toolkit.data.loading import CheckedRows
+from toolkit.distributed.collectives import on_main
+from toolkit.models.source import source_of
+from toolkit.system.rank_order import local_main_first
+
+if TYPE_CHECKING:
+    import datasets
+    from accelerate import Accelerator
+    from transformers import PreTrainedConfig
+
+    from toolkit.api.run import Checkpoint
+
+
+def build_processor(
+    cfg: Config,
+    task: Task,
+    config: PreTrainedConfig,
+    rows: CheckedRows,
+    accelerator: Accelerator,
+    output_dir: Path,
+    resume: Checkpoint | None,
+) -> Processor:
+    """Loads the processor of the checkpoint or the pretrained model, or creates one from the training rows.
+
+    A new processor is created on the main process, and every process loads it from the run's folder.
+
+    Raises:
+        InputError: if the processor cannot be loaded.
+    """
+    modality, model = modalities.load(task.modality), source_of(cfg)
+    source = model.name_or_path
+    if resume is not None:
+        source = str(CheckpointFolder(resume.path).processor)
+    elif source is None:
+        source = str(RunFolder(output_dir).processor)
+
+        def make() -> None:
+            texts = _training_texts(task, rows.splits["train"])
+            processor = modality.new_processor(texts, config, task.options)
+            with written_folder(Path(source)) as folder, rust_errors_as_os_errors():
+                processor.save_pretrained(folder)
+
+        on_main(accelerator, make)
+    with local_main_first(accelerator):
+        return modality.load_processor(source, model, task.options)
+
+
+def configure_model(config: PreTrainedConfig, task: Task, processor: Processor, new: bool) -> None:
+    """Updates the model's configuration with values from the processor, then from the task.
+
+    Args:
+        config: the model's configuration, changed in place.
+        task: the recipe's task, after `learn`.
+        processor: the run's.
+        new: whether the model has no pretrained weights.
+    """
+    modalities.load(task.modality).configure(config, processor, new)
+    if isinstance(task, SupportsConfiguring):
+        task.configure(config)
+
+
+def _training_texts(task: Task, rows: datasets.Dataset) -> Iterator[str]:
+    """Yields the text for a new tokenizer: what the task selects, or all text columns that are not labels."""
+    if isinstance(task, SupportsTrainingTexts):
+        return task.training_texts(rows)
+    schema = task.schema()
+    names = [name for name, column in task.columns.items() if not column.label and name in schema]
+    return chain.from_iterable(rows[name] for name in names if getattr(schema[name], "dtype", None) == "string")
