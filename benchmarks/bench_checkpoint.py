@@ -25,7 +25,7 @@ from pairs import Side, calling, compared, interleave, parser, read_options, wri
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 BASE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12}
 """BERT-base, whose vocabulary makes it 109 million parameters."""

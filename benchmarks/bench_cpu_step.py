@@ -28,8 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from toolkit.api.labelled import logits_at_labels
-from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.api.batch import IGNORE_INDEX, Batch, logits_at_labels
 from toolkit.distributed.process_state import flushed_denormals
 from toolkit.models.fast_dropout import use_fast_dropout
 from toolkit.models.labelled_logits import head_at_labels

@@ -33,7 +33,7 @@ from ours import STEPS_ONLY, Steps, fresh
 from pairs import ROOT, Runs, Side, calling, compared, interleave, parser, read_options, write
 
 if TYPE_CHECKING:
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from pairs import ROOT, calling, parser, read_options, run, write
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 PART = 0.9
 CONFIG = "recipes/configs/reviews/smoke.yaml"

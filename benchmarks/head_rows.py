@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, Wav2Vec2FeatureExtractor
 
+from toolkit.api.batch import IGNORE_INDEX, Batch
 from toolkit.api.random import RowRandom
-from toolkit.api.task import IGNORE_INDEX, Batch
 from toolkit.data.batching.batches import collate
 from toolkit.recipe import load_settings, load_task_type
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
 from transformers.utils import logging
 
-from toolkit.api.supports import count_items
+from toolkit.api.task import count_items
 from toolkit.distributed.window import accumulate
 from toolkit.models.load import batch_dependence
 

@@ -13,7 +13,7 @@ from pairs import ROOT, Clock, Side, calling
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 STEPS_ONLY = ("checkpoint.save_steps=null", "eval.eval_steps=null", "data.validation_split=0")
 """Only steps: no evaluation, no checkpoints."""

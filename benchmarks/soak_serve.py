@@ -110,7 +110,7 @@ def same(found: Any, expected: Any) -> bool:
 
 def answers(run: Path, file: Path, folder: Path) -> list[dict[str, Any]]:
     """Returns what `toolkit predict` adds to each row."""
-    from toolkit.api.supports import answer_columns
+    from toolkit.api.task import answer_columns
     from toolkit.deploy.trained import read_settings
 
     output = folder / "answers.jsonl"

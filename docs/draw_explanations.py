@@ -20,7 +20,7 @@ import numpy as np
 
 from toolkit.base.console import format_bytes
 from toolkit.data.batching.order import Order
-from toolkit.document.axis import axis
+from toolkit.document.charts import axis
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, sheet, text
 
 DOCS = Path(__file__).resolve().parent

@@ -20,7 +20,7 @@ from typing import Any
 import worked_notebook
 
 from toolkit.catalog.entries import CATALOG
-from toolkit.config.dump import to_yaml
+from toolkit.config.keys import to_yaml
 from toolkit.document import render
 from toolkit.document.svg import sheet
 from toolkit.lab.compare import pictures

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from toolkit.api.task import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
-from toolkit.config.column import Column
+from toolkit.api.batch import BadRow, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.data.columns import used_columns
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 AUTO_MODELS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from toolkit.api.task import (
+from toolkit.api.batch import (
     IGNORE_INDEX,
     BadRow,
     Batch,
@@ -23,7 +23,7 @@ from toolkit.api.task import (
     Record,
     Row,
 )
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config, Positive
 from toolkit.main import main
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
 
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
@@ -209,7 +209,7 @@ class QuestionAnswering:
         return Description(record["question"], repr(record["prediction_text"]), expected)
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        from toolkit.metrics.answers import f1
+        from toolkit.metrics.squad import f1
 
         wrong = 1.0 - f1(record["prediction_text"], record["answers"])
         return (wrong, record["score"]) if wrong else None  # ties are ordered by confidence

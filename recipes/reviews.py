@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from toolkit import modalities
-from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
-from toolkit.config.column import Column
+from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.config.fields import Column
 from toolkit.config.problems import unused_options
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from toolkit.api.modality import InputModality
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
     from toolkit.tasks.heads import Head
 
 MODALITY_SETTINGS = {"max_length": ("text",), "image": ("image",), "audio": ("audio",)}

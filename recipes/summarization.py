@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from toolkit.api.task import Row
-from toolkit.config.column import Column
+from toolkit.api.batch import Row
+from toolkit.config.fields import Column
 from toolkit.config.sections import Positive
 from toolkit.main import main
 from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
@@ -22,7 +22,7 @@ from toolkit.tasks.values import checked_text
 if TYPE_CHECKING:
     import datasets
 
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
 
 
 @dataclass(frozen=True, kw_only=True)

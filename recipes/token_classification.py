@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from toolkit.api.task import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
+from toolkit.api.batch import Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record, Row
 from toolkit.base.errors import DataError
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.sections import STRICT, Config
 from toolkit.main import main
 from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from toolkit.api.random import RowRandom
     from toolkit.document.blocks import Section
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
     from toolkit.modalities.text import TokenizerStyle
 
 

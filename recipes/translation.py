@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from toolkit.api.task import BadRow, Row
+from toolkit.api.batch import BadRow, Row
 from toolkit.base.console import shorten
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.sections import Config
 from toolkit.main import main
 from toolkit.metrics.score import Score
@@ -22,7 +22,7 @@ from toolkit.tasks.values import checked_text
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
 
 
 @dataclass(frozen=True, kw_only=True)

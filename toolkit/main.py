@@ -21,7 +21,7 @@ from toolkit.api.task import Task
 from toolkit.base.cli_errors import guarded, resumable
 from toolkit.base.package import is_shipped
 from toolkit.base.processes import has_own_command
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.recipe import config_file, load_settings, load_task_type, recipe_file
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from toolkit.api.mesh import Mesh
-from toolkit.api.milestones import Milestones
-from toolkit.api.run import FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
+from toolkit.api.mesh import Mesh, mesh_of
+from toolkit.api.run import ASYNC_SAVE, FIRST_TRY, FitResult, Observer, Retry, Run, best_metric
+from toolkit.api.state import Milestones
 from toolkit.api.task import Task
 from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries
@@ -28,7 +28,6 @@ from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.non_finite import GoBack, NonFiniteParameters, after_non_finite
 from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.stop import DeferredStop
@@ -39,13 +38,13 @@ from toolkit.engine.warm_up import import_all
 from toolkit.models.build import build_for
 from toolkit.models.float64 import in_float64
 from toolkit.models.trainable import make_trainable
-from toolkit.prepare.auto import ASYNC_SAVE, saves_in_background
+from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start
 from toolkit.report.results import qualities, summary_figures, write_results
 from toolkit.system.memory import MemoryWatch
 from toolkit.system.watch import SystemWatch
-from toolkit.tracking.trackers import RunTrackers
+from toolkit.tracking.tracker import RunTrackers
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -61,7 +61,7 @@ def no_server(run: Path, patch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object) -> None:
         raise RunError("tracking.report_to: tensorboard cannot be started")
 
-    patch.setattr("toolkit.tracking.trackers.RunTrackers.start", refused)
+    patch.setattr("toolkit.tracking.tracker.RunTrackers.start", refused)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fuzzing import KEYS, VALUES, fuzzed, mutated, refused_or_accepted, replaced
 from hypothesis import strategies as st
 from image_files import encoded, noise
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.state import SavedState
 from toolkit.checks.rules import RULES

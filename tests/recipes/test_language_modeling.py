@@ -16,8 +16,8 @@ from launching import fork, launch
 from runs import ROOT, SGD, TINY, assert_close, lines, predictions, train, weights
 from tolerances import FLOAT64, float32_tolerance
 
+from toolkit.api.batch import IGNORE_INDEX
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import IGNORE_INDEX
 from toolkit.base.errors import ConfigError, DataError, InputError
 from toolkit.data import tokenise as tokenising
 from toolkit.data.batching.batches import evaluation_loader, training_loader

@@ -13,8 +13,8 @@ from audio_files import encoded, tone
 from runs import SGD, assert_same_weights, assert_splits_agree, predictions, train, weights
 from tolerances import float32_tolerance
 
+from toolkit.api.batch import BadRow
 from toolkit.api.random import RowRandom
-from toolkit.api.task import BadRow
 from toolkit.base.errors import DataError, InputError
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities import audio

@@ -18,8 +18,8 @@ from runs import ROOT, SGD, assert_same_weights, assert_splits_agree, lines, pre
 from safetensors.torch import load_file
 from tolerances import float32_tolerance
 
+from toolkit.api.batch import BadRow
 from toolkit.api.random import RowRandom
-from toolkit.api.task import BadRow
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config.sections import ModelConfig

@@ -50,7 +50,7 @@ def answers(folder: Path, work: Path) -> dict[str, Any]:
     from fastapi.testclient import TestClient
 
     import toolkit
-    from toolkit.api.supports import answer, answer_columns
+    from toolkit.api.task import answer, answer_columns
     from toolkit.deploy.demo.examples import validation_examples
     from toolkit.deploy.demo.page import row_of, shown
     from toolkit.deploy.demo.server import POLICY, build_demo

@@ -6,8 +6,8 @@ from typing import Any
 
 import datasets
 
-from toolkit.api.task import BadRow
-from toolkit.config.column import Column
+from toolkit.api.batch import BadRow
+from toolkit.config.fields import Column
 from toolkit.data.media.files import open_file
 
 

@@ -19,7 +19,7 @@ from commands import run_command
 from runs import ROOT, train
 
 import toolkit
-from toolkit.api.supports import answer_columns
+from toolkit.api.task import answer_columns
 
 FEW = ("train.max_steps=1", "data.max_train_samples=12", "data.max_eval_samples=5")
 TEXTS = ["A fine pair of boots.", "It broke at once. " * 9, "Good.", "The goat ate the fence, and then the gate."]

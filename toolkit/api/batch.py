@@ -1,13 +1,18 @@
-"""Moves batches to a device; inputs of 8 bits become the model's numbers there."""
+"""Rows, batches and predictions as tasks see them, and what is done to a batch on its way to the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict, cast
 
-import torch
-
-from toolkit.api.task import Batch
+if TYPE_CHECKING:
+    import datasets
+    import numpy as np
+    import torch
+    from torch import Tensor
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -33,8 +38,157 @@ def looked_up(batch: Batch) -> Batch:
 
 def look_up(table: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Returns the numbers `[B, C, ...]` at positions `[B, C, ...]` of a table `[C, N]`."""
+    import torch
+
     first, *_ = planes = positions.unbind(1)
     rows = zip(table, planes, strict=True)
     return torch.stack(
         [numbers.index_select(0, plane.flatten().int()).view_as(first) for numbers, plane in rows], dim=1
     )
+
+
+@dataclass(frozen=True)
+class Places:
+    """Positions at which logits are needed.
+
+    Args:
+        shape: shape of the labels, `[B, T]`.
+        positions: positions `[n]` in the flattened labels.
+    """
+
+    shape: torch.Size
+    positions: Tensor
+
+
+_NEEDED: ContextVar[Places | None] = ContextVar("needed", default=None)
+
+
+@contextmanager
+def logits_at_labels(batch: Batch) -> Iterator[None]:
+    """Lets forward passes inside compute logits only at the batch's `labelled` positions, if it has them."""
+    labelled = batch.get("labelled")
+    token = _NEEDED.set(None if labelled is None else Places(batch["labels"].shape, labelled))
+    try:
+        yield
+    finally:
+        _NEEDED.reset(token)
+
+
+def needed() -> Places | None:
+    """Returns where the current forward pass needs logits; None for everywhere."""
+    return _NEEDED.get()
+
+
+IGNORE_INDEX = -100
+"""Label that is ignored (the convention of torch and transformers). In floating-point labels, where -100 is a valid
+value, NaN is ignored instead."""
+
+
+ModelOutput = Any
+"""Output of the model's forward pass; each head has its own class."""
+
+
+Row = dict[str, Any]
+"""One example, by the toolkit's column names."""
+
+
+Record = dict[str, Any]
+"""An example with its prediction, JSON-serializable: a line of `predictions.jsonl`."""
+
+
+Processor = Any
+"""Tokenizer, image processor or feature extractor, whichever the modality uses."""
+
+
+Predictions = dict[str, "np.ndarray"]
+"""Arrays by name, `[feature rows, ...]` in row order, each row exactly once."""
+
+
+class BadRow(Exception):  # noqa: N818 - a reason about a row, turned into a report, never shown as an error
+    """A row cannot be used; raised by `Task.check_row` with the reason."""
+
+
+class ExcludedRow(BadRow):
+    """A row that the task's options exclude; it is counted by its reason, and never stops a run."""
+
+
+class Batch(TypedDict):
+    """One micro-batch of B rows."""
+
+    inputs: dict[str, Any]
+    """All keyword arguments of the model's forward pass."""
+    labels: Tensor
+    """`[B, ...]` labels of the loss; `IGNORE_INDEX` entries (NaN in floating-point labels) are ignored."""
+    labelled: NotRequired[Tensor]
+    """`[n]` positions of the labels that are not ignored, in the flattened labels `[B * T]`. With it, a language
+    model's logits may be `[1, n, vocabulary]`, of these positions only, as in `toolkit.tasks.tokens.token_losses`."""
+    extra: NotRequired[dict[str, Any]]
+    """Anything else that the task's loss or predictions need."""
+    tables: NotRequired[dict[str, Tensor]]
+    """`[C, N]` by the name of an input `[B, C, ...]` of whole numbers below N, which are positions in the row of their
+    channel. `toolkit.api.batch.to_device` looks them up; only the batches of a task's `compact` have tables."""
+    row_ids: NotRequired[Tensor]
+    """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
+    toolkit."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """A prediction as text, for the console and the report, which shorten and format it.
+
+    Args:
+        input: the input.
+        prediction: the prediction.
+        expected: the right answer; None if it is not known.
+    """
+
+    input: str
+    prediction: str
+    expected: str | None = None
+
+
+class Kept(Protocol):
+    """Keeps what the files of feature rows contain; see `toolkit.data.media.cache.KeptRows`."""
+
+    def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
+        """Returns what was kept of a row, or else what `read` returns."""
+
+
+@dataclass(frozen=True)
+class EvalData:
+    """An evaluation set.
+
+    Args:
+        rows: the examples.
+        features: the feature rows, one or more per example.
+        processor: the processor that built the features; decodes predicted ids to text.
+        num_skipped: number of rows of the source that cannot be used and were skipped.
+        kept: keeps what the features' files contain; None if they are evaluated once.
+    """
+
+    rows: datasets.Dataset
+    features: datasets.Dataset
+    processor: Processor
+    num_skipped: int = 0
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All data of a run, tokenised.
+
+    Args:
+        train: feature rows with `row_id` (their position), `number` (their row in the file) and `length`.
+        evals: evaluation sets by name (`validation`, `test`).
+        fingerprints: sha256 of each source file (or hub id and revision) by split.
+        bad_rows: number of skipped rows by split.
+        notes: notes for the user about the rows, as sentences.
+        kept: keeps what the training rows' files contain, or None.
+    """
+
+    train: datasets.Dataset
+    evals: Mapping[str, EvalData]
+    fingerprints: Mapping[str, str] = field(default_factory=dict)
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    kept: Kept | None = None

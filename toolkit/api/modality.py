@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolkit.api.task import Processor
+from toolkit.api.batch import Processor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +87,7 @@ class InputModality(Modality, Protocol):
         """Builds the model's inputs like `collate`, some of them as positions in a table, and the tables by name."""
 
     def decoded(self, row: dict[str, Any], processor: Processor, options: Any, training: bool) -> np.ndarray | None:
-        """Returns what a feature row's file contains; see `toolkit.api.supports.SupportsFiles`."""
+        """Returns what a feature row's file contains; see `toolkit.api.task.SupportsFiles`."""
 
     def shown(self, value: Any) -> str:
         """Returns the text for a value in messages and predictions."""

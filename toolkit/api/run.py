@@ -7,15 +7,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from toolkit.api.batch import Batch, Predictions, Prepared, Processor, Record
 from toolkit.api.exhibits import Trackers
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Strategy
-from toolkit.api.task import Batch, Predictions, Prepared, Processor, Record, Task
+from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import did_you_mean
 from toolkit.config.sections import Config
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Quality, Score
 from toolkit.system.watch import SystemWatch
 
 if TYPE_CHECKING:
@@ -260,3 +260,6 @@ class Predictor(Protocol):
     @property
     def processor(self) -> Processor:
         """Tokenizer, image processor or feature extractor, for the collator."""
+
+
+ASYNC_SAVE = "checkpoint.async_save"

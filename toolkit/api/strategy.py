@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from toolkit.api.batch import Batch
 from toolkit.api.state import TrainState
-from toolkit.api.task import Batch, Task
+from toolkit.api.task import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

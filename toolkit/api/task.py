@@ -2,135 +2,39 @@
 
 The toolkit reads, checks, orders, trains, evaluates and saves. A task defines its rows, their conversion to model
 inputs, the loss, and the meaning of predictions. Engines use tasks only through this protocol; optional protocols are
-in `toolkit.api.supports`.
+in `toolkit.api.task`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NotRequired, Protocol, TypedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
-from toolkit.config.column import Column
+from toolkit.api.batch import (
+    IGNORE_INDEX,
+    Batch,
+    Description,
+    EvalData,
+    ModelOutput,
+    Predictions,
+    Processor,
+    Record,
+    Row,
+)
+from toolkit.config.fields import Column
 from toolkit.metrics.score import Score
 
 if TYPE_CHECKING:
     import datasets
     import numpy as np
     from torch import Tensor, nn
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
     from toolkit.config.sections import Config
-
-IGNORE_INDEX = -100
-"""Label that is ignored (the convention of torch and transformers). In floating-point labels, where -100 is a valid
-value, NaN is ignored instead."""
-
-ModelOutput = Any
-"""Output of the model's forward pass; each head has its own class."""
-
-Row = dict[str, Any]
-"""One example, by the toolkit's column names."""
-
-Record = dict[str, Any]
-"""An example with its prediction, JSON-serializable: a line of `predictions.jsonl`."""
-
-Processor = Any
-"""Tokenizer, image processor or feature extractor, whichever the modality uses."""
-
-Predictions = dict[str, "np.ndarray"]
-"""Arrays by name, `[feature rows, ...]` in row order, each row exactly once."""
-
-
-class BadRow(Exception):  # noqa: N818 - a reason about a row, turned into a report, never shown as an error
-    """A row cannot be used; raised by `Task.check_row` with the reason."""
-
-
-class ExcludedRow(BadRow):
-    """A row that the task's options exclude; it is counted by its reason, and never stops a run."""
-
-
-class Batch(TypedDict):
-    """One micro-batch of B rows."""
-
-    inputs: dict[str, Any]
-    """All keyword arguments of the model's forward pass."""
-    labels: Tensor
-    """`[B, ...]` labels of the loss; `IGNORE_INDEX` entries (NaN in floating-point labels) are ignored."""
-    labelled: NotRequired[Tensor]
-    """`[n]` positions of the labels that are not ignored, in the flattened labels `[B * T]`. With it, a language
-    model's logits may be `[1, n, vocabulary]`, of these positions only, as in `toolkit.tasks.tokens.token_losses`."""
-    extra: NotRequired[dict[str, Any]]
-    """Anything else that the task's loss or predictions need."""
-    tables: NotRequired[dict[str, Tensor]]
-    """`[C, N]` by the name of an input `[B, C, ...]` of whole numbers below N, which are positions in the row of their
-    channel. `toolkit.api.batch.to_device` looks them up; only the batches of a task's `compact` have tables."""
-    row_ids: NotRequired[Tensor]
-    """`[B]` int64 positions in the feature dataset, -1 for the placeholder row of an empty micro-batch. Added by the
-    toolkit."""
-
-
-@dataclass(frozen=True)
-class Description:
-    """A prediction as text, for the console and the report, which shorten and format it.
-
-    Args:
-        input: the input.
-        prediction: the prediction.
-        expected: the right answer; None if it is not known.
-    """
-
-    input: str
-    prediction: str
-    expected: str | None = None
-
-
-class Kept(Protocol):
-    """Keeps what the files of feature rows contain; see `toolkit.data.media.cache.KeptRows`."""
-
-    def decoded(self, row_id: int, read: Callable[[], np.ndarray | None]) -> np.ndarray | None:
-        """Returns what was kept of a row, or else what `read` returns."""
-
-
-@dataclass(frozen=True)
-class EvalData:
-    """An evaluation set.
-
-    Args:
-        rows: the examples.
-        features: the feature rows, one or more per example.
-        processor: the processor that built the features; decodes predicted ids to text.
-        num_skipped: number of rows of the source that cannot be used and were skipped.
-        kept: keeps what the features' files contain; None if they are evaluated once.
-    """
-
-    rows: datasets.Dataset
-    features: datasets.Dataset
-    processor: Processor
-    num_skipped: int = 0
-    kept: Kept | None = None
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """All data of a run, tokenised.
-
-    Args:
-        train: feature rows with `row_id` (their position), `number` (their row in the file) and `length`.
-        evals: evaluation sets by name (`validation`, `test`).
-        fingerprints: sha256 of each source file (or hub id and revision) by split.
-        bad_rows: number of skipped rows by split.
-        notes: notes for the user about the rows, as sentences.
-        kept: keeps what the training rows' files contain, or None.
-    """
-
-    train: datasets.Dataset
-    evals: Mapping[str, EvalData]
-    fingerprints: Mapping[str, str] = field(default_factory=dict)
-    bad_rows: Mapping[str, int] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    kept: Kept | None = None
+    from toolkit.document.blocks import Section
+    from toolkit.metrics.score import Quality
 
 
 class Task(Protocol):
@@ -222,3 +126,313 @@ def limits_of(options: Any) -> Mapping[str, str]:
     """
     limits: Mapping[str, str] = getattr(options, "limits", {})
     return limits
+
+
+@runtime_checkable
+class SupportsState(Protocol):
+    """A task with state, for instance a label map."""
+
+    state: dict[str, Any]
+    """JSON-serializable; saved with the run and its checkpoints. Strings in it are shown in the report."""
+
+
+@runtime_checkable
+class SupportsLearning(Protocol):
+    """A task that learns its `state` from the training rows."""
+
+    def learn(self, rows: datasets.Dataset) -> None:
+        """Fills `state` from training rows.
+
+        Called twice: with all checked rows, before other splits are checked, and with the rows left after splitting
+        and limiting their number.
+
+        Raises:
+            DataError: if the rows are not usable for this.
+        """
+
+
+@runtime_checkable
+class SupportsNotes(Protocol):
+    """A task that adds notes about its rows."""
+
+    def notes(self, rows: datasets.Dataset, features: datasets.Dataset) -> list[str]:
+        """Returns notes for the user about checked rows and their feature rows, as sentences without the set's name."""
+
+
+@runtime_checkable
+class SupportsClasses(Protocol):
+    """A task whose rows may have one class each."""
+
+    def class_column(self) -> str | None:
+        """Returns the column of the class, or None. Splits keep its distribution, and sampling can balance it."""
+
+
+@runtime_checkable
+class SupportsLabels(Protocol):
+    """A task whose rows have labels with names, one or several each."""
+
+    def label_counts(self, rows: datasets.Dataset) -> dict[str, int]:
+        """Returns the number of checked rows with each label, in the order of the labels' ids."""
+
+    def label_notes(self, counts: Mapping[str, int]) -> list[str]:
+        """Returns what the user should know about the labels of the training rows, as sentences.
+
+        Rare labels and labels of similar spelling are named by the toolkit.
+
+        Args:
+            counts: number of training rows with each label.
+        """
+
+
+@runtime_checkable
+class SupportsGroups(Protocol):
+    """A task whose rows are grouped unless `data.group_column` names another column."""
+
+    def group_column(self) -> str:
+        """Returns one of the task's columns; rows with the same value stay on one side of a split."""
+
+
+@runtime_checkable
+class SupportsInputs(Protocol):
+    """A task with a column that holds inputs and labels, for instance a conversation with its last answer."""
+
+    def inputs_of(self, row: Row) -> Mapping[str, Any]:
+        """Returns what a checked row is predicted from, by column; rows with equal inputs are on one side of a split.
+
+        Columns that are left out count as they are. Returned columns are part of the row's label as a whole.
+        """
+
+
+@runtime_checkable
+class SupportsTrainingTexts(Protocol):
+    """A task that chooses the text for a new tokenizer, instead of all text columns that are not labels."""
+
+    def training_texts(self, rows: datasets.Dataset) -> Iterator[str]:
+        """Returns the texts on which the tokenizer of a new model is trained."""
+
+
+@runtime_checkable
+class SupportsConfiguring(Protocol):
+    """A task that sets fields of the model's configuration, for instance the names of the labels."""
+
+    def configure(self, config: PreTrainedConfig) -> None:
+        """Sets the fields, in place."""
+
+
+@runtime_checkable
+class SupportsItemCount(Protocol):
+    """A task that counts its items itself, for instance because they are weighted."""
+
+    def count_items(self, batch: Batch) -> Tensor:
+        """Returns a scalar, the divisor of the summed loss: the number of items, or the sum of their weights."""
+
+
+@runtime_checkable
+class SupportsPacking(Protocol):
+    """A task whose feature rows span several examples, for instance blocks of packed text."""
+
+    def regroup(self, features: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Builds the final feature rows from all rows of `preprocess`, in order; must depend on these rows alone.
+
+        Among their columns are `example` (the index of the example, or of the first of several) and `length`.
+        """
+
+
+@runtime_checkable
+class SupportsSamples(Protocol):
+    """A task whose model can generate samples without rows."""
+
+    def samples(self, model: PreTrainedModel, processor: Processor) -> list[str]:
+        """Returns a few texts generated by the final model, for the report.
+
+        Called only on the main process, with the unwrapped model in evaluation mode. Must be deterministic and must
+        not change the global random state.
+        """
+
+
+@runtime_checkable
+class SupportsEnsembling(Protocol):
+    """A task whose predictions can be averaged over models."""
+
+    def average(self, predictions: Sequence[Predictions]) -> Predictions:
+        """Returns the mean of several models' predictions on the same rows; called on the main process."""
+
+
+@runtime_checkable
+class SupportsAnswers(Protocol):
+    """A task whose answers to new rows have more columns than the `prediction` of its records."""
+
+    @property
+    def answer_columns(self) -> Sequence[str]:
+        """Columns that `toolkit predict` adds to every row.
+
+        The first is `prediction`; `score` is its probability (0 to 1); `scores` and `n_best` are all that the model
+        considered, and are left out of tables unless asked for.
+        """
+
+    def answer(self, record: Record) -> dict[str, Any]:
+        """Returns the values of these columns for a record of `Task.decode`.
+
+        A mapping must have the same keys for every record, because a table has a column for each of them.
+        """
+
+
+@runtime_checkable
+class SupportsErrorRanking(Protocol):
+    """A task that can rank its predictions by their error, for the largest errors in the report."""
+
+    error_name: str
+    """Name of the first number of `error`."""
+
+    def error(self, record: Record) -> tuple[float, ...] | None:
+        """Returns the error of a record of `Task.decode`; None if it is right, or the right answer is not known.
+
+        Records are sorted by these numbers; greater is worse.
+        """
+
+
+@runtime_checkable
+class SupportsQuality(Protocol):
+    """A task that knows how far its scores can be trusted."""
+
+    def quality(self, records: Iterable[Record], predictions: Predictions, data: EvalData) -> Quality:
+        """Returns intervals and baselines of the final scores; the arguments are those of `Task.metrics`.
+
+        Called only on the main process, once for each evaluation set of a finished training.
+        """
+
+
+@runtime_checkable
+class SupportsBaselines(Protocol):
+    """A task with answers that need no neural network."""
+
+    def baselines(
+        self, train: datasets.Dataset, sets: Mapping[str, datasets.Dataset]
+    ) -> Iterator[tuple[str, dict[str, dict[str, float]]]]:
+        """Yields the name of each baseline, and its scores without prefix on each set.
+
+        Args:
+            train: the checked training rows, from which it may learn.
+            sets: the checked rows of each evaluation set.
+        """
+
+
+@runtime_checkable
+class SupportsFiles(Protocol):
+    """A task whose inputs may be in files, which take longer to read than to collate.
+
+    What `decoded` returns is kept for later epochs, within `data.media_cache`, and given to `compact` in the feature
+    rows, as `decoded`.
+    """
+
+    def decoded(self, row: dict[str, Any], processor: Processor, training: bool) -> np.ndarray | None:
+        """Returns what a feature row's file contains, processed as far as nothing is random.
+
+        Returns:
+            A uint8 or float32 array with at most 4 dimensions, or None if there is nothing to keep.
+        """
+
+    def compact(self, features: list[dict[str, Any]], processor: Processor, random: RowRandom) -> Batch:
+        """Returns a batch as `Task.collate` does, with `tables` where inputs are smaller with them."""
+
+
+@runtime_checkable
+class SupportsThumbnails(Protocol):
+    """A task whose rows may be images."""
+
+    def thumbnail(self, row: Row) -> bytes | None:
+        """Returns a small PNG or JPEG of a checked row, for the report; None if the row has no image."""
+
+
+@runtime_checkable
+class SupportsReport(Protocol):
+    """A task that adds sections to the report."""
+
+    def report_sections(self, name: str, predictions: Predictions, data: EvalData, folder: Path) -> list[Section]:
+        """Returns sections of the report about an evaluation set.
+
+        Args:
+            name: name of the set (`validation`, `test`).
+            predictions: predictions in row order.
+            data: the set.
+            folder: the run's output folder, for images of the Markdown report.
+        """
+
+
+def reads_files(task: Task) -> bool:
+    """Whether a task's inputs are in files, with its options."""
+    used = any(column.file and column.used(task.options) for column in task.columns.values())
+    return used and isinstance(task, SupportsFiles)
+
+
+def state_of(task: Task) -> dict[str, Any]:
+    """Returns the state of a task, to be read or updated; an empty dictionary for a task without state."""
+    return task.state if isinstance(task, SupportsState) else {}
+
+
+def answer_columns(task: Task) -> Sequence[str]:
+    """Returns the columns that `toolkit predict` adds to every row."""
+    return task.answer_columns if isinstance(task, SupportsAnswers) else ("prediction",)
+
+
+def answer(task: Task, record: Record) -> dict[str, Any]:
+    """Returns the values of `answer_columns` for a record of `Task.decode`."""
+    return task.answer(record) if isinstance(task, SupportsAnswers) else {"prediction": record["prediction"]}
+
+
+def class_column(task: Task) -> str | None:
+    """Returns the column of the class of a task's rows, or None if they have no class."""
+    return task.class_column() if isinstance(task, SupportsClasses) else None
+
+
+def count_items(task: Task, batch: Batch) -> Tensor:
+    """Returns the divisor of the summed loss of a batch, a scalar.
+
+    This is the task's own count (`SupportsItemCount`), or the number of labels that are not ignored.
+    """
+    if isinstance(task, SupportsItemCount):
+        return task.count_items(batch)
+    labels = batch["labels"]
+    return (~labels.isnan() if labels.is_floating_point() else labels != IGNORE_INDEX).sum()
+
+
+@runtime_checkable
+class SupportsMixing(Protocol):
+    """A task that can train on mixtures of two rows."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it does, with its options."""
+
+    def mix(self, batch: Batch, others: Batch, row_ids: Sequence[int], random: RowRandom) -> Batch:
+        """Returns the mixtures of rows, both collated, with what the loss and the number of items need."""
+
+
+@runtime_checkable
+class SupportsScript(Protocol):
+    """A task whose model can be used by a script that needs transformers, but not the toolkit."""
+
+    def script(self) -> str:
+        """Returns the name of the script's template in `toolkit/deploy/templates`.
+
+        Raises:
+            InputError: if the task has no script with these options, with the reason.
+        """
+
+    def script_values(self, model: PreTrainedModel, processor: Processor) -> Mapping[str, Any]:
+        """Returns values that the template needs.
+
+        Every template is also given the task's `options`, the `processor`, the model's `config` and `auto_model`, the
+        `columns` of a row, and how tables are read.
+        """
+
+
+@runtime_checkable
+class SupportsGraph(Protocol):
+    """A task that says how its model is used as a graph (ONNX, `torch.export`).
+
+    For other tasks with `SupportsScript`, it is the template of the same name.
+    """
+
+    def graph_script(self) -> str:
+        """Returns the name of the script's template in `toolkit/deploy/templates/graph`; it may raise an InputError."""

@@ -7,10 +7,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from toolkit.api.milestones import Milestones
+from toolkit.api.batch import Batch
 from toolkit.api.run import Checkpoint, Run
-from toolkit.api.state import TrainState
-from toolkit.api.task import Batch
+from toolkit.api.state import Milestones, TrainState
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

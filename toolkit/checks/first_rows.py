@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import islice
 
-from toolkit.api.supports import SupportsLearning
-from toolkit.api.task import BadRow, ExcludedRow, Row, Task
+from toolkit.api.batch import BadRow, ExcludedRow, Row
+from toolkit.api.task import SupportsLearning, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of

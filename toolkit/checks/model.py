@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
-from toolkit.api.supports import SupportsConfiguring, SupportsLearning, state_of
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsConfiguring, SupportsLearning, Task, state_of
 from toolkit.base.errors import ConfigError, InputError, problems_of
 from toolkit.base.files import kind_of
 from toolkit.checks.check import CannotCheck
@@ -33,7 +32,7 @@ from toolkit.models.load import (
 )
 from toolkit.models.source import source_of
 from toolkit.models.unpadded import choice
-from toolkit.optim.groups import rates
+from toolkit.optim.optimizers import rates
 from toolkit.prepare import inputs
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 
+from toolkit.api.mesh import size_problems
 from toolkit.api.run import best_metric, target_metric
-from toolkit.api.supports import SupportsEnsembling, class_column, reads_files
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsEnsembling, Task, class_column, reads_files
 from toolkit.base.errors import problems_of
 from toolkit.checks import machine, model, trainer
 from toolkit.checks.check import KINDS, CannotCheck, Check, Findings, Kind, ask
@@ -17,7 +17,6 @@ from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
 from toolkit.data.hub import find_hub
 from toolkit.distributed.deepspeed_rules import deepspeed_problems as deepspeed_problems
-from toolkit.distributed.mesh import size_problems
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.hub import hub_problems
 from toolkit.optim.optimizers import argument_problems, library_problems

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Checkpoint
+from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config
 from toolkit.models.freezing import step_of
-from toolkit.optim.lengths import has_epochs, in_steps
-from toolkit.optim.schedules import warmup_steps
+from toolkit.optim.schedules import has_epochs, in_steps, warmup_steps
 
 
 def refuse_wrong_steps(cfg: Config, milestones: Milestones, resume: Checkpoint | None) -> None:

@@ -30,9 +30,9 @@ def work(arguments: argparse.Namespace) -> None:
     """
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.api.run import best_metric
-    from toolkit.api.supports import SupportsBaselines
+    from toolkit.api.task import SupportsBaselines
     from toolkit.base.console import quiet_libraries, say
-    from toolkit.document.terminal import print_table
+    from toolkit.document.render import print_table
     from toolkit.lab.baseline import page
     from toolkit.lab.launch import Launch
 
@@ -62,8 +62,8 @@ def work(arguments: argparse.Namespace) -> None:
 
 def _overrides() -> list[str]:
     """Returns the overrides with which a run only evaluates, in one process."""
-    from toolkit.config.overrides import written
-    from toolkit.config.parallel_section import ParallelConfig
+    from toolkit.config.keys import written
+    from toolkit.config.train import ParallelConfig
     from toolkit.lab.jobs.training import STEPS_ONLY
 
     parallel = {f"parallel.{field.name}": field.default for field in fields(ParallelConfig)}

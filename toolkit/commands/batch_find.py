@@ -116,7 +116,7 @@ def _check(arguments: argparse.Namespace, cfg: Config) -> None:
 
 def _overrides(arguments: argparse.Namespace, cfg: Config) -> list[str]:
     """Returns the overrides of all runs."""
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
     from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
 
     return [*arguments.overrides, *written(FEW_STEPS | unfrozen_at_once(cfg))]

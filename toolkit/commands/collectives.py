@@ -32,7 +32,7 @@ def work(arguments: argparse.Namespace) -> None:
         RunError: if the processes cannot reach each other.
     """
     from toolkit.base.console import say
-    from toolkit.document.terminal import print_table
+    from toolkit.document.render import print_table
     from toolkit.lab.collectives import page
     from toolkit.lab.collectives.measure import SIZES
     from toolkit.lab.launch import Launch

@@ -191,8 +191,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
 
 
 def _switched(arguments: argparse.Namespace, task_type: type[Task], loaded: Loaded) -> list[Variant]:
-    from toolkit.config.dump import to_yaml
-    from toolkit.config.keys import field_types, section_types
+    from toolkit.config.keys import field_types, section_types, to_yaml
 
     keys = [key for key, kind in field_types(section_types(task_type.Options)).items() if not is_dataclass(kind)]
     values = {".".join(key): reduce(getattr, key, loaded.config) for key in keys}

@@ -43,7 +43,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.api.run import best_metric
     from toolkit.base.console import say
     from toolkit.checkpoint.output_folder import OutputLock
-    from toolkit.document.terminal import print_table
+    from toolkit.document.render import print_table
     from toolkit.lab.cross_validate import page
     from toolkit.recipe import load_task_type
 

@@ -83,7 +83,7 @@ def write_folder(arguments: argparse.Namespace, name: str, output: Path, most: i
     from toolkit.base.console import quiet_libraries, say
     from toolkit.deploy.export.folder import Request, export_folder
     from toolkit.document.blocks import Table
-    from toolkit.document.terminal import print_table
+    from toolkit.document.render import print_table
 
     quiet_libraries()
     folder, remote = expanded(arguments.run), arguments.trust_remote_code

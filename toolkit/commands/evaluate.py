@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from toolkit.api.task import EvalData
+from toolkit.api.batch import EvalData
 from toolkit.base.files import expanded
 from toolkit.base.run_folder import RunFolder
 from toolkit.commands import _trained_run, options

@@ -13,7 +13,7 @@ from toolkit.commands import _recipe_config, options
 from toolkit.config.sections import Config
 
 if TYPE_CHECKING:
-    from toolkit.api.milestones import Milestones
+    from toolkit.api.state import Milestones
 
 MOST_POINTS = 2000
 
@@ -37,9 +37,7 @@ def work(arguments: argparse.Namespace) -> None:
     cfg = loaded.config
     from toolkit.checks.run import refuse_wrong_settings
     from toolkit.document.plots import learning_rate
-    from toolkit.optim.lengths import has_epochs, in_steps
-    from toolkit.optim.momentum import is_cycled, momentum_of
-    from toolkit.optim.schedules import factor_of, peak_rate, warmup_steps
+    from toolkit.optim.schedules import factor_of, has_epochs, in_steps, is_cycled, momentum_of, peak_rate, warmup_steps
 
     task = task_type(cfg)
     refuse_wrong_settings(cfg, task)
@@ -75,7 +73,7 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
         ToolkitError: if settings or data cannot be used.
     """
     from toolkit.api.mesh import Mesh
-    from toolkit.api.milestones import Milestones
+    from toolkit.api.state import Milestones
     from toolkit.base.console import quiet_libraries
     from toolkit.checkpoint.claim import Claimed
     from toolkit.data.batching.batches import training_order

@@ -130,7 +130,7 @@ def _range(arguments: argparse.Namespace, cfg: Config) -> tuple[float, float]:
 
 def _overrides(arguments: argparse.Namespace, cfg: Config, low: float, high: float) -> list[str]:
     """Returns the overrides of the test; rates that are set separately rise in proportion."""
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
     from toolkit.lab.jobs.training import STEPS_ONLY, unfrozen_at_once
 
     train = cfg.train
@@ -175,7 +175,7 @@ def _schedule(cfg: Config) -> str:
 
 def _choices(reading: Reading, cfg: Config) -> dict[str, list[str]]:
     """Returns overrides by schedule: `plain` ones decay from the peak or stay at it."""
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
 
     if reading.plain is None or reading.high is None:
         return {}

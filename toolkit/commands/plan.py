@@ -137,7 +137,7 @@ def _calibrate(
 ) -> Correction | None:
     """Measures steps on this machine, and prints the correction and the scaling with processes."""
     from toolkit.base.console import format_bytes, say
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
     from toolkit.data.batching.budget import num_micro_batches
     from toolkit.lab.jobs.training import unfrozen_at_once
     from toolkit.lab.plan import report

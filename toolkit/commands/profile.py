@@ -46,7 +46,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.files import write_bytes
     from toolkit.checks.run import refuse_wrong_launch
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
     from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
     from toolkit.lab.launch import Launch
     from toolkit.lab.profile import page

@@ -38,7 +38,7 @@ def work(arguments: argparse.Namespace) -> None:
     from toolkit.base.console import quiet_libraries, say
     from toolkit.base.errors import InputError
     from toolkit.base.files import written_whole
-    from toolkit.config.dump import to_yaml
+    from toolkit.config.keys import to_yaml
     from toolkit.lab.init.draft import AS_GIVEN, LABEL_MAP, draft
     from toolkit.lab.init.files import name_of
 
@@ -69,7 +69,7 @@ def _ask(made: Draft) -> list[str]:
         InputError: if there is no one to ask.
     """
     from toolkit.base.errors import InputError
-    from toolkit.config.dump import to_yaml
+    from toolkit.config.keys import to_yaml
 
     print("Press Enter to accept the value in brackets.")
     answers = []

@@ -118,7 +118,7 @@ def _checked(
         ConfigError: if any of them cannot be trained; lists all problems.
     """
     from toolkit.checks.run import refuse_wrong_launch
-    from toolkit.config.overrides import written
+    from toolkit.config.keys import written
     from toolkit.lab.jobs.strategies import Technique, window_settings
     from toolkit.lab.jobs.training import FEW_STEPS, unfrozen_at_once
     from toolkit.lab.launch import step_rows

@@ -1,9 +1,7 @@
 """Settings: their declaration (`sections`), how they are read (`load`) and described (`describe`)."""
 
-from toolkit.config.draft import Draft, Loaded
-from toolkit.config.dump import dump_config
-from toolkit.config.keys import flatten
-from toolkit.config.load import load_config, read_config
+from toolkit.config.keys import dump_config, flatten
+from toolkit.config.load import Draft, Loaded, load_config, read_config
 from toolkit.config.sections import (
     STRICT,
     CheckpointConfig,

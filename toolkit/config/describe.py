@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter
 
-from toolkit.config.draft import Loaded
-from toolkit.config.dump import to_yaml
-from toolkit.config.keys import field_types, flatten, section_types
+from toolkit.config.keys import field_types, flatten, section_types, to_yaml
+from toolkit.config.load import Loaded
 from toolkit.config.messages import Key, expected
 from toolkit.config.sections import Config, TopLevel
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,19 +17,84 @@ from pydantic import TypeAdapter, ValidationError
 
 from toolkit.base.errors import ConfigError
 from toolkit.base.files import expanded
-from toolkit.config.draft import Draft, Loaded, keys_in, located
-from toolkit.config.keys import _TOP, field_types, section_types
+from toolkit.config.keys import _TOP, _flat, apply_overrides, field_types, section_types
 from toolkit.config.launcher import ask_launcher
 from toolkit.config.messages import Key, as_list, describe_errors, did_you_mean, join, mapping_values, show
-from toolkit.config.overrides import apply_overrides
 from toolkit.config.paths import find_fetched_data, find_shipped_data, path_problems
 from toolkit.config.problems import Rule, conflicts
 from toolkit.config.sections import Config, TopLevel
-from toolkit.config.source import Settings, read_file, read_sections
+from toolkit.config.source import Origin, Settings, read_file, read_sections
 from toolkit.config.watch import touching, watched
 
 if TYPE_CHECKING:
-    from toolkit.config.column import Column
+    from toolkit.config.fields import Column
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A valid configuration.
+
+    Args:
+        config: all settings, those of the launcher included.
+        origins: the origin of the value of each key of `flatten(config)`.
+    """
+
+    config: Config
+    origins: Mapping[str, Origin]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A configuration as it was read, right or wrong.
+
+    Args:
+        config: all settings; a wrong value is replaced by its default, so that everything else can still be checked.
+        problems: one message per problem.
+        faulty: keys whose value is wrong. Problems that follow from their defaults must not be reported.
+        settings: the values as given, and their sources.
+    """
+
+    config: Config
+    problems: tuple[str, ...]
+    faulty: frozenset[Key]
+    settings: Settings
+
+    def loaded(self) -> Loaded:
+        """Returns the configuration if it is valid.
+
+        Raises:
+            ConfigError: with all problems, if there are any.
+        """
+        if self.problems:
+            raise ConfigError(list(self.problems))
+        origins = {".".join(key): self.settings.origin(key) for key, _ in _flat(self.config)}
+        return Loaded(self.config, origins)
+
+    def located(self, message: str) -> str:
+        """Returns a message that begins with dotted keys, with the place where one of them was given before it."""
+        return located(self.settings, message)
+
+
+def keys_in(message: str) -> list[Key]:
+    """Returns the words of a message that may be dotted keys."""
+    return [tuple(word.split(".")) for word in re.findall(r"[a-z]\w*(?:\.\w+)+|^\w+(?=:)", message)]
+
+
+def located(settings: Settings, message: str) -> str:
+    """Returns a message that begins with dotted keys, with the place where one of them was given before it.
+
+    An override is preferred to other places.
+    """
+    keys = [tuple(word.split(".")) for word in re.findall(r"[\w.]+", message.split(": ")[0])]
+    given = [
+        source
+        for key in keys
+        for other, source in settings.sources.items()
+        if other[: len(key)] == key and source.origin != "default"
+    ]
+    given.sort(key=lambda source: source.origin != "override")
+    return f"{(given or [settings.source(keys[0])])[0].place}: {message}"
+
 
 STAND_IN = "missing"
 """Replaces required text that is missing, so that everything else can be checked."""

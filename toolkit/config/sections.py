@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from toolkit.config.fields import STRICT, ColumnName, Every, Fraction, Positive, Room
-from toolkit.config.parallel_section import ParallelConfig
-from toolkit.config.train import TrainConfig
+from toolkit.config.train import ParallelConfig, TrainConfig
 
 DEFAULT_SPLIT = 0.1
 """Fraction of the training rows to set aside for validation if `data.validation_split` is null."""

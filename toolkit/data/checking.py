@@ -8,7 +8,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import BadRow, ExcludedRow, Row, Task
+from toolkit.api.batch import BadRow, ExcludedRow, Row
+from toolkit.api.task import Task
 from toolkit.data.columns import is_needed, is_ragged, require_present, used_columns
 from toolkit.data.keys import GROUP, INPUTS, LABEL, row_keys
 from toolkit.data.media.files import reference

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from toolkit.api.supports import SupportsGroups
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsGroups, Task
 from toolkit.base.errors import DataError
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.messages import did_you_mean, nearest
 from toolkit.config.paths import aligned_files
 from toolkit.config.sections import DataConfig

@@ -8,8 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from toolkit.api.supports import SupportsLabels
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsLabels, Task
 from toolkit.base.console import counted, say, shorten, warn
 from toolkit.data.bad_rows import exclusions, skipped
 from toolkit.data.checking import NUMBER

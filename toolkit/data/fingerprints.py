@@ -14,7 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from toolkit.api.task import Processor, Task
+from toolkit.api.batch import Processor
+from toolkit.api.task import Task
 
 DECODERS: Mapping[str, str] = {"PIL": "pillow", "pillow_heif": "pillow-heif", "soundfile": "soundfile", "av": "av"}
 """Packages that decode images and audio, by the names of their modules."""

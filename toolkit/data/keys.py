@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.supports import SupportsInputs
-from toolkit.api.task import Row, Task
+from toolkit.api.batch import Row
+from toolkit.api.task import SupportsInputs, Task
 from toolkit.data.media.files import open_file
 from toolkit.data.numbers import plain_number
 

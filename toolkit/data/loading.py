@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.supports import SupportsLearning, class_column
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsLearning, Task, class_column
 from toolkit.base.errors import DataError
 from toolkit.config.sections import DEFAULT_SPLIT, Config
 from toolkit.data.bad_rows import apply_policy

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from toolkit.api.supports import state_of
-from toolkit.api.task import Row, Task
+from toolkit.api.batch import Row
+from toolkit.api.task import Task, state_of
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
 from toolkit.data import sources

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.supports import SupportsNotes, SupportsPacking, class_column, reads_files, state_of
-from toolkit.api.task import EvalData, Prepared, Processor, Task, limits_of
+from toolkit.api.batch import EvalData, Prepared, Processor
+from toolkit.api.task import SupportsNotes, SupportsPacking, Task, class_column, limits_of, reads_files, state_of
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config

@@ -8,8 +8,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.supports import answer, answer_columns
-from toolkit.api.task import Record, Task
+from toolkit.api.batch import Record
+from toolkit.api.task import Task, answer, answer_columns
 from toolkit.base.errors import DataError, InputError
 from toolkit.data.columns import columns_of
 from toolkit.data.readers import RawRow, not_text

@@ -9,11 +9,12 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from toolkit.api.task import EvalData, Task
+from toolkit.api.batch import EvalData
+from toolkit.api.task import Task
 from toolkit.base.console import say
 from toolkit.base.errors import DataError, InputError
 from toolkit.base.files import expanded
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
 from toolkit.data.bad_rows import listing

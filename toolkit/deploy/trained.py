@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from toolkit import modalities
+from toolkit.api.batch import EvalData, Predictions, Processor
 from toolkit.api.mesh import Mesh
 from toolkit.api.run import Evaluation
-from toolkit.api.supports import state_of
-from toolkit.api.task import EvalData, Predictions, Processor, Task
+from toolkit.api.task import Task, state_of
 from toolkit.base.console import quiet_libraries, say, warn
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.base.files import expanded, read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
+from toolkit.config.train import ParallelConfig
 from toolkit.data.bad_rows import apply_policy, exclusions, skipped, write_bad_rows
 from toolkit.data.given import given_table
 from toolkit.data.reading import Reading

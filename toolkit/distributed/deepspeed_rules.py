@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.problems import Rule
 from toolkit.config.sections import Config
+from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _TORCH = "set parallel.backend to torch"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from toolkit.api.batch import Batch
 from toolkit.api.run import Retry
 from toolkit.api.state import TrainState
 from toolkit.api.strategy import LostGradient
-from toolkit.api.task import Batch
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError
 from toolkit.base.shards import local

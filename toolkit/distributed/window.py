@@ -9,10 +9,9 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from toolkit.api.batch import to_device
-from toolkit.api.labelled import logits_at_labels
+from toolkit.api.batch import Batch, logits_at_labels, to_device
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Batch, Task
+from toolkit.api.task import Task
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.system.phases import phase
 

@@ -9,13 +9,118 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from itertools import chain, pairwise
 
 import numpy as np
 
-from toolkit.document.axis import Axis, axis
+from toolkit.base.console import format_value
 from toolkit.document.svg import COLOURS, LETTER, WIDTH, Drawing, coloured, text
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis, which maps values to pixels.
+
+    Args:
+        low: value at its start.
+        high: value at its end.
+        start: pixel of `low`.
+        end: pixel of `high`.
+        ticks: values and labels of the ticks.
+        log: whether the axis is logarithmic.
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[tuple[float, str]]
+    log: bool = False
+
+    def place(self, values: np.ndarray) -> np.ndarray:
+        """Returns the pixels, `[N]`, of values, `[N]`; NaN for missing values and those without a logarithm."""
+        low, high = self.low, self.high
+        if self.log:
+            values = np.log10(np.where(values > 0, values, np.nan))
+            low, high = math.log10(low), math.log10(high)
+        return self.start + (values - low) / (high - low) * (self.end - self.start)
+
+
+def axis(
+    values: np.ndarray, start: float, end: float, *, log: bool = False, zero: bool = False, whole: bool = False
+) -> Axis:
+    """Returns an axis that covers all finite values.
+
+    Args:
+        values: `[N]` values; values that are not finite are ignored.
+        start: pixel of its start.
+        end: pixel of its end.
+        log: whether it is logarithmic; ignored if no value is above 0.
+        zero: whether it begins at 0.
+        whole: whether values are counts: ticks are integers, and there is no margin.
+    """
+    finite = values[np.isfinite(values)]
+    if log and (positive := finite[finite > 0]).size:
+        low, high = float(positive.min()), float(positive.max())
+        low, high = (low / 1.5, high * 1.5) if high < low * 1.5 else (low / 1.05, high * 1.05)
+        return Axis(low, high, start, end, _log_ticks(low, high), log=True)
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high == 0:
+        high = 1.0
+    elif low == high:
+        room = 1.0 if whole else abs(low) / 10
+        low, high = low - room, high + room
+    elif not whole:
+        room = (high - low) / 20
+        low, high = low if zero and not low else low - room, high + room
+    return Axis(low, high, start, end, _ticks(low, high, whole))
+
+
+def _ticks(low: float, high: float, whole: bool, most: int = 6) -> list[tuple[float, str]]:
+    """Returns ticks at multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * (1 - 1e-9))
+    step = max(1.0, step) if whole else step
+    places = [number * step for number in range(math.ceil(low / step - 1e-6), math.floor(high / step + 1e-6) + 1)]
+    return [(place, number_text(place, step)) for place in places]
+
+
+def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1, 2, 5) if last - first <= 2 else (1,)
+    every = max(1, (last - first) // 6)
+    places = [f * 10.0**power for power in range(first, last + 1, every) for f in factors]
+    return [(place, number_text(place, place)) for place in places if low <= place <= high]
+
+
+def number_text(value: float, step: float) -> str:
+    """Returns the label of a tick.
+
+    Args:
+        value: its value.
+        step: distance to the next tick, which determines the number of digits.
+    """
+    value = 0.0 if abs(value) < step * 1e-6 else value
+    largest = max(abs(value), step)
+    for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if largest >= unit * (10 if sign == "k" else 1):
+            return f"{value / unit:.{_decimals(step / unit)}f}{sign}" if value else "0"
+    if step < 1e-3:
+        if not value:
+            return "0"
+        power = math.floor(math.log10(abs(value)) + 1e-9)
+        return f"{float(f'{value / 10.0**power:.{_decimals(step / 10.0**power)}f}'):g}e{power}"
+    return f"{value:.{_decimals(step)}f}"
+
+
+def _decimals(step: float) -> int:
+    return max(0, -math.floor(math.log10(step) + 1e-9))
+
 
 PLOT_HEIGHT, ROW = 200, 18
 RIGHT, BOTTOM = WIDTH - 14, 40
@@ -164,3 +269,79 @@ def thinned(values: np.ndarray, most: int = MOST_POINTS) -> np.ndarray:
         else:
             kept.add(int(first))
     return np.array(sorted(kept))
+
+
+TOP = 30.0
+
+
+def histogram_chart(
+    edges: Sequence[float], counts: Sequence[int], *, title: str, x_label: str, limit: float | None = None
+) -> Drawing:
+    """Draws a histogram.
+
+    Args:
+        edges: `[B + 1]` edges of the bins.
+        counts: `[B]` number of values in each bin.
+        title: description of the chart, for screen readers.
+        x_label: label of the horizontal axis, with the unit.
+        limit: a value to mark with a line, if it is within the edges.
+    """
+    y = axis(np.asarray(counts, dtype=float), TOP + PLOT_HEIGHT, TOP, zero=True)
+    left = 16 + LETTER * max((len(name) for _, name in y.ticks), default=0)
+    x = axis(np.asarray(edges, dtype=float), left, RIGHT)
+    sides, tops = x.place(np.asarray(edges, dtype=float)), y.place(np.asarray(counts, dtype=float))
+    bars = [
+        f'<rect x="{a + 0.5:.1f}" y="{top:.1f}" width="{max(b - a - 1, 0.5):.1f}" height="{y.start - top:.1f}" '
+        f'stroke="none"><title>{escape(f"{low:,.5g} to {high:,.5g}: {count:,}")}</title></rect>'
+        for a, b, top, low, high, count in zip(sides, sides[1:], tops, edges, edges[1:], counts, strict=False)
+        if count
+    ]
+    parts = [*frame(x, y, x_label), text("rows", 2, 14, kind="ink"), coloured(0, *bars)]
+    if limit is not None and edges[0] <= limit <= edges[-1]:
+        place = float(x.place(np.asarray([limit]))[0])
+        parts.append(coloured(1, f'<line stroke-width="2" stroke-dasharray="5 4" x1="{place:.1f}" x2="{place:.1f}" '
+                                 f'y1="{TOP:.1f}" y2="{y.start:.1f}"/>'))  # fmt: skip
+        near_end = place > (left + RIGHT) / 2
+        parts.append(
+            text(f"limit {limit:g}", place + (-6 if near_end else 6), TOP + 12, "end" if near_end else "start")
+        )
+    return Drawing(parts, title, round(TOP + PLOT_HEIGHT + BOTTOM))
+
+
+RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
+"""RGB colours from the worst to the best metric (viridis, which also differ in lightness)."""
+
+
+def colours(scores: Sequence[float | None], metric: str | None, greater: bool) -> tuple[list[str], list[str]]:
+    """Returns a colour for each score, grey for missing ones, and the legend as SVG elements.
+
+    Args:
+        scores: the scores, None for missing ones.
+        metric: their name, or None for no colours.
+        greater: whether a greater score is better.
+    """
+    known = [score for score in scores if score is not None]
+    if metric is None or not known:
+        return ["#888888"] * len(scores), []
+    low, high = min(known), max(known)
+    worst, best = (low, high) if greater else (high, low)
+    shares = [None if s is None else (s - worst) / (best - worst) if best != worst else 1.0 for s in scores]
+    name = metric.removeprefix("eval_").replace("_", " ")
+    words = f"{name} {format_value(best)}" if best == worst else f"{name} {format_value(worst)}"
+    legend = [text(words, 2, 14 + ROW, kind="ink")]
+    begin = 14 + LETTER * len(words)
+    if best != worst:
+        legend += [
+            f'<rect x="{begin + 7 * i:.0f}" y="{4 + ROW}" width="7" height="11" fill="{ramp(i / 11)}"/>'
+            for i in range(12)
+        ]
+        legend.append(text(format_value(best), begin + 92, 14 + ROW, kind="ink"))
+    return ["#888888" if share is None else ramp(share) for share in shares], legend
+
+
+def ramp(share: float) -> str:
+    """Returns the colour of a score, from 0 (the worst) to 1 (the best)."""
+    place = min(max(share, 0.0), 1.0) * (len(RAMP) - 1)
+    first = min(int(place), len(RAMP) - 2)
+    mixed = (a + (b - a) * (place - first) for a, b in zip(RAMP[first], RAMP[first + 1], strict=True))
+    return "#" + "".join(f"{round(value):02x}" for value in mixed)

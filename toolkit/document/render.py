@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from toolkit.base.console import rich_console
+from toolkit.base.files import write_text
+from toolkit.base.version import __version__
 from toolkit.document.blocks import (
     Block,
     Code,
@@ -18,14 +27,21 @@ from toolkit.document.blocks import (
     Table,
     Text,
     shown,
+    sort_value,
 )
+from toolkit.document.charts import Axis, axis
+from toolkit.document.svg import sheet
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 
 _MARKUP = re.compile(r"[\\`*\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 """Characters that begin or end markup; an underscore inside a word does not."""
 
 
 def render_markdown(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """Returns a report as Markdown; the arguments are those of `toolkit.document.page.render_html`."""
+    """Returns a report as Markdown; the arguments are those of `toolkit.document.render.render_html`."""
     parts = [f"# {line(title)}", *([line(lead)] if lead else [])]
     for section in sections:
         parts += [f"## {line(section.title)}", *_blocks(section.blocks)]
@@ -81,3 +97,144 @@ def _block(block: Block) -> str:
             return ""
         case Folded(title, inner):
             return "\n\n".join([f"<details>\n<summary>{line(title)}</summary>", *_blocks(inner), "</details>"])
+
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_html(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """Returns a report as HTML.
+
+    Any text may come from the user's rows. All texts are escaped, and the page's content security policy blocks all
+    network requests and all scripts except those of the templates.
+
+    Args:
+        title: title of the page.
+        lead: sentence below the title; may be empty.
+        sections: content of the report.
+
+    Returns:
+        The HTML document.
+    """
+    document = _environment().get_template("page.html")
+    overlaid = any(isinstance(block, Overlay) for section in sections for block in section.blocks)
+    policy = _policy("sort.js", "overlay.js") if overlaid else _policy("sort.js")
+    return document.render(
+        title=title, lead=lead, sections=sections, policy=policy, overlaid=overlaid, version=__version__
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}  # charts have an order
+    environment.filters |= {"shown": shown, "sort_value": sort_value, "data_uri": _data_uri}
+    return environment
+
+
+@lru_cache
+def _policy(*names: str) -> str:
+    """Returns the content security policy: only the page's own styles, images, and scripts (by their hashes)."""
+    scripts = (_environment().get_template(name).render() for name in names)
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {allowed}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _data_uri(picture: bytes) -> str:
+    kind = "jpeg" if picture.startswith(b"\xff\xd8") else "png"
+    return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"
+
+
+COLUMNS, ROWS = 66, 14
+"""Characters of the plot, without its axis."""
+
+
+def text_chart(
+    xs: Sequence[float], ys: Sequence[float], marks: Mapping[str, float], x_label: str, y_label: str
+) -> list[str]:
+    """Draws a line over a logarithmic horizontal axis.
+
+    Args:
+        xs: `[N]` positive values.
+        ys: `[N]` values; NaN leaves a gap.
+        marks: values of x to mark, by a letter each.
+        x_label: label of the horizontal axis.
+        y_label: label of the vertical axis.
+
+    Returns:
+        Lines of at most 80 characters.
+    """
+    x = axis(np.asarray(xs, dtype=float), 0, COLUMNS - 1, log=True)
+    y = axis(np.asarray(ys, dtype=float), ROWS - 1, 0)
+    cells = [[" "] * COLUMNS for _ in range(ROWS)]
+    columns, rows = x.place(np.asarray(xs, dtype=float)), y.place(np.asarray(ys, dtype=float))
+    there = np.isfinite(rows)
+    for column in range(round(columns[there].min()), round(columns[there].max()) + 1):
+        cells[round(float(np.interp(column, columns[there], rows[there])))][column] = "*"
+    for letter, value in marks.items():
+        column = round(float(x.place(np.asarray([value]))[0]))
+        for row in cells:
+            row[column] = "|" if row[column] == " " else row[column]
+        cells[0][column] = letter
+    names = dict(_names(y))
+    wide = max(len(name) for name in names.values())
+    lines = [f"{names.get(number, ''):>{wide}} |{''.join(row).rstrip()}" for number, row in enumerate(cells)]
+    return [y_label, *lines, f"{' ' * wide} +{'-' * COLUMNS}", f"{' ' * wide}  {_below(x)}", f"{' ' * wide}  {x_label}"]
+
+
+def _names(y: Axis) -> list[tuple[int, str]]:
+    """Returns the rows of the ticks with their labels."""
+    return [(round(float(y.place(np.asarray([value]))[0])), name) for value, name in y.ticks]
+
+
+def _below(x: Axis) -> str:
+    """Returns the line of the horizontal axis's labels; those that would touch the one before are left out."""
+    line = ""
+    for value, name in x.ticks:
+        column = round(float(x.place(np.asarray([value]))[0]))
+        start = max(0, min(column - len(name) // 2, COLUMNS - len(name)))
+        if not line or start > len(line):
+            line = f"{line:<{start}}{name}"
+    return line
+
+
+def print_table(table: Table) -> None:
+    """Prints a table, 80 columns wide if the output is a file or a pipe."""
+    from rich import table as rich
+
+    drawn = rich.Table(title=table.caption or None, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, numeric in zip(table.header, table.numeric, strict=True):
+        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*map(shown, row))
+    rich_console().print(drawn)
+
+
+def write_document(folder: Path, name: str, title: str, lead: str, sections: Sequence[Section]) -> None:
+    """Writes a report as HTML and Markdown, and the drawings in its galleries as SVG files for the latter.
+
+    Args:
+        folder: the folder to write to.
+        name: name of the files, without their ending.
+        title: title of the page.
+        lead: sentence below the title; may be empty.
+        sections: content of the report.
+    """
+    write_text(folder / f"{name}.md", render_markdown(title, lead, sections))
+    write_text(folder / f"{name}.html", render_html(title, lead, sections))
+    galleries = [block for section in sections for block in section.blocks if isinstance(block, Gallery)]
+    for figure in (figure for gallery in galleries for figure in gallery.figures):
+        if figure.drawing is not None:
+            write_text(folder / figure.file, sheet([figure.drawing]))

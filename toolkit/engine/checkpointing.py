@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.run import Checkpoint
+from toolkit.api.run import ASYNC_SAVE, Checkpoint
 from toolkit.api.strategy import Strategy
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say, warn
@@ -29,7 +29,6 @@ from toolkit.distributed.peers import peers_of_run
 from toolkit.distributed.stop import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.progress import restore_progress
-from toolkit.prepare.auto import ASYNC_SAVE
 from toolkit.system.phases import phase
 from toolkit.tracking.jsonl import mark_of
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import shutil
 from statistics import fmean
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.api.state import Milestones
 from toolkit.base.console import counted, format_bytes, format_duration, say
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import store
 from toolkit.config.messages import join
 from toolkit.models.parts import saved_bytes
-from toolkit.optim.lengths import in_steps
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.schedules import cycle_ends
+from toolkit.optim.schedules import cycle_ends, in_steps
 
 MEASURED_STEPS = 5
 """Steps that the estimate of the time is based on; the first step, which is slower, is not one of them."""

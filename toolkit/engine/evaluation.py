@@ -15,11 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from toolkit.api.batch import to_device
-from toolkit.api.labelled import logits_at_labels
+from toolkit.api.batch import IGNORE_INDEX, Batch, EvalData, Predictions, Record, logits_at_labels, to_device
 from toolkit.api.run import Evaluation, Predictor
-from toolkit.api.supports import count_items
-from toolkit.api.task import IGNORE_INDEX, Batch, EvalData, Predictions, Record
+from toolkit.api.task import count_items
 from toolkit.base.console import progress
 from toolkit.base.errors import RunError
 from toolkit.data.batching.batches import evaluation_loader

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 
-from toolkit.api.milestones import Milestones
+from toolkit.api.batch import Batch, Processor
 from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
-from toolkit.api.state import TrainState
-from toolkit.api.task import Batch, Processor
+from toolkit.api.state import Milestones, TrainState
 from toolkit.data.batching.batches import split_batch
 from toolkit.data.batching.budget import Budget, training_budget
 from toolkit.data.padding import padding_to

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from toolkit.api.batch import Batch
 from toolkit.api.strategy import LostGradient
-from toolkit.api.task import Batch
 from toolkit.api.training import TrainingContext
 from toolkit.distributed.non_finite import (
     GoBack,

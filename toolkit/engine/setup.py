@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.api.state import Milestones
 from toolkit.base.console import warn
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint.state import SavedState

@@ -19,8 +19,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PrinterCallback, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from toolkit.api.batch import Batch
 from toolkit.api.run import FitResult, Run
-from toolkit.api.task import Batch
 from toolkit.base.console import progress
 from toolkit.checkpoint.state import SavedState
 from toolkit.engine.finishing import finish
@@ -28,9 +28,8 @@ from toolkit.engine.setup import Setup, opened
 from toolkit.engine.start import evaluate_start
 from toolkit.engine.trainer_arguments import callbacks, training_arguments
 from toolkit.engine.training import Session
-from toolkit.optim.lengths import in_steps
 from toolkit.optim.optimizers import build_optimizer
-from toolkit.optim.schedules import build_schedule
+from toolkit.optim.schedules import build_schedule, in_steps
 from toolkit.system.phases import in_phase, phase
 
 CALLBACK_STATES = "trainer_callbacks"

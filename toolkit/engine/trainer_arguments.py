@@ -12,8 +12,8 @@ from toolkit.config.sections import TrainerConfig
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainingArguments
 
-    from toolkit.api.milestones import Milestones
     from toolkit.api.run import Run
+    from toolkit.api.state import Milestones
 
 
 def training_arguments(run: Run, milestones: Milestones) -> TrainingArguments:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from toolkit.api.milestones import Due
+from toolkit.api.batch import Batch
 from toolkit.api.run import EvaluationObserver, Run
-from toolkit.api.state import TrainState
+from toolkit.api.state import Due, TrainState
 from toolkit.api.strategy import Replica
-from toolkit.api.supports import count_items
-from toolkit.api.task import Batch
+from toolkit.api.task import count_items
 from toolkit.api.training import TrainingContext
 from toolkit.base.console import format_duration
 from toolkit.base.run_folder import RunFolder

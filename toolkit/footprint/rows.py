@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.batch import looked_up
+from toolkit.api.batch import Batch, Processor, looked_up
 from toolkit.api.random import RowRandom
-from toolkit.api.task import Batch, Processor, Task, limits_of
+from toolkit.api.task import Task, limits_of
 from toolkit.data.batching.batches import collate
 from toolkit.tasks.tokens import labelled_positions
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from toolkit.api.labelled import logits_at_labels
-from toolkit.api.task import Batch, Task
+from toolkit.api.batch import Batch, logits_at_labels
+from toolkit.api.task import Task
 from toolkit.base.errors import ToolkitError
 from toolkit.config.sections import Config, TrainConfig
 from toolkit.data.batching.budget import num_micro_batches

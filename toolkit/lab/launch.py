@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.api.mesh import mesh_of
 from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.config.launcher import LAUNCHER
 from toolkit.config.sections import Config
 from toolkit.config.source import read_file
-from toolkit.distributed.mesh import mesh_of
 from toolkit.recipe import launcher_file, load_settings
 
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from toolkit.api.supports import reads_files
-from toolkit.api.task import Task
+from toolkit.api.task import Task, reads_files
 from toolkit.base.errors import InputError
 from toolkit.config.sections import Config
 from toolkit.system.launcher import FIRST_PORT, PORTS

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from toolkit.metrics.intervals import bootstrap, ratio
-from toolkit.metrics.quality import Interval, Quality, wilson
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Interval, Quality, Score, wilson
 
 CLASSIFICATION = (
     Score("accuracy"),

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
     import numpy as np

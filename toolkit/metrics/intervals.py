@@ -8,7 +8,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import ArrayLike
 
-from toolkit.metrics.quality import Interval
+from toolkit.metrics.score import Interval
 
 SEED, DRAWS, FEWEST_DRAWS, MOST_NUMBERS = 20, 1000, 200, 20_000_000
 """A bootstrap has `DRAWS` samples; of large sets fewer, so that at most `MOST_NUMBERS` are drawn, if possible."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from toolkit.metrics.intervals import bootstrap, ratio
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
-from toolkit.metrics.targets import Targets
+from toolkit.metrics.multi_label import Targets
+from toolkit.metrics.score import Quality, Score
 
 REGRESSION = (
     Score("mse", greater_is_better=False),

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Quality, Score
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer

@@ -2,9 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+Z = 1.959963984540054
+"""Quantile of the normal distribution for 95 %."""
+
+
+class Interval(NamedTuple):
+    """A confidence interval of a score."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How far the scores of an evaluation set can be trusted. Scores are named without prefix.
+
+    Args:
+        intervals: 95 % confidence intervals by score.
+        constant: the constant answer that the scores are compared with, for instance `always 'positive'`; empty
+            without one.
+        baseline: scores of the constant answer.
+        trusted: the score to look at first; empty for the task's `best_metric`.
+        hints: advice about reading the scores, as sentences.
+    """
+
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    constant: str = ""
+    baseline: Mapping[str, float] = field(default_factory=dict)
+    trusted: str = ""
+    hints: tuple[str, ...] = ()
+
+    def figures(self, prefix: str) -> dict[str, float]:
+        """Returns all numbers by name: `<prefix><score>_low`, `<prefix><score>_high`, `<prefix><score>_baseline`."""
+        ends = {f"{prefix}{name}_{end}": value for name, pair in self.intervals.items()
+                for end, value in pair._asdict().items()}  # fmt: skip
+        return ends | {f"{prefix}{name}_baseline": value for name, value in self.baseline.items()}
+
+
+def wilson(share: float, count: int) -> Interval:
+    """Returns Wilson's score interval of a proportion (Wilson 1927, JASA 22), which stays between 0 and 1.
+
+    Args:
+        share: the observed proportion.
+        count: number of independent observations, at least 1.
+    """
+    middle = (share + Z**2 / (2 * count)) / (1 + Z**2 / count)
+    half = Z / (1 + Z**2 / count) * math.sqrt(share * (1 - share) / count + Z**2 / (4 * count**2))
+    return Interval(max(0.0, middle - half), min(1.0, middle + half))
+
 
 T = TypeVar("T")
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from toolkit.metrics.quality import Interval, Quality
-from toolkit.metrics.score import Score
+from toolkit.metrics.score import Interval, Quality, Score
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ import hashlib
 import json
 import socket
 
-from toolkit.api.supports import state_of
-from toolkit.api.task import Prepared, Task
+from toolkit.api.batch import Prepared
+from toolkit.api.task import Task, state_of
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows

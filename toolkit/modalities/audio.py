@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from toolkit.api.batch import BadRow, Processor
 from toolkit.api.random import RowRandom
-from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.failures import refuse_failure

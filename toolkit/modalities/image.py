@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from toolkit.api.batch import look_up
+from toolkit.api.batch import BadRow, Processor, look_up
 from toolkit.api.random import RowRandom
-from toolkit.api.task import BadRow, Processor
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.modalities.augmentation import changes_pixels, erase, vary
@@ -146,7 +145,7 @@ def decoded(row: Mapping[str, Any], processor: Processor, options: Any, training
 def compact(
     features: Sequence[dict[str, Any]], processor: Processor, options: Any, random: RowRandom
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Returns the model's inputs as bytes, with the table of their numbers (see `toolkit.api.task.Batch`).
+    """Returns the model's inputs as bytes, with the table of their numbers (see `toolkit.api.batch.Batch`).
 
     Images of rows without `decoded` are read, and those of training rows are changed at random.
 

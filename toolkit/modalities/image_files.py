@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.data.failures import refuse_failure
 from toolkit.data.media.files import open_file
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from toolkit.api.batch import Processor
 from toolkit.api.random import RowRandom
-from toolkit.api.task import Processor
 from toolkit.modalities.audio_models import takes_waveforms
 from toolkit.modalities.options import AudioOptions
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from toolkit.api.batch import look_up
-from toolkit.api.task import Processor
+from toolkit.api.batch import Processor, look_up
 
 if TYPE_CHECKING:
     from PIL.Image import Image

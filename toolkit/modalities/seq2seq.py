@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.api.task import IGNORE_INDEX, limits_of
+from toolkit.api.batch import IGNORE_INDEX
+from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import BadRow, limits_of
+from toolkit.api.batch import BadRow
+from toolkit.api.task import limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
 from toolkit.data.padding import multiple_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toolkit.api.labelled import needed
+from toolkit.api.batch import needed
 
 
 def head_at_labels(model: Any) -> None:

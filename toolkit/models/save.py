@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.batch import Processor
 from toolkit.api.run import Run
-from toolkit.api.task import Processor
 from toolkit.base.files import written_folder
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import ModelConfig

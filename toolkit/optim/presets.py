@@ -186,7 +186,7 @@ PRESETS: dict[str, Preset] = {
         with_decay="adamw_bnb_8bit",
     ),
     "sgdw": Preset(
-        constructor="toolkit.optim.sgdw.SGDW",
+        constructor="toolkit.optim.algorithms.SGDW",
         summary="SGD with decoupled weight decay; momentum (4 bytes) and Nesterov through `optim_args`",
         source="arXiv 1711.05101",
         state_bytes=0,
@@ -218,7 +218,7 @@ PRESETS: dict[str, Preset] = {
         eight_bit=True,
     ),
     "muon": Preset(
-        constructor="toolkit.optim.muon.MuonWithAdamW",
+        constructor="toolkit.optim.algorithms.MuonWithAdamW",
         summary="orthogonal updates of hidden matrices (5 Newton-Schulz steps each), AdamW (8 bytes) for the rest",
         source="arXiv 2502.16982",
         state_bytes=4,

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
+from toolkit.config.fields import EPOCHS
 from toolkit.config.messages import did_you_mean, show
 from toolkit.config.sections import TrainConfig
 from toolkit.optim.presets import PRESETS
-from toolkit.optim.shapes import SHAPES, bound, impossible
-from toolkit.optim.span import Span
-from toolkit.optim.transformers_shapes import restarts
+from toolkit.optim.shapes import SHAPES, Span, bound, default_of, impossible, restarts
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -38,7 +40,7 @@ def warmup_steps(train: TrainConfig, total_steps: int) -> int:
     """Returns the number of warm-up steps; a setting below 1 is a fraction of all steps, rounded up.
 
     Args:
-        train: the settings, without lengths in epochs (`toolkit.optim.lengths.in_steps`).
+        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
         total_steps: steps of the run.
     """
     assert not isinstance(train.warmup_steps, str)
@@ -82,7 +84,7 @@ def factor_of(train: TrainConfig, total_steps: int) -> Factor:
     """Returns the factor of the peak rate.
 
     Args:
-        train: the settings, without lengths in epochs (`toolkit.optim.lengths.in_steps`).
+        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
         total_steps: steps of the run.
     """
     if PRESETS[train.optim].relative_step:
@@ -131,3 +133,72 @@ def seek(schedule: LambdaLR, step: int) -> None:
     ):
         group["lr"] = base * factor(step)
     schedule._last_lr = [group["lr"] for group in schedule.optimizer.param_groups]
+
+
+def is_cycled(train: TrainConfig) -> bool:
+    """Whether the schedule cycles the optimizer's momentum."""
+    return train.lr_scheduler_kwargs.get("cycle_momentum") is True
+
+
+def momentum_of(train: TrainConfig, total_steps: int) -> Callable[[int], float]:
+    """Returns the momentum as a function of the step, for settings that cycle it.
+
+    Args:
+        train: the settings, without lengths in epochs (`toolkit.optim.schedules.in_steps`).
+        total_steps: steps of the run.
+    """
+    function = SHAPES[train.lr_scheduler_type].momentum
+    assert function is not None
+    return bound(function, Span(0, total_steps, train.learning_rate), train.lr_scheduler_kwargs)
+
+
+def start_momentum(train: TrainConfig) -> dict[str, Any]:
+    """Returns arguments of the optimizer's constructor: the momentum that the cycle begins with, if there is one."""
+    function = SHAPES[train.lr_scheduler_type].momentum
+    if not is_cycled(train) or function is None:
+        return {}
+    highest = train.lr_scheduler_kwargs.get("max_momentum", default_of(function, "max_momentum"))
+    preset = PRESETS[train.optim]
+    found: dict[str, Any] = {"momentum": highest} if preset.has_momentum else {}
+    return found | ({"betas": (highest, train.adam_beta2)} if "adam_beta1" in preset.takes else {})
+
+
+def set_momentum(optimizer: Optimizer, value: float) -> None:
+    """Sets the momentum of every group: `momentum`, and the first of `betas`."""
+    for group in optimizer.param_groups:
+        if "momentum" in group:
+            group["momentum"] = value
+        if "betas" in group:
+            group["betas"] = (value, group["betas"][1])
+
+
+def has_epochs(train: TrainConfig) -> bool:
+    """Whether the schedule has a length in epochs."""
+    return any(
+        _is_epochs(each) for value in _lengths(train) for each in (value if isinstance(value, list) else [value])
+    )
+
+
+def in_steps(train: TrainConfig, steps_per_epoch: int) -> TrainConfig:
+    """Returns the settings with each length of the schedule in steps; a part of a step counts as one.
+
+    Args:
+        train: the settings.
+        steps_per_epoch: optimizer steps of an epoch, which depend on rows and windows but not on their split.
+    """
+    kwargs = {name: _steps(value, steps_per_epoch) for name, value in train.lr_scheduler_kwargs.items()}
+    return replace(train, warmup_steps=_steps(train.warmup_steps, steps_per_epoch), lr_scheduler_kwargs=kwargs)
+
+
+def _lengths(train: TrainConfig) -> list[Any]:
+    return [train.warmup_steps, *train.lr_scheduler_kwargs.values()]
+
+
+def _is_epochs(value: Any) -> bool:
+    return isinstance(value, str) and re.match(EPOCHS, value) is not None
+
+
+def _steps(value: Any, steps_per_epoch: int) -> Any:
+    if isinstance(value, list):
+        return [_steps(each, steps_per_epoch) for each in value]
+    return math.ceil(Fraction(value.split()[0]) * steps_per_epoch) if _is_epochs(value) else value

@@ -6,14 +6,13 @@ import platform
 
 import torch
 
-from toolkit.api.run import Run
+from toolkit.api.run import ASYNC_SAVE, Run
 from toolkit.base.console import format_bytes, say
 from toolkit.base.shards import local_bytes
 from toolkit.distributed.collect import objects_of_all
 from toolkit.optim.presets import PRESETS
 from toolkit.system.limits import available_memory
 
-ASYNC_SAVE = "checkpoint.async_save"
 MARGIN = 2.0
 """How many times the memory of a copy must be free."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from toolkit import modalities
-from toolkit.api.mesh import Mesh
-from toolkit.api.task import Prepared, Processor, Task
+from toolkit.api.batch import Prepared, Processor
+from toolkit.api.mesh import Mesh, mesh_of
+from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError
 from toolkit.base.offline import PREPARED, read_fetched
@@ -20,7 +21,6 @@ from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows, load_rows
 from toolkit.data.row_cache import adopt
 from toolkit.data.tokenise import prepare
-from toolkit.distributed.mesh import mesh_of
 from toolkit.modalities.agreement import require_same_rows
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.resolved import Circumstances, resolve

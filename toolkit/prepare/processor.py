@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit import modalities
-from toolkit.api.supports import SupportsConfiguring, SupportsTrainingTexts
-from toolkit.api.task import Processor, Task
+from toolkit.api.batch import Processor
+from toolkit.api.task import SupportsConfiguring, SupportsTrainingTexts, Task
 from toolkit.base.files import rust_errors_as_os_errors, written_folder
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config

@@ -6,8 +6,8 @@ from collections import defaultdict
 from itertools import chain, zip_longest
 from typing import Any
 
-from toolkit.api.supports import SupportsErrorRanking, class_column
-from toolkit.api.task import Record, Task
+from toolkit.api.batch import Record
+from toolkit.api.task import SupportsErrorRanking, Task, class_column
 
 FEWEST, MOST = 6, 12
 """Number of examples in a report: one of each class between these limits."""

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
-from toolkit.api.supports import state_of
+from toolkit.api.state import Milestones
+from toolkit.api.task import state_of
 from toolkit.base.files import write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.batch import Record
 from toolkit.api.run import FitResult, Run
-from toolkit.api.supports import SupportsErrorRanking, SupportsReport, SupportsSamples
-from toolkit.api.task import Record
+from toolkit.api.task import SupportsErrorRanking, SupportsReport, SupportsSamples
 from toolkit.base.console import LOGGER, counted, print_lines, print_table, say, shorten
 from toolkit.base.errors import Interrupted, RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_whole
 from toolkit.base.run_folder import RunFolder
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
-from toolkit.metrics.quality import Quality
+from toolkit.metrics.score import Quality
 from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters, saved_bytes
 from toolkit.models.save import save_model
@@ -193,7 +193,7 @@ def write_report(run: Run, result: FitResult, shown: Shown) -> tuple[Outcome, li
         predicted=predicted_parts(run) if holds_all(run) else None,
     )
     title, below, parts = run.output_dir.name, lead(run, outcome.facts), sections(run, outcome)
-    html = page.render_html(title, below, parts)
+    html = render.render_html(title, below, parts)
     write_text(files.report_html, html)
     write_text(files.report_md, render.render_markdown(title, below, parts))
     galleries = [block for part in parts for block in part.blocks if isinstance(block, Gallery)]

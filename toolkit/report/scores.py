@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from toolkit.api.batch import EvalData
 from toolkit.api.run import Evaluation, FitResult
-from toolkit.api.supports import SupportsQuality
-from toolkit.api.task import EvalData, Task
+from toolkit.api.task import SupportsQuality, Task
 from toolkit.base.console import format_value, shorten
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import without_classes
+from toolkit.metrics.score import Quality, without_classes
 from toolkit.report.text import readable
 
 START = "start_"

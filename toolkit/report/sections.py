@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from toolkit.api.batch import Record
 from toolkit.api.run import FitResult, Run
-from toolkit.api.supports import SupportsThumbnails
-from toolkit.api.task import Record
+from toolkit.api.task import SupportsThumbnails
 from toolkit.base.console import counted, format_bytes, format_duration, format_value, shorten
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.describe import Change, changes
-from toolkit.config.dump import to_yaml
+from toolkit.config.keys import to_yaml
 from toolkit.document.blocks import Block, Code, Folded, Gallery, Highlights, Pictured, Section, Table, Text
 from toolkit.metrics.score import without_classes
 from toolkit.report.certificate import state_of

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from toolkit.api.batch import Description
 from toolkit.api.run import FitResult
-from toolkit.api.task import Description
 from toolkit.base.console import format_bytes, format_duration, format_value, shorten
 from toolkit.metrics.measured import MEASURED
 

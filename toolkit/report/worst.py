@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from toolkit.api.supports import SupportsErrorRanking
-from toolkit.api.task import Record
+from toolkit.api.batch import Record
+from toolkit.api.task import SupportsErrorRanking
 
 SHOWN = 10
 
@@ -16,7 +16,7 @@ class Wrong:
     """A wrong prediction.
 
     Args:
-        error: size of the error, see `toolkit.api.supports.SupportsErrorRanking.error`.
+        error: size of the error, see `toolkit.api.task.SupportsErrorRanking.error`.
         line: line in the file of predictions, from 1.
         record: the record on that line.
     """

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import IGNORE_INDEX, Predictions
+from toolkit.api.batch import IGNORE_INDEX, Predictions
 from toolkit.base.errors import InputError
 from toolkit.metrics.likelihood import perplexity
 from toolkit.tasks.tokens import are_correct, token_losses

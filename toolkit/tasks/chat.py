@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Row
+from toolkit.api.batch import IGNORE_INDEX, BadRow, Row
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError, InputError
 from toolkit.tasks.blocks import separators

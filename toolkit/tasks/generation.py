@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.api.task import IGNORE_INDEX
+from toolkit.api.batch import IGNORE_INDEX
 from toolkit.base.errors import InputError
 from toolkit.tasks.blocks import separators
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from toolkit.api.task import BadRow, ExcludedRow
+from toolkit.api.batch import BadRow, ExcludedRow
 from toolkit.config.messages import show
 from toolkit.data.numbers import plain_number
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from toolkit.api.task import Record
+from toolkit.api.batch import Record
 
 
 class LazyRecords:

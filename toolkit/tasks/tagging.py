@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, Predictions, Record
+from toolkit.api.batch import IGNORE_INDEX, BadRow, Predictions, Record
 from toolkit.base.console import shorten
 from toolkit.base.errors import InputError
 from toolkit.metrics.entities import entities

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from toolkit.api.task import IGNORE_INDEX, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record
+from toolkit.api.batch import IGNORE_INDEX, Batch, Description, EvalData, ModelOutput, Predictions, Processor, Record
 from toolkit.base.errors import InputError
 from toolkit.config.sections import STRICT, Config, Fraction, Positive
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from toolkit.api.random import RowRandom
-    from toolkit.metrics.quality import Quality
+    from toolkit.metrics.score import Quality
 
 
 @dataclass(frozen=True, kw_only=True)

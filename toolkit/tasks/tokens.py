@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.api.task import IGNORE_INDEX
+from toolkit.api.batch import IGNORE_INDEX
 
 
 def pad_labels(labels: Sequence[Sequence[int] | np.ndarray], input_ids: Tensor) -> Tensor:

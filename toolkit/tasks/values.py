@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.console import shorten
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
 from toolkit.modalities.overflow import encode_with_overflow
 

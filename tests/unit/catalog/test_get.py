@@ -23,11 +23,8 @@ import pytest
 from PIL import Image
 
 from toolkit.base.errors import InputError
-from toolkit.catalog.checksums import digest
-from toolkit.catalog.conversions import CLASSES
-from toolkit.catalog.download import DownloadError, download
-from toolkit.catalog.entries import CATALOG, Source, command_for
-from toolkit.catalog.get import NOTE, get_dataset
+from toolkit.catalog.entries import CATALOG, CLASSES, Source, command_for
+from toolkit.catalog.get import NOTE, DownloadError, digest, download, get_dataset
 from toolkit.commands.cli import main as toolkit_command
 from toolkit.config.paths import path_problems
 from toolkit.recipe import load_settings, load_task_type

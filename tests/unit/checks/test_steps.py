@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from runs import ROOT, train
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Checkpoint
+from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
 from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config import Config

@@ -14,7 +14,7 @@ import torch
 from planning_subjects import settings, subject
 from runs import ROOT
 
-from toolkit.api.task import IGNORE_INDEX
+from toolkit.api.batch import IGNORE_INDEX
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import ConfigError, InputError
 from toolkit.commands.cli import main

@@ -17,7 +17,7 @@ from launching import ROOT
 from toolkit.base.errors import ConfigError
 from toolkit.checks.rules import RULES
 from toolkit.config import STRICT, Loaded, load_config
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.sections import Positive
 
 COLUMNS = {"text": Column("what is read"), "label": Column("its class", label=True)}

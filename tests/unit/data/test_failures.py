@@ -16,7 +16,7 @@ from audio_files import tone
 from image_files import encoded, noise
 from pictures_task import Pictures
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.data.fingerprints import decoders
 from toolkit.data.media import files

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pictures_task import Pictures
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.data.columns import columns_in
 from toolkit.data.keys import row_keys
 from toolkit.data.media.files import open_file, reference

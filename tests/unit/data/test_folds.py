@@ -13,7 +13,7 @@ from runs import ROOT
 from toolkit.base.errors import ConfigError, DataError
 from toolkit.checkpoint.changes import changed_settings
 from toolkit.config import flatten
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.data.folds import fold_numbers
 from toolkit.data.loading import check_rows
 from toolkit.lab.jobs.training import FEW_STEPS

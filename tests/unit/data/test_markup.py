@@ -22,7 +22,7 @@ class Texts:
 
     @property
     def columns(self):
-        from toolkit.config.column import Column
+        from toolkit.config.fields import Column
 
         return {"text": Column("the text"), "label": Column("its class", label=True)}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from containers import tar_of, zip_of
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.data.media import archives
 from toolkit.data.media.files import open_file, reference

@@ -10,9 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.data import bad_rows, table
 from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
 from toolkit.data.keys import NO_GROUP, row_keys

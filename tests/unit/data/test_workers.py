@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from toolkit.base.errors import DataError, RunError
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.config.sections import TrainConfig
 from toolkit.data.batching import workers
 from toolkit.data.batching.workers import WatchedLoader, ended_workers, num_workers

@@ -28,7 +28,7 @@ from served import CASES, in_json, predicted, run_of
 from tolerances import float32_tolerance
 
 import toolkit
-from toolkit.api.supports import answer
+from toolkit.api.task import answer
 from toolkit.base.errors import DataError, InputError
 from toolkit.commands._trained_run import open_served
 from toolkit.data.reading import Reading

@@ -10,8 +10,8 @@ from torch import nn
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ConfigError
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import TrainConfig
+from toolkit.config.train import ParallelConfig
 from toolkit.distributed import deepspeed_rules
 from toolkit.distributed.deepspeed_engine import LARGEST_BUCKET, engine_config
 from toolkit.distributed.strategies import strategy_type

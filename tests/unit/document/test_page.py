@@ -16,10 +16,9 @@ from browser import needs_browser, open_page
 from launching import ROOT
 from markdown_it import MarkdownIt
 
-from toolkit.document import page, render
-from toolkit.document.axis import axis, number_text
+from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Figure, Folded, Gallery, Highlights, Section, Table, Text
-from toolkit.document.charts import MOST_POINTS, line_chart
+from toolkit.document.charts import MOST_POINTS, axis, line_chart, number_text
 
 NASTY = "<script>alert(1)</script> & \"q\" 'a' ``` | <img src=x onerror=alert(1)>"
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,7 +54,7 @@ def chart(*values: float | None, **more: bool) -> str:
 
 
 def test_text_of_rows_stays_text() -> None:
-    html = page.render_html(NASTY, NASTY, everything())
+    html = render.render_html(NASTY, NASTY, everything())
     assert html.count("<script") == 1
     assert "<img src=x" not in html
     assert html.count("&lt;script&gt;") >= 12
@@ -78,7 +77,7 @@ def test_markup_in_rows_stays_text() -> None:
 
 
 def test_a_page_asks_for_nothing() -> None:
-    html = page.render_html("t", "", everything())
+    html = render.render_html("t", "", everything())
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html)
     assert policy is not None
     assert policy[1].startswith("default-src &#39;none&#39;;")
@@ -91,7 +90,7 @@ def test_both_forms_say_the_same() -> None:
     assert render.render_markdown("Run", "Done.", sections) == (
         "# Run\n\nDone.\n\n## Rows\n\nTwo.\n\n| a | b |\n|---|---|\n| x\\|y | 1,234 |\n| z | 0.1235 |\n"
     )
-    html = page.render_html("Run", "Done.", sections)
+    html = render.render_html("Run", "Done.", sections)
     for part in ("<h1>Run</h1>", "Done.", ">Rows</h2>", "<p>Two.</p>", ">x|y</td>", ">1,234</td>", ">0.1235</td>"):
         assert part in html
 
@@ -104,7 +103,7 @@ def test_templates_are_part_of_the_package(tmp_path: Path) -> None:
     )  # fmt: skip
     built = tmp_path / "lib" / "toolkit"
     assert {path.name for path in (built / "document" / "templates").iterdir()} == {
-        path.name for path in page.TEMPLATES.iterdir()
+        path.name for path in render.TEMPLATES.iterdir()
     }
     for name in ("recipes/reviews.py", "recipes/configs/reviews/smoke.yaml", "accelerate_configs/cpu.yaml"):
         assert (built / "shipped" / name).is_file()
@@ -191,7 +190,7 @@ def test_charts_are_cheap() -> None:
 
 
 def test_png_pictures_are_in_the_page() -> None:
-    html = page.render_html("t", "", [Section("s", [Figure('A "picture"', png=b"\x89PNG", file="a.png")])])
+    html = render.render_html("t", "", [Section("s", [Figure('A "picture"', png=b"\x89PNG", file="a.png")])])
     assert 'src="data:image/png;base64,iVBORw==" alt="A &#34;picture&#34;"' in html
     assert '![A "picture"](a.png)' in render.render_markdown(
         "t", "", [Section("s", [Figure('A "picture"', file="a.png")])]
@@ -216,7 +215,7 @@ return [found, heads.map((h) => h.querySelector("button").tabIndex), wide];
 
 @needs_browser
 def test_columns_sort_in_a_browser(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(page.render_html(NASTY, NASTY, everything()), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render.render_html(NASTY, NASTY, everything()), encoding="utf-8")
     document, (found, tab_indices, wide) = open_page(tmp_path / "page.html", ORDER)
     assert document.count("<button") == 2, "the page's own policy keeps its script from running"
     assert found == [

@@ -11,11 +11,11 @@ import torch
 from runs import lines, train
 
 from toolkit.api.mesh import Mesh
-from toolkit.api.milestones import Milestones
+from toolkit.api.state import Milestones
 from toolkit.base.console import format_duration, log_to_console
 from toolkit.base.errors import CheckpointError
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import CheckpointConfig, ModelConfig, TrainConfig, TrainerConfig
+from toolkit.config.train import ParallelConfig
 from toolkit.engine.estimate import TimeEstimate, refuse_full_disk
 
 FEW = ("data.max_train_samples=16", "data.max_eval_samples=4", "eval.eval_steps=null")

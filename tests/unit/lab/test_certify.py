@@ -18,7 +18,7 @@ from toolkit.base.errors import ConfigError
 from toolkit.base.files import write_json
 from toolkit.commands.certify import NAMES
 from toolkit.commands.cli import main
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.lab.certify import engines, ranks, resume, text
 from toolkit.lab.certify import load_promises as promises
 from toolkit.lab.certify import promises as loss_scale

@@ -9,7 +9,7 @@ import pytest
 from runs import ROOT, TINY
 
 from toolkit.commands.cli import main
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.lab.jobs.jobs import Trial, run_trials
 from toolkit.lab.jobs.training import STEPS_ONLY
 from toolkit.lab.lr_find.ramp import RunningMean

@@ -12,7 +12,7 @@ import pytest
 from browser import needs_browser, open_page
 from runs import ROOT
 
-from toolkit.api.milestones import Milestones
+from toolkit.api.state import Milestones
 from toolkit.base.errors import InputError, RunError
 from toolkit.checkpoint.output_folder import OutputLock
 from toolkit.commands.cli import main

@@ -10,7 +10,6 @@ import sacrebleu
 from sklearn import metrics as sklearn_metrics
 
 from toolkit.metrics.adapter import Adapter
-from toolkit.metrics.answers import exact_match, f1, normalize_answer
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_scores
 from toolkit.metrics.entities import ENTITIES, PER_ENTITY, entities, entity_quality, entity_scores, num_entities
 from toolkit.metrics.likelihood import LIKELIHOOD, likelihood_scores
@@ -18,7 +17,7 @@ from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_scor
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_scores
 from toolkit.metrics.rouge import ROUGE, rouge_l, rouge_quality, rouge_scores
 from toolkit.metrics.score import per_class_scores, without_classes
-from toolkit.metrics.squad import SQUAD, squad_scores
+from toolkit.metrics.squad import SQUAD, exact_match, f1, normalize_answer, squad_scores
 from toolkit.metrics.translation import TRANSLATION, signatures, translation_scores
 
 LABELS = ["negative", "neutral", "positive"]

@@ -12,8 +12,8 @@ from toolkit.metrics.classification import CLASSIFICATION, classification_qualit
 from toolkit.metrics.intervals import FEWEST_EXAMPLES, bootstrap
 from toolkit.metrics.likelihood import likelihood_quality, likelihood_scores
 from toolkit.metrics.multi_label import multi_label_quality, multi_label_scores
-from toolkit.metrics.quality import Interval, Quality, wilson
 from toolkit.metrics.regression import regression_quality, regression_scores
+from toolkit.metrics.score import Interval, Quality, wilson
 from toolkit.metrics.squad import squad_quality, squad_scores
 from toolkit.metrics.translation import translation_quality, translation_scores
 

@@ -16,7 +16,7 @@ from audio_files import tone
 from image_files import encoded, noise
 from PIL import Image
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.data.media.files import reference
 from toolkit.modalities import audio, image, image_files
 from toolkit.modalities.audio_files import FORMATS

@@ -12,8 +12,7 @@ from tolerances import FLOAT64
 from torch import Tensor, nn
 
 import toolkit
-from toolkit.api.labelled import logits_at_labels
-from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.api.batch import IGNORE_INDEX, Batch, logits_at_labels
 from toolkit.models.labelled_logits import head_at_labels
 from toolkit.tasks.blocks import sums_of_parts
 from toolkit.tasks.tokens import are_correct, labelled_positions, token_losses

@@ -16,8 +16,14 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
-from toolkit.optim.groups import depths, in_head, parameter_groups
-from toolkit.optim.optimizers import argument_problems, build_optimizer, library_problems
+from toolkit.optim.optimizers import (
+    argument_problems,
+    build_optimizer,
+    depths,
+    in_head,
+    library_problems,
+    parameter_groups,
+)
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.shapes import SHAPES
 from toolkit.optim.state import state_bytes

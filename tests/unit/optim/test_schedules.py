@@ -17,10 +17,18 @@ from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
 
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import TrainConfig
-from toolkit.optim.lengths import has_epochs, in_steps
-from toolkit.optim.momentum import momentum_of, set_momentum
 from toolkit.optim.optimizers import build_optimizer
-from toolkit.optim.schedules import build_schedule, cycle_ends, factor_of, schedule_problems, seek
+from toolkit.optim.schedules import (
+    build_schedule,
+    cycle_ends,
+    factor_of,
+    has_epochs,
+    in_steps,
+    momentum_of,
+    schedule_problems,
+    seek,
+    set_momentum,
+)
 from toolkit.optim.shapes import SHAPES
 
 RUN = ("data.max_train_samples=24", "data.max_eval_samples=8", "train.per_device_train_batch_size=4",

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from toolkit.base.errors import CheckpointError
 from toolkit.config.sections import TrainConfig
-from toolkit.optim.groups import parameter_groups
-from toolkit.optim.optimizers import build_optimizer
+from toolkit.optim.optimizers import build_optimizer, parameter_groups
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import load_optimizer_state, optimizer_state
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolkit.api.task import Description
+from toolkit.api.batch import Description
 from toolkit.report.examples import FEWEST, MOST, Examples
 
 

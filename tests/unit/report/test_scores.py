@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from toolkit.metrics.quality import Interval, Quality
-from toolkit.metrics.score import Score, per_class_scores
+from toolkit.metrics.score import Interval, Quality, Score, per_class_scores
 from toolkit.report.scores import Scores
 
 TASK = SimpleNamespace(

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import DataError, InputError
 from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys, units
 from toolkit.modalities import text

@@ -15,7 +15,7 @@ from sklearn import metrics as sklearn_metrics
 from sklearn.preprocessing import StandardScaler
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from toolkit.api.task import IGNORE_INDEX, BadRow, ExcludedRow
+from toolkit.api.batch import IGNORE_INDEX, BadRow, ExcludedRow
 from toolkit.base.errors import DataError
 from toolkit.document import render
 from toolkit.recipe import load_task_type

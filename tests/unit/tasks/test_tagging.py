@@ -9,7 +9,7 @@ import pytest
 import transformers
 from seq2seq_models import VOCAB
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
 from toolkit.modalities import text
 from toolkit.tasks.tagging import check_tags, check_tokens, encode_words, labels_of, listed, tag_names, tagged

@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from toolkit.api.task import IGNORE_INDEX, BadRow
+from toolkit.api.batch import IGNORE_INDEX, BadRow
 from toolkit.base.errors import InputError
 from toolkit.tasks.windows import check_answer, encode_windows
 

@@ -31,8 +31,7 @@ from toolkit.recipe import load_settings, load_task_type
 from toolkit.tracking.jsonl import read_metrics
 from toolkit.tracking.mlflow import MLflow, store
 from toolkit.tracking.sink import finite_numbers
-from toolkit.tracking.tracker import Tracker, tracker_problems
-from toolkit.tracking.trackers import TRACKERS, RunTrackers
+from toolkit.tracking.tracker import TRACKERS, RunTrackers, Tracker, tracker_problems
 
 MAIN = SimpleNamespace(is_main_process=True, num_processes=1)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from toolkit.config.problems import Rule
 from toolkit.config.sections import TrainConfig
-from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import ADAM, PRESETS, Preset
+from toolkit.optim.schedules import is_cycled
 
 _ALWAYS: Callable[[Preset], bool] = lambda preset: True  # noqa: E731 - like the others in the table below
 _OWN_KEYS: dict[str, tuple[str, Callable[[Preset], bool]]] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import Config
+from toolkit.config.train import ParallelConfig
 from toolkit.optim.presets import PRESETS
 
 _UNSPLIT = "remove the settings of parallel"

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from toolkit.api.batch import looked_up
+from toolkit.api.batch import IGNORE_INDEX, Batch, Kept, Processor, looked_up
 from toolkit.api.mesh import Mesh
-from toolkit.api.mixing import SupportsMixing
 from toolkit.api.random import RowRandom
-from toolkit.api.supports import SupportsFiles
-from toolkit.api.task import IGNORE_INDEX, Batch, Kept, Processor, Task
+from toolkit.api.task import SupportsFiles, SupportsMixing, Task
 from toolkit.data.batching.budget import Budget, lengths_of, training_budget
 from toolkit.data.batching.order import Order, WindowSampler, evaluation_batches
 from toolkit.data.batching.workers import WatchedLoader

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader
 
-from toolkit.api.supports import reads_files
-from toolkit.api.task import Batch, Task
+from toolkit.api.batch import Batch
+from toolkit.api.task import Task, reads_files
 from toolkit.base.errors import DataError, RunError
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.system.limits import usable_cores

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.paths import ARCHIVES
 from toolkit.data.copies import place_of

@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.supports import answer_columns
+from toolkit.api.task import answer_columns
 from toolkit.base.console import format_value
-from toolkit.config.column import Column
+from toolkit.config.fields import Column
 from toolkit.data.writers import flat
 from toolkit.deploy.demo.examples import from_text
 from toolkit.deploy.serving.refusals import Refusal

@@ -7,7 +7,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from toolkit.api.scripts import SupportsScript
+from toolkit.api.task import SupportsScript
 from toolkit.base.errors import InputError, RunError
 from toolkit.base.files import disk_problem, read_json, temporary_file, write_text
 from toolkit.base.run_folder import RunFolder

@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from toolkit.api.batch import looked_up
-from toolkit.api.scripts import SupportsGraph, SupportsScript
-from toolkit.api.task import EvalData, Task
+from toolkit.api.batch import EvalData, looked_up
+from toolkit.api.task import SupportsGraph, SupportsScript, Task
 from toolkit.base.console import warn
 from toolkit.base.errors import RunError, ToolkitError
 from toolkit.base.files import disk_problem, read_json, write_json, write_text, written_folder
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.sections import Config
+from toolkit.config.train import ParallelConfig
 from toolkit.data.batching.batches import evaluation_loader
 from toolkit.deploy.export.formats import FORMATS, MODEL, TOLERANCE, Format, Written, write_pair
 from toolkit.deploy.export.graph import example_of, examples_of_pair

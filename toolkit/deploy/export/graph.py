@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.task import Batch
+from toolkit.api.batch import Batch
 from toolkit.base.errors import InputError
 
 OUTPUTS = ("logits", "start_logits", "end_logits")

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.batch import looked_up
+from toolkit.api.batch import EvalData, looked_up
 from toolkit.api.run import best_metric, overall_scores
-from toolkit.api.task import EvalData
 from toolkit.base.console import format_bytes, format_value
 from toolkit.base.errors import InputError, RunError
 from toolkit.data.batching.batches import evaluation_loader

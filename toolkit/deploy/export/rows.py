@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from toolkit.api.task import EvalData, Task
+from toolkit.api.batch import EvalData
+from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder

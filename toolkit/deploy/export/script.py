@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.scripts import SupportsScript
-from toolkit.api.task import Processor, Task
+from toolkit.api.batch import Processor
+from toolkit.api.task import SupportsScript, Task
 from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, write_text
 from toolkit.config.messages import join

@@ -17,7 +17,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from toolkit.api.supports import answer
+from toolkit.api.task import answer
 from toolkit.data.reading import Reading
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.refusals import Refusal

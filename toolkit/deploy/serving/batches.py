@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.api.batch import EvalData, Predictions
 from toolkit.api.random import RowRandom
-from toolkit.api.task import EvalData, Predictions
 from toolkit.base.errors import DataError
 from toolkit.data.batching.batches import collate
 from toolkit.data.batching.budget import lengths_of

@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.api.supports import answer_columns
-from toolkit.api.task import Task
+from toolkit.api.task import Task, answer_columns
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.requests import Columns
 from toolkit.document.blocks import Block, Code, Section, Table, Text
-from toolkit.document.page import render_html as render
+from toolkit.document.render import render_html as render
 
 MEANINGS = {
     "prediction": "the prediction",

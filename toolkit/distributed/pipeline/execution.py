@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from toolkit.api.batch import to_device
-from toolkit.api.labelled import logits_at_labels
-from toolkit.api.task import Batch, ModelOutput, Task
+from toolkit.api.batch import Batch, ModelOutput, logits_at_labels, to_device
+from toolkit.api.task import Task
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.distributed.pipeline.links import Links
 from toolkit.distributed.pipeline.schedules import Action, Kind

@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from toolkit.api.mesh import Mesh
+from toolkit.api.mesh import Mesh, mesh_of
 from toolkit.api.strategy import Strategy
 from toolkit.base.console import warn
 from toolkit.base.package import import_object
 from toolkit.config.sections import Config
-from toolkit.distributed.mesh import mesh_of
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

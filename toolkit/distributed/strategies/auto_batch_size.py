@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Batch
 from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from toolkit.api.batch import Batch
 from toolkit.api.strategy import Collect, Replica
-from toolkit.api.task import Batch
 from toolkit.base.errors import ConfigError
 from toolkit.distributed import deepspeed_engine
 from toolkit.distributed.exchange import Wire

@@ -15,9 +15,9 @@ import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import LostGradient
-from toolkit.api.task import Batch
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum, data_sum
 from toolkit.distributed.exchange import Wire, average_gradients

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Batch
 from toolkit.base.shards import local
 from toolkit.distributed.clipping import clip_split, scale_gradients
 from toolkit.distributed.collect import objects_of_all

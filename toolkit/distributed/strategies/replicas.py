@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.api.strategy import Collect, Replica, Strategy
-from toolkit.api.task import Batch
 from toolkit.distributed.window import accumulate, averaging_scale, clip
 from toolkit.optim.state import optimizer_state
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
+from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.api.task import Batch
 from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.exchange import Wire
 from toolkit.distributed.modules import generating_together, layers_of, sharing_modules, trained_buffers

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.package import import_object
 from toolkit.config.sections import Config
-from toolkit.optim.momentum import is_cycled
 from toolkit.optim.presets import PRESETS
+from toolkit.optim.schedules import is_cycled
 
 CALLBACKS: dict[str, tuple[Callable[[Config], bool], str]] = {
     "costs": (lambda cfg: True, "toolkit.engine.callbacks.costs.Costs"),

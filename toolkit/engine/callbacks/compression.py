@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from toolkit.api.batch import to_device
-from toolkit.api.task import Batch
+from toolkit.api.batch import Batch, to_device
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
 from toolkit.distributed.random import seed_all

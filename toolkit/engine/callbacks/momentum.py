@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from toolkit.api.training import Callback, TrainingContext
-from toolkit.optim.lengths import in_steps
-from toolkit.optim.momentum import momentum_of, set_momentum
+from toolkit.optim.schedules import in_steps, momentum_of, set_momentum
 
 
 class CycledMomentum(Callback):

@@ -7,8 +7,8 @@ from typing import Any
 
 from safetensors.torch import load_model, save_model
 
-from toolkit.api.supports import SupportsEnsembling
-from toolkit.api.task import Predictions
+from toolkit.api.batch import Predictions
+from toolkit.api.task import SupportsEnsembling
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import warn
 from toolkit.base.files import file_sha256, temporary_file
@@ -16,8 +16,7 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import on_main
 from toolkit.distributed.non_finite import refuse_non_finite
 from toolkit.engine.evaluation import predict
-from toolkit.optim.lengths import in_steps
-from toolkit.optim.schedules import cycle_ends
+from toolkit.optim.schedules import cycle_ends, in_steps
 
 
 class Snapshots(Callback):

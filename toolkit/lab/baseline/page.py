@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.base.console import counted, format_value
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
 
 Found = Mapping[str, Any]
@@ -55,4 +55,4 @@ def write(found: Found, folder: Path) -> None:
     lead = ", ".join(counted(count, f"{name} row") for name, count in found["rows"].items())
     write_json(folder / "baseline.json", found)
     write_text(folder / "baseline.md", render.render_markdown(title, f"{lead}.", sections(found)))
-    write_text(folder / "baseline.html", page.render_html(title, f"{lead}.", sections(found)))
+    write_text(folder / "baseline.html", render.render_html(title, f"{lead}.", sections(found)))

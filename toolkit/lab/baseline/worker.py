@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.api.run import Run, overall_scores
-from toolkit.api.supports import SupportsBaselines
-from toolkit.api.task import Task
+from toolkit.api.task import SupportsBaselines, Task
 from toolkit.data.loading import check_rows
 from toolkit.distributed.process_state import float32_precision
 from toolkit.engine.evaluation import evaluate

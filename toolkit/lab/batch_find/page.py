@@ -10,11 +10,11 @@ import numpy as np
 
 from toolkit.base.console import format_bytes, say
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
 from toolkit.document.charts import line_chart
+from toolkit.document.render import print_table
 from toolkit.document.svg import Drawing, sheet
-from toolkit.document.terminal import print_table
 from toolkit.lab.batch_find.search import GAIN, Tried, best_of
 
 Found = Mapping[str, Any]
@@ -155,4 +155,4 @@ def write(found: Found, folder: Path) -> None:
     write_json(folder / "batch_find.json", found)
     write_text(folder / "batch_find.svg", sheet([drawing(found)]))
     write_text(folder / "batch_find.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "batch_find.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "batch_find.html", render.render_html(title, lead, sections(found)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.launch import batch_and_accumulation
 

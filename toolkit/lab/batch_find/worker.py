@@ -23,8 +23,8 @@ from toolkit.lab.plan.worker import Watch
 if TYPE_CHECKING:
     from torch import nn
 
+    from toolkit.api.batch import Batch
     from toolkit.api.run import Run
-    from toolkit.api.task import Batch
 
 OUT_OF_MEMORY = "out of memory: "
 """How the error of a trial begins that had too little memory."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.base.console import counted
-from toolkit.document import page
+from toolkit.document import render as page
 from toolkit.document.blocks import Overlay, Points, Section, Text
 from toolkit.document.charts import MOST_POINTS as MOST
 from toolkit.document.charts import thinned

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from toolkit.api.batch import IGNORE_INDEX, Batch
 from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
-from toolkit.api.task import IGNORE_INDEX, Batch
 from toolkit.lab.certify.trainings import WINDOW
 
 if TYPE_CHECKING:

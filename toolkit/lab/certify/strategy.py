@@ -12,9 +12,9 @@ from toolkit.base.errors import InputError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checks.rules import RULES
 from toolkit.config.messages import did_you_mean
-from toolkit.config.parallel_section import ParallelConfig
 from toolkit.config.problems import conflicts
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.config.train import ParallelConfig
 from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor.plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate

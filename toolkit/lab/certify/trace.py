@@ -18,7 +18,7 @@ from toolkit.models.load import batch_dependence
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 DEPENDENCE = "batch-dependence.json"
 """File with the reasons why a model's rows depend on each other, beside the gradients."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from toolkit.base.errors import ConfigError, RunError, problems_of
 from toolkit.checks.run import refuse_wrong_launch
-from toolkit.config.overrides import written
-from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.keys import written
 from toolkit.config.sections import Config, TrainConfig
+from toolkit.config.train import ParallelConfig
 from toolkit.lab.jobs.jobs import Trial, inherited_environment, run_trials
 from toolkit.recipe import load_settings, load_task_type
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.certify.trace import Trace
 from toolkit.recipe import load_settings, load_task_type

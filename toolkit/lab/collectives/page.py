@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.base.console import format_bytes
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
 from toolkit.document.charts import line_chart
 from toolkit.document.svg import Drawing, sheet
@@ -120,4 +120,4 @@ def write(found: Found, folder: Path) -> None:
     write_json(folder / "collectives.json", found)
     write_text(folder / "collectives.svg", sheet([drawing(found)]))
     write_text(folder / "collectives.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "collectives.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "collectives.html", render.render_html(title, lead, sections(found)))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.supports import SupportsPacking
-from toolkit.api.task import EvalData, Predictions, Task
+from toolkit.api.batch import EvalData, Predictions
+from toolkit.api.task import SupportsPacking, Task
 from toolkit.metrics.intervals import resamples
 
 if TYPE_CHECKING:

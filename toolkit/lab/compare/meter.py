@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from toolkit.api.task import Batch
+from toolkit.api.batch import Batch
 
 if TYPE_CHECKING:
     from torch import nn

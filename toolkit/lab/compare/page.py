@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from toolkit.base.console import format_bytes
-from toolkit.config.dump import to_yaml
+from toolkit.config.keys import to_yaml
 from toolkit.document.blocks import Block, Cell, Code, Figure, Folded, Gallery, Section, Table, Text
 from toolkit.lab.compare import costs, pictures, strategies
 from toolkit.lab.compare.metric_blocks import scores

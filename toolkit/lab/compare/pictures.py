@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.base.console import format_bytes, shorten
-from toolkit.document.axis import Axis, axis
-from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart
-from toolkit.document.ramp import colours
+from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Axis, Line, axis, colours, frame, line_chart
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 from toolkit.lab.compare import statistics
 from toolkit.system.memory import MEMORY

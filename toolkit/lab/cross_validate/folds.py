@@ -11,7 +11,7 @@ from typing import Any
 
 from toolkit.base.errors import RunError
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.finished import job_name, measured_in, run_job, training_job
 from toolkit.lab.jobs.training import QUIET

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.base.console import counted, format_value
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Highlights, Section, Table, Text
 
 Found = Mapping[str, Any]
@@ -70,4 +70,4 @@ def write(found: Found, folder: Path) -> None:
     lead = f"{counted(len(found['folds']), 'fold')}, seed {found['seed']}."
     write_json(folder / "cross_validation.json", found)
     write_text(folder / "cross_validation.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "cross_validation.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "cross_validation.html", render.render_html(title, lead, sections(found)))

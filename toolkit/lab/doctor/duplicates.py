@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.api.task import BadRow
+from toolkit.api.batch import BadRow
 
 SIDE, COARSE = 16, 8
 """Cells of a grid on each side: that which is compared, and that whose steps are the keys."""

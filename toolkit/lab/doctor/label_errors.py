@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.api.supports import SupportsErrorRanking
+from toolkit.api.task import SupportsErrorRanking
 from toolkit.base.console import counted, shorten
 from toolkit.lab.doctor.findings import Finding
 from toolkit.lab.doctor.predicted import Predicted

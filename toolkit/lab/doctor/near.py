@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from toolkit.api.supports import reads_files
-from toolkit.api.task import Task
+from toolkit.api.task import Task, reads_files
 from toolkit.base.console import counted
 from toolkit.lab.doctor import duplicates
 from toolkit.lab.doctor.duplicates import Print

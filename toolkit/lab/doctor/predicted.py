@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from toolkit.api.task import Record, Task
+from toolkit.api.batch import Record
+from toolkit.api.task import Task
 from toolkit.base.errors import InputError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder

@@ -9,10 +9,10 @@ from typing import Any
 
 from toolkit.base.console import format_value, shorten
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Block, Cell, Code, Folded, Gallery, Section, Table, Text
 from toolkit.document.blocks import Figure as Picture
-from toolkit.document.histogram import histogram_chart
+from toolkit.document.charts import histogram_chart
 from toolkit.document.svg import sheet
 
 Found = Mapping[str, Any]
@@ -181,6 +181,6 @@ def write(found: Found, folder: Path) -> None:
     title, lead = f"Data of {found['config']}", "What may be wrong with the rows of this run."
     write_json(folder / "doctor.json", found)
     write_text(folder / "doctor.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "doctor.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "doctor.html", render.render_html(title, lead, sections(found)))
     if found["histograms"]:
         write_text(folder / "histograms.svg", sheet(drawings(found["histograms"])))

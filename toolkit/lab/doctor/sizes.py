@@ -82,7 +82,7 @@ def text_columns(task: Task) -> list[str]:
     """Returns the columns with texts, those of the labels included."""
     import datasets
 
-    from toolkit.api.supports import SupportsLabels
+    from toolkit.api.task import SupportsLabels
 
     used, schema = used_columns(task), task.schema()
     named = isinstance(task, SupportsLabels)

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from toolkit.base.errors import ConfigError
-from toolkit.config.dump import to_yaml
-from toolkit.config.overrides import written
+from toolkit.config.keys import to_yaml, written
 from toolkit.config.sections import Config
 from toolkit.lab.doctor.examine import Examined
 from toolkit.lab.doctor.findings import Finding

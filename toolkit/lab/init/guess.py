@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toolkit.config.dump import to_yaml
+from toolkit.config.keys import to_yaml
 
 SECTIONS = (
     *("output_dir", "engine", "seed", "task", "model", "data", "train", "parallel", "eval", "checkpoint"),

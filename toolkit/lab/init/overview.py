@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.supports import SupportsPacking
-from toolkit.api.task import Task, limits_of
+from toolkit.api.task import SupportsPacking, Task, limits_of
 from toolkit.base.console import shorten
-from toolkit.config.dump import to_yaml
+from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
 from toolkit.data.hub import hub_rows, load_hub

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from toolkit.base.errors import ConfigError
-from toolkit.config.dump import to_yaml
-from toolkit.config.parallel_section import ParallelConfig
+from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
+from toolkit.config.train import ParallelConfig
 
 BATCH, ACCUMULATION = "train.per_device_train_batch_size", "train.gradient_accumulation_steps"
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from toolkit.base.console import format_value
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Code, Figure, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
+from toolkit.document.render import text_chart
 from toolkit.document.svg import Drawing, sheet
-from toolkit.document.terminal import text_chart
 
 Found = Mapping[str, Any]
 """Contents of `lr_find.json`."""
@@ -122,7 +122,7 @@ def write(found: Found, folder: Path) -> None:
     write_json(folder / "lr_find.json", found)
     write_text(folder / "lr_find.svg", sheet([drawing(found)]))
     write_text(folder / "lr_find.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "lr_find.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "lr_find.html", render.render_html(title, lead, sections(found)))
     rates, smoothed = _shown(found)
     marks = {name.replace("_", " "): found["others"][name] for name in POINTS if found["others"][name] is not None}
     rate_test(rates, smoothed, marks, folder / "lr_find.png")

@@ -16,7 +16,7 @@ from toolkit.recipe import load_settings, load_task_type
 if TYPE_CHECKING:
     from torch import nn
 
-    from toolkit.api.task import Batch
+    from toolkit.api.batch import Batch
 
 MEMORY = 0.9
 """Share of the running mean of the losses that a step keeps."""

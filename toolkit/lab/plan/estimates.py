@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from toolkit.api.mesh import Mesh
+from toolkit.api.mesh import Mesh, mesh_of
 from toolkit.config.sections import Config
 from toolkit.data.batching.budget import num_micro_batches
 from toolkit.distributed.exchange import share_sent
-from toolkit.distributed.mesh import mesh_of
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
 from toolkit.distributed.vocabulary import divides

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolkit.base.console import format_bytes
 from toolkit.base.errors import RunError
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import ParallelConfig
 from toolkit.footprint.footprint import Footprint
 from toolkit.lab.jobs.jobs import Trial, run_trials

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedConfig
 
-    from toolkit.api.task import Batch, Processor
+    from toolkit.api.batch import Batch, Processor
 
 MAX_ROWS = 512
 """Maximum number of rows to read for a plan, evenly spread over the file."""

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from toolkit.api.batch import looked_up
-from toolkit.api.task import Batch
+from toolkit.api.batch import Batch, looked_up
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.jobs.training import trained
 

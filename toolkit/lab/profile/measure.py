@@ -14,7 +14,7 @@ from torch.autograd.profiler import record_function
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from toolkit.api.task import IGNORE_INDEX, Batch
+from toolkit.api.batch import IGNORE_INDEX, Batch
 from toolkit.lab.profile.flops import FlopCount
 from toolkit.system.phases import WHOLE, active_clock
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from toolkit.base.console import counted, format_bytes, say, shorten
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Block, Cell, Code, Section, Table, Text
-from toolkit.document.terminal import print_table
+from toolkit.document.render import print_table
 from toolkit.lab.profile.summary import Found
 from toolkit.report.phases import MEANINGS, share_cell
 
@@ -169,4 +169,4 @@ def write(found: Found, folder: Path) -> None:
     title, lead = f"Profile of {found['config']}", f"{counted(count, 'thing')} to change." if count else NOTHING
     write_json(folder / "profile.json", found)
     write_text(folder / "profile.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "profile.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "profile.html", render.render_html(title, lead, sections(found)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.launch import batch_and_accumulation
 from toolkit.lab.profile.summary import Found

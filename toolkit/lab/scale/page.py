@@ -9,11 +9,11 @@ from typing import Any
 
 from toolkit.base.console import format_bytes, format_value, say
 from toolkit.base.files import write_json, write_text
-from toolkit.document import page, render
+from toolkit.document import render
 from toolkit.document.blocks import Cell, Code, Figure, Section, Table, Text
 from toolkit.document.charts import Line, line_chart
+from toolkit.document.render import print_table
 from toolkit.document.svg import Drawing, sheet
-from toolkit.document.terminal import print_table
 from toolkit.lab.compare import costs
 from toolkit.lab.compare.notes import is_busy
 from toolkit.lab.compare.table import shown
@@ -165,4 +165,4 @@ def write(found: Found, folder: Path) -> None:
     write_json(folder / "scale.json", found)
     write_text(folder / "scale.svg", sheet([drawing(found)]))
     write_text(folder / "scale.md", render.render_markdown(title, lead, sections(found)))
-    write_text(folder / "scale.html", page.render_html(title, lead, sections(found)))
+    write_text(folder / "scale.html", render.render_html(title, lead, sections(found)))

@@ -13,7 +13,7 @@ from toolkit.base.files import written_folder
 from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.checkpoint.manifest import write_manifest
 from toolkit.checkpoint.store import latest
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.source import Settings, Source
 
 

@@ -95,7 +95,7 @@ def shown_facts(known: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(found: Mapping[str, Any], folder: Path) -> None:
     """Writes `search.json`, and the page as HTML and Markdown with its charts."""
-    from toolkit.document.written import write_document
+    from toolkit.document.render import write_document
     from toolkit.lab.search.report import sections, title_and_lead
 
     write_json(folder / "search.json", found)

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from toolkit.base.console import format_value, shorten
-from toolkit.document.axis import axis, number_text
-from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, frame, line_chart
-from toolkit.document.ramp import colours
+from toolkit.document.charts import BOTTOM, PLOT_HEIGHT, RIGHT, ROW, Line, axis, colours, frame, line_chart, number_text
 from toolkit.document.svg import LETTER, WIDTH, Drawing, coloured, text
 
 BAR, GAP = 16, 42

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
-from toolkit.config.keys import field_types, flatten, section_types
+from toolkit.config.keys import field_types, flatten, section_types, written
 from toolkit.config.load import read_config
 from toolkit.config.messages import did_you_mean, members, show
-from toolkit.config.overrides import written
 from toolkit.config.sections import Config
 from toolkit.config.source import Settings, read_file
 

@@ -15,7 +15,7 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import write_json
 from toolkit.base.processes import STOP_SIGNALS
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.overrides import written
+from toolkit.config.keys import written
 from toolkit.config.sections import Config
 from toolkit.lab.jobs.jobs import Trial as Job
 from toolkit.lab.jobs.jobs import run_trials

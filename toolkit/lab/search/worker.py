@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from toolkit.api.milestones import Milestones
 from toolkit.api.run import Run
+from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError, Interrupted, RunError
 from toolkit.base.run_folder import RunFolder
 from toolkit.data.batching.batches import training_order
@@ -31,8 +31,8 @@ from toolkit.tracking.jsonl import read_metrics
 if TYPE_CHECKING:
     from torch import nn
 
+    from toolkit.api.batch import Batch
     from toolkit.api.run import FitResult
-    from toolkit.api.task import Batch
 
 RISE = 1.2
 """Training has diverged if its loss ends above this factor of the loss that it began with."""

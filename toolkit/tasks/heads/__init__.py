@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from toolkit.api.task import Record
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score
+from toolkit.api.batch import Record
+from toolkit.metrics.score import Quality, Score
 from toolkit.tasks.heads.multi_label import MultiLabel
 from toolkit.tasks.heads.regression import Regression
 from toolkit.tasks.heads.single_label import SingleLabel
@@ -45,7 +44,7 @@ class Head(Protocol):
 
     @property
     def answer_columns(self) -> Sequence[str]:
-        """See `toolkit.api.supports.SupportsAnswers`."""
+        """See `toolkit.api.task.SupportsAnswers`."""
 
     def feature(self) -> Any:
         """Returns the Arrow type of a checked label."""
@@ -68,7 +67,7 @@ class Head(Protocol):
         """Returns the number of checked labels with each name, in the order of ids; empty for numbers."""
 
     def notes(self, counts: Mapping[str, int]) -> list[str]:
-        """See `toolkit.api.supports.SupportsLabels.label_notes`."""
+        """See `toolkit.api.task.SupportsLabels.label_notes`."""
 
     def configure(self, config: PreTrainedConfig) -> None:
         """Writes names and problem type into the model's configuration."""
@@ -101,16 +100,16 @@ class Head(Protocol):
         """Returns the record of one row with `label`, `prediction` and more, from its scores `[N]`."""
 
     def answer(self, record: Record) -> dict[str, Any]:
-        """See `toolkit.api.supports.SupportsAnswers.answer`."""
+        """See `toolkit.api.task.SupportsAnswers.answer`."""
 
     def describe(self, record: Record) -> tuple[str, str | None]:
         """Returns a record's prediction and label as text; the label is None if unknown."""
 
     def error(self, record: Record) -> tuple[float, ...] | None:
-        """See `toolkit.api.supports.SupportsErrorRanking.error`."""
+        """See `toolkit.api.task.SupportsErrorRanking.error`."""
 
     def report_sections(self, name: str, scores: np.ndarray, targets: np.ndarray, folder: Path) -> list[Section]:
-        """See `toolkit.api.supports.SupportsReport.report_sections`."""
+        """See `toolkit.api.task.SupportsReport.report_sections`."""
 
 
 HEADS: dict[str, type[Head]] = {

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import BadRow, Record
+from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.multi_label import MULTI_LABEL, PER_LABEL, multi_label_quality, multi_label_scores
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score, per_class_scores
+from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.tasks.heads.shares import shared
 from toolkit.tasks.labels import known_label, label_text, map_notes, plain_map
 

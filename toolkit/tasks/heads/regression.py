@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import BadRow, Record
+from toolkit.api.batch import BadRow, Record
 from toolkit.base.errors import DataError
-from toolkit.metrics.quality import Quality
 from toolkit.metrics.regression import PER_TARGET, REGRESSION, regression_quality, regression_scores
-from toolkit.metrics.score import Score, per_class_scores
+from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.tasks.heads.shares import shared
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.task import IGNORE_INDEX, Record
+from toolkit.api.batch import IGNORE_INDEX, Record
 from toolkit.base.errors import DataError
 from toolkit.metrics.classification import CLASSIFICATION, PER_CLASS, classification_quality, classification_scores
-from toolkit.metrics.quality import Quality
-from toolkit.metrics.score import Score, per_class_scores
+from toolkit.metrics.score import Quality, Score, per_class_scores
 from toolkit.tasks.heads.shares import shared
 from toolkit.tasks.labels import known_label, map_notes, plain_map
 
