@@ -12,11 +12,10 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded, kind_of
 from toolkit.config.paths import files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.checking import check_raw
 from toolkit.data.columns import columns_in, group_column, is_ragged, require_present
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading
 from toolkit.data.sources import folder_of, read_rows
+from toolkit.data.table import check_raw
 
 NUM_ROWS = 100
 """Number of rows of each file that are checked."""

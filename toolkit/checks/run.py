@@ -15,7 +15,7 @@ from toolkit.checks.first_rows import first_row_problems
 from toolkit.checks.folder import folder_problems
 from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
-from toolkit.data.hub import find_hub
+from toolkit.data.sources import find_hub
 from toolkit.distributed.deepspeed_rules import deepspeed_problems as deepspeed_problems
 from toolkit.models.adapter_checks import adapter_problems
 from toolkit.models.hub import hub_problems

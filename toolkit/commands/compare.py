@@ -153,7 +153,7 @@ def _comparison(arguments: argparse.Namespace) -> Comparison:
     question = QUESTIONS[arguments.preset] if arguments.preset else None
     from toolkit.api.run import best_metric, metric_named
     from toolkit.base.console import quiet_libraries
-    from toolkit.data.fingerprints import code_fingerprint
+    from toolkit.data.row_cache import code_fingerprint
     from toolkit.lab.compare.checking import check_variants
     from toolkit.lab.compare.estimates import estimates
     from toolkit.lab.compare.runs import Comparison

@@ -75,7 +75,7 @@ def _validation(arguments: argparse.Namespace) -> Validation:
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries, say
     from toolkit.checks.run import refuse_wrong_launch
-    from toolkit.data.fingerprints import code_fingerprint
+    from toolkit.data.row_cache import code_fingerprint
     from toolkit.lab.cross_validate.folds import Validation, fold_settings
     from toolkit.lab.launch import Launch
 

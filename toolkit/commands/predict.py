@@ -92,7 +92,7 @@ def _output(arguments: argparse.Namespace) -> Path | None:
 
 
 def _refuse_bad_rows(inputs: list[Input]) -> None:
-    from toolkit.data.bad_rows import apply_policy
+    from toolkit.data.table import apply_policy
 
     apply_policy({each.name: each.table for each in inputs}, "error")
 
@@ -124,7 +124,7 @@ def _write(run: TrainedRun, inputs: list[Input], output: Path, options: AnswerOp
     from itertools import islice
 
     from toolkit.base.console import counted, print_lines, say
-    from toolkit.data.bad_rows import listing
+    from toolkit.data.table import listing
     from toolkit.data.writers import write_table
     from toolkit.deploy.answers import Answers
     from toolkit.deploy.predict import joined

@@ -81,7 +81,7 @@ def _scale(arguments: argparse.Namespace) -> Scale:
     """Checks everything, and returns what to measure."""
     task_type, loaded = _recipe_config.load(arguments)
     from toolkit.base.console import quiet_libraries
-    from toolkit.data.fingerprints import code_fingerprint
+    from toolkit.data.row_cache import code_fingerprint
     from toolkit.lab.launch import Launch
     from toolkit.lab.scale.runs import Scale, threads_of
 

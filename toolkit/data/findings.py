@@ -10,11 +10,8 @@ import numpy as np
 
 from toolkit.api.task import SupportsLabels, Task
 from toolkit.base.console import counted, say, shorten, warn
-from toolkit.data.bad_rows import exclusions, skipped
-from toolkit.data.checking import NUMBER
-from toolkit.data.keys import NO_GROUP, first_like
-from toolkit.data.spellings import near_equal
-from toolkit.data.table import Table
+from toolkit.data.keys import NO_GROUP, first_like, near_equal
+from toolkit.data.table import NUMBER, Table, exclusions, skipped
 
 FEW_EXAMPLES = 5
 """Labels with fewer training rows are named."""

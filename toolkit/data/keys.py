@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +15,25 @@ import numpy as np
 from toolkit.api.batch import Row
 from toolkit.api.task import SupportsInputs, Task
 from toolkit.data.media.files import open_file
-from toolkit.data.numbers import plain_number
 
 if TYPE_CHECKING:
     import datasets
+
+
+_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9]*)(?:\.([0-9]+))?")
+"""A number as spreadsheets write it; text such as `007`, `1e5` or `nan` is a name."""
+
+
+def plain_number(text: str) -> str:
+    """Returns a number in its shortest form (`5.0` becomes `5`), and any other text as it is."""
+    number = _NUMBER.fullmatch(text)
+    if number is None:
+        return text
+    sign, digits, fraction = number[1].replace("+", ""), number[2], (number[3] or "").rstrip("0")
+    if fraction:
+        return f"{sign}{digits}.{fraction}"
+    return digits if digits == "0" else sign + digits
+
 
 INPUTS, LABEL, GROUP = "_inputs", "_label", "_group"
 """Columns of the cache with the digests of a row, signed 64-bit integers."""
@@ -128,3 +145,35 @@ def first_like(*parts: np.ndarray) -> np.ndarray:
         numbers = _numbered(numbers * len(part) + _numbered(part))
     _, first = np.unique(numbers, return_index=True)
     return first[numbers]
+
+
+NUMBERS = dict(
+    zip(
+        ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"],
+        map(str, range(11)),
+        strict=True,
+    )
+)
+"""English words for small numbers."""
+_IGNORED = re.compile(r"[\W_]+")
+
+
+def near_equal(labels: Iterable[str]) -> list[list[str]]:
+    """Returns the groups of labels that differ only in case, accents, blanks and punctuation, or as `five` and `5`.
+
+    Labels without any letter are left alone, since `-1` and `1` are different numbers.
+    """
+    groups: dict[str, list[str]] = {}
+    for label in labels:
+        groups.setdefault(_plain(label), []).append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _plain(label: str) -> str:
+    if not any(character.isalpha() for character in label):
+        return label
+    plain = unicodedata.normalize("NFKD", label.casefold())
+    plain = "".join(character for character in plain if not unicodedata.combining(character))
+    # Without any letter or digit, nothing is left to compare.
+    plain = _IGNORED.sub("", plain) or label
+    return NUMBERS.get(plain, plain)

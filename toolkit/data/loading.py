@@ -12,16 +12,14 @@ import numpy as np
 from toolkit.api.task import SupportsLearning, Task, class_column
 from toolkit.base.errors import DataError
 from toolkit.config.sections import DEFAULT_SPLIT, Config
-from toolkit.data.bad_rows import apply_policy
 from toolkit.data.columns import group_column
 from toolkit.data.findings import RowFindings, find
-from toolkit.data.folds import fold_numbers
-from toolkit.data.hub import load_hub
 from toolkit.data.keys import units
-from toolkit.data.reading import Reading
-from toolkit.data.splits import set_aside
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import load_hub
+from toolkit.data.splits import fold_numbers, set_aside
 from toolkit.data.staging import Stage, staged
-from toolkit.data.table import Table, load_hub_table, load_table
+from toolkit.data.table import Table, apply_policy, load_hub_table, load_table
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:

@@ -4,35 +4,174 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from toolkit.api.batch import Row
+from toolkit.api.batch import BadRow, ExcludedRow, Row
 from toolkit.api.task import Task, state_of
 from toolkit.base.console import say, warn
 from toolkit.base.errors import DataError
+from toolkit.base.files import written_whole
 from toolkit.data import sources
-from toolkit.data.bars import progress_bars
-from toolkit.data.checking import EXCLUDED, NUMBER, PREVIEW, REASON, RowSource, checked_features, checked_rows
-from toolkit.data.columns import columns_in, file_columns, used_columns
-from toolkit.data.copies import named_as_before, with_former_names
-from toolkit.data.fingerprints import code_fingerprint, decoders
-from toolkit.data.hub import hub_rows, load_hub
-from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys
-from toolkit.data.markup import markup_notes
+from toolkit.data.columns import columns_in, file_columns, is_needed, is_ragged, require_present, used_columns
+from toolkit.data.keys import GROUP, INPUTS, LABEL, Keys, row_keys
 from toolkit.data.media.archives import reopen
-from toolkit.data.media.files import content_digest, is_archive
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED, Reading
-from toolkit.data.row_cache import from_cache
+from toolkit.data.media.files import content_digest, is_archive, named_as_before, reference, with_former_names
+from toolkit.data.readers.arrow import ARROW_BATCH_ROWS, arrow_rows
+from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading, check_names, checked, preview
+from toolkit.data.row_cache import code_fingerprint, decoders, from_cache
+from toolkit.data.sources import hub_rows, load_hub
 
 if TYPE_CHECKING:
     import datasets
+
+
+NUMBER = "_number"
+"""Column of a table: the number of the row in its file."""
+PEEKED_ROWS = 100
+REASON, PREVIEW, EXCLUDED = "_reason", "_preview", "_excluded"
+"""Columns of the cache with what is wrong with a row."""
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """A stream of raw rows, and its key in the cache."""
+
+    name: str
+    fingerprint: str
+    kind: str
+    large: bool
+    read: Callable[[], Iterator[RawRow]]
+    folder: Path
+    """The folder that relative paths in the rows start from."""
+    group: str | None = None
+    """The column, by its name in the source, whose equal values make a group."""
+    copies: Path | None = None
+    """The folder with copies of files (see `toolkit.data.media.files.reference`)."""
+    digest: Callable[[], str] | None = None
+    """Returns the fingerprint of what is there now; None if it cannot change."""
+
+
+def checked_features(task: Task) -> datasets.Features:
+    """Returns the `datasets` feature types of the rows of `checked_rows`."""
+    import datasets
+
+    text, number = datasets.Value("string"), datasets.Value("int64")
+    digests = dict.fromkeys((INPUTS, LABEL, GROUP), number)
+    found = {REASON: text, PREVIEW: text, EXCLUDED: datasets.Value("bool")}
+    return datasets.Features({**task.schema(), NUMBER: number, **found, **digests})
+
+
+def checked_rows(source: RowSource, task: Task, columns: Mapping[str, str], labelled: bool) -> Iterator[dict[str, Any]]:
+    """Yields every row, usable or not, in the form of the cache; raises DataError as `load_table`."""
+    raw = source.read()
+    first = list(islice(raw, PEEKED_ROWS))
+    every = source.read if is_ragged(source.name) else None
+    require_present(source.name, first, every, task, columns, labelled, source.group)
+    names, no_keys = list(task.schema()), dict.fromkeys((INPUTS, LABEL, GROUP), 0)
+    for row in chain(first, raw):
+        try:
+            checked = check_raw(row, task, columns, labelled, source.folder, source.copies)
+        except BadRow as bad:
+            excluded = isinstance(bad, ExcludedRow)
+            found = {REASON: str(bad), PREVIEW: preview(row.values), EXCLUDED: excluded}
+            yield {**dict.fromkeys(names), NUMBER: row.number, **found, **no_keys}
+        else:
+            own = {name: checked[name] for name in names}
+            group = (row.values or {}).get(source.group) if source.group else None
+            keys = row_keys(own, task, group) if labelled else no_keys
+            yield {**own, NUMBER: row.number, REASON: None, PREVIEW: None, EXCLUDED: False, **keys}
+
+
+def check_raw(
+    raw: RawRow, task: Task, columns: Mapping[str, str], labelled: bool, folder: Path, copies: Path | None = None
+) -> Row:
+    """Returns a raw row as the task's checked row.
+
+    Args:
+        raw: a row of a reader.
+        task: the task, which defines the columns and checks rows.
+        columns: maps the toolkit's column names to the source's.
+        labelled: whether label columns are needed.
+        folder: the folder that relative paths in the row start from.
+        copies: as for `load_table`.
+
+    Raises:
+        BadRow: with the reason, if the row cannot be used, or the task's options exclude it.
+    """
+    if raw.reason or raw.values is None:
+        raise BadRow(raw.reason)
+    row: Row = {}
+    for name, column in used_columns(task).items():
+        value = raw.values.get(columns.get(name, name)) if labelled or not column.label else None
+        if is_needed(column, labelled) and (value is None or (isinstance(value, str) and not value.strip())):
+            raise BadRow(f"column {columns.get(name, name)!r} is empty")
+        row[name] = reference(value, folder, raw.number, copies) if column.file and value is not None else value
+    return task.check_row(row, labelled)
+
+
+ENTITY = r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[A-Za-z][A-Za-z0-9]+);"
+TAG = (
+    r"(?i)</?(?:a|b|blockquote|br|code|div|em|font|h[1-6]|hr|i|img|li|ol|p|pre|small|span|strong|sub|sup|table|td|th|tr|u|ul)"
+    r"(?:\s[^<>]*)?/?>"
+)
+"""Common elements only: texts hold other words in angle brackets, for instance `<unk>`."""
+
+
+def markup_notes(rows: Any, columns: Mapping[str, str], number: str) -> Iterator[str]:
+    """Yields a note for each column of texts with HTML entities or tags, with their number and an example.
+
+    Args:
+        rows: a `datasets.Dataset` of checked rows, with null for the texts of unusable ones.
+        columns: maps names of its columns to those in the file.
+        number: its column with the numbers of the rows in the file.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    for name in rows.column_names:
+        texts = rows.data.column(name)
+        if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
+            continue
+        found = []
+        for kind, pattern, hint in (
+            ("entities", ENTITY, "data.unescape_html=true decodes them"),
+            ("tags", TAG, "they are part of the text"),
+        ):
+            matches = pc.match_substring_regex(texts, pattern)
+            if count := pc.sum(matches).as_py():
+                place = pc.index(matches, True).as_py()
+                example = pc.extract_regex(texts[place], f"(?P<found>{pattern})").as_py()["found"]
+                row = rows.data.column(number)[place].as_py()
+                total = len(texts) - texts.null_count
+                found.append(f"{count} of {total} texts have HTML {kind} ({example} in row {row}; {hint})")
+        if found:
+            yield f"column {columns.get(name, name)!r}: {' and '.join(found)}"
+
+
+@contextmanager
+def progress_bars(shown: bool) -> Iterator[None]:
+    """Shows the progress bars of `datasets` inside the block only if `shown`."""
+    import datasets
+
+    if shown or datasets.are_progress_bars_disabled():
+        yield
+        return
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.enable_progress_bars()
+
 
 PROGRESS_FROM_BYTES = 2**26
 
@@ -221,3 +360,179 @@ def _cache_key(
              source.group, type(task).__qualname__, repr(getattr(task, "options", None)), state_of(task),
              features.to_dict()]  # fmt: skip
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+LISTED_ROWS = 20
+LISTED_REASONS = 3
+_VALUES = re.compile(r"(?<!column )(?:'[^']*'|\"[^\"]*\")|0x[0-9a-f]+|\d+")
+"""What may differ between rows with the same reason: numbers, and quoted values other than names of columns."""
+
+
+def apply_policy(tables: Mapping[str, Table], policy: str, most: float = 1.0) -> dict[str, int]:
+    """Applies `data.bad_rows` and `data.max_bad_rows` to tables and returns the number of bad rows of each.
+
+    Args:
+        tables: tables by split.
+        policy: `error` or `skip`.
+        most: with `skip`, the largest fraction of bad rows in a table.
+
+    Raises:
+        DataError: with policy `error` if any row is bad (lists the first 20); with `skip` if more than the fraction
+            `most` of a table's rows are, or all of them.
+    """
+    bad = [(table.source, row) for table in tables.values() for row in table.bad]
+    total = sum(len(table.rows) + len(table.bad) for table in tables.values())
+    if bad and policy == "error":
+        raise DataError(
+            f"{len(bad)} of {total} rows cannot be used:\n{listing(bad)}\n"
+            "Correct them, or skip them with data.bad_rows=skip, which lists them all in bad_rows.jsonl."
+        )
+    for table in tables.values():
+        count, everything = len(table.bad), len(table.rows) + len(table.bad)
+        if not len(table.rows):
+            bad_ones = listing([(table.source, row) for row in table.bad])
+            everything += sum(table.excluded.values())
+            reasons = "\n".join([*([bad_ones] if count else []), *(f"  {line}" for line in exclusions(table))])
+            raise DataError(f"{table.source}: none of its {everything} rows can be used:\n{reasons}")
+        if count > most * everything:
+            raise DataError(
+                f"{skipped(table)}; data.max_bad_rows={most:g} allows {most:.0%}. Correct them, or set "
+                f"data.max_bad_rows to at least {math.ceil(1000 * count / everything) / 1000:g}."
+            )
+    return {split: len(table.bad) for split, table in tables.items()}
+
+
+def skipped(table: Table) -> str:
+    """Returns how many rows of a table cannot be used, their share and the reasons, as one line without a full stop.
+
+    Reasons that differ only in numbers and quoted values are counted together, most frequent first.
+    """
+    reasons: dict[str, list[BadRowReport]] = {}
+    for row in table.bad:
+        reasons.setdefault(_VALUES.sub("…", _problem_of_file(row) or row.reason), []).append(row)
+    most = sorted(reasons.values(), key=len, reverse=True)
+    shown = [f"{rows[0].reason} ({len(rows):,}, first in row {rows[0].number})" for rows in most[:LISTED_REASONS]]
+    more = [f"{len(most) - LISTED_REASONS} other reasons"] if len(most) > LISTED_REASONS else []
+    total = len(table.rows) + len(table.bad)
+    return (
+        f"{table.source}: {len(table.bad):,} of {total:,} rows cannot be used ({len(table.bad) / total:.1%}): "
+        + "; ".join([*shown, *more])
+    )
+
+
+def exclusions(table: Table) -> list[str]:
+    """Returns one line without a full stop for each reason why the task's options exclude rows of a table."""
+    return [
+        f"{table.source}: {count:,} {'row is' if count == 1 else 'rows are'} skipped, because {reason}"
+        for reason, count in table.excluded.items()
+    ]
+
+
+def write_bad_rows(tables: Mapping[str, Table], path: str | Path) -> None:
+    """Writes each bad row as a JSON line `{file, row, reason, values}`; the file is written atomically."""
+    with written_whole(Path(path)) as file:
+        for table in tables.values():
+            for row in table.bad:
+                record = {"file": table.source, "row": row.number, "reason": row.reason, "values": row.values}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+
+
+def listing(bad: list[tuple[str, BadRowReport]]) -> str:
+    """Returns the bad rows for a message, up to a limit, one per line; files with the same problem share one.
+
+    Args:
+        bad: name of the source and report of each row.
+    """
+    alike: dict[tuple[str, str | int], list[BadRowReport]] = {}
+    for place, (source, row) in enumerate(bad):
+        alike.setdefault((source, _problem_of_file(row) or place), []).append(row)
+    shown = list(alike.items())[:LISTED_ROWS]
+    lines = [
+        f"  {source}, row {rows[0].number}: {rows[0].reason}"
+        + (f" ({len(rows):,} files have this problem)" if len(rows) > 1 else "")
+        for (source, _), rows in shown
+    ]
+    more = len(bad) - sum(len(rows) for _, rows in shown)
+    return "\n".join([*lines, *([f"  and {more} more"] if more else [])])
+
+
+def _problem_of_file(row: BadRowReport) -> str | None:
+    """Returns the reason without the file's name if it begins with that, or None."""
+    return next((row.reason[len(name) :] for name in row.values.values() if row.reason.startswith(f"{name}: ")), None)
+
+
+NAME = "rows"
+"""The name of these rows in messages."""
+
+
+def given_table(
+    rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
+) -> Table:
+    """Checks rows that are passed as Python objects.
+
+    Args:
+        rows: a list of dictionaries, a `datasets.Dataset`, or a pandas data frame, whose missing values become None
+            and whose index is ignored.
+        task: the task, which defines the columns and checks rows.
+        columns: maps the toolkit's column names to those of the rows; columns not listed keep their names.
+        labelled: whether label columns are needed; otherwise they are None.
+        reading: whether HTML entities are decoded.
+
+    Returns:
+        The checked rows.
+
+    Raises:
+        DataError: if any row cannot be used (rows are numbered from 1), the task's options exclude all of them, or a
+            column is missing.
+    """
+    table = read_given(rows, task, columns, labelled, reading)
+    if table.bad:
+        reasons = listing([(NAME, row) for row in table.bad])
+        total = len(table.rows) + len(table.bad) + sum(table.excluded.values())
+        raise DataError(f"{len(table.bad)} of {total} rows cannot be used:\n{reasons}")
+    if table.excluded and not len(table.rows):
+        raise DataError(f"no row can be used: {'; '.join(exclusions(table))}")
+    return table
+
+
+def read_given(
+    rows: Any, task: Task, columns: Mapping[str, str], labelled: bool, reading: Reading = RECOGNISED
+) -> Table:
+    """Checks rows as `given_table` does, and returns those that cannot be used in `Table.bad`.
+
+    Raises:
+        DataError: if there are no rows, or a column is missing.
+    """
+    import datasets
+
+    source = RowSource(NAME, "", "python", False, lambda: _raw_rows(rows, reading), Path().absolute())
+    every = list(checked_rows(source, task, columns, labelled))
+    return split_bad(datasets.Dataset.from_list(every, features=checked_features(task)), source)
+
+
+def _raw_rows(rows: Any, reading: Reading) -> Iterator[RawRow]:
+    import datasets
+
+    if isinstance(rows, datasets.Dataset):
+        batches = rows.with_format("arrow").iter(batch_size=ARROW_BATCH_ROWS)
+        return checked(arrow_rows(batches, rows.features), NAME, reading.unescape_html)
+    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # pandas is never imported here
+        check_names(Path(NAME), [str(name) for name in rows.columns])
+        rows = rows.astype(object).where(rows.notna(), None).to_dict("records")
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise DataError(
+            f"{NAME}: received {type(rows).__name__}, expected a list of dictionaries, a datasets.Dataset or a pandas "
+            "data frame (for the rows of a file, use `toolkit predict` or `toolkit evaluate`)"
+        )
+    return checked((_raw_row(number, row) for number, row in enumerate(rows, start=1)), NAME, reading.unescape_html)
+
+
+def _raw_row(number: int, row: Any) -> RawRow:
+    if not isinstance(row, Mapping):
+        return RawRow(number, None, f"expected a dictionary, received {type(row).__name__}")
+    return RawRow(number, {str(name): _plain(value) for name, value in row.items()})
+
+
+def _plain(value: Any) -> Any:
+    """Returns a NumPy number as a Python number, and any other value as it is."""
+    return value.item() if isinstance(value, np.generic) else value

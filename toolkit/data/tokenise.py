@@ -14,12 +14,10 @@ from toolkit.api.task import SupportsNotes, SupportsPacking, Task, class_column,
 from toolkit.base.console import say
 from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
-from toolkit.data.bars import progress_bars
-from toolkit.data.checking import NUMBER
-from toolkit.data.fingerprints import code_fingerprint, processor_fingerprint
 from toolkit.data.loading import CheckedRows
 from toolkit.data.media.cache import keep_rows
-from toolkit.data.row_cache import from_cache
+from toolkit.data.row_cache import code_fingerprint, from_cache, processor_fingerprint
+from toolkit.data.table import NUMBER, progress_bars
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 from toolkit.base.errors import ConfigError
 from toolkit.config.messages import join
 from toolkit.config.sections import DataConfig
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 
 READING = ("columns", *(field.name for field in fields(Reading) if field.name in vars(DataConfig())))
 """Settings of the section `data` that may be different for other files."""

@@ -17,16 +17,13 @@ from toolkit.base.files import expanded
 from toolkit.config.fields import Column
 from toolkit.config.messages import join
 from toolkit.config.paths import sheet_of
-from toolkit.data.bad_rows import listing
-from toolkit.data.checking import PEEKED_ROWS
 from toolkit.data.columns import LONG_NAME, columns_of, used_columns
-from toolkit.data.given import given_table
 from toolkit.data.readers import RawRow
 from toolkit.data.readers.delimited import recognise
 from toolkit.data.readers.encodings import UTF_8
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import is_files, read_rows
-from toolkit.data.table import Table, load_table
+from toolkit.data.table import PEEKED_ROWS, Table, given_table, listing, load_table
 from toolkit.data.tokenise import tokenise
 from toolkit.deploy.trained import TrainedRun
 from toolkit.system.rank_order import local_main_first

@@ -21,10 +21,8 @@ from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import refuse_unknown
 from toolkit.config.sections import Config
 from toolkit.config.train import ParallelConfig
-from toolkit.data.bad_rows import apply_policy, exclusions, skipped, write_bad_rows
-from toolkit.data.given import given_table
-from toolkit.data.reading import Reading
-from toolkit.data.table import load_table
+from toolkit.data.readers.raw import Reading
+from toolkit.data.table import apply_policy, exclusions, given_table, load_table, skipped, write_bad_rows
 from toolkit.data.tokenise import tokenise
 from toolkit.deploy.changes import READING, refuse_other_settings
 from toolkit.distributed.collectives import on_main

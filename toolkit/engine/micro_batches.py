@@ -10,8 +10,7 @@ from toolkit.api.random import RowRandom
 from toolkit.api.run import Run
 from toolkit.api.state import Milestones, TrainState
 from toolkit.data.batching.batches import split_batch
-from toolkit.data.batching.budget import Budget, training_budget
-from toolkit.data.padding import padding_to
+from toolkit.data.batching.budget import Budget, padding_to, training_budget
 from toolkit.models.unpadded.families import ISLANDS
 
 

@@ -13,7 +13,7 @@ from toolkit.api.batch import BadRow, Processor
 from toolkit.api.random import RowRandom
 from toolkit.base.errors import DataError, pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.failures import refuse_failure
+from toolkit.data.media.files import refuse_failure
 from toolkit.modalities.audio_files import open_sound
 from toolkit.modalities.audio_length import WITH_LENGTH, lacks_last_page, missing_share
 from toolkit.modalities.audio_models import DEFAULT_RATE, VISION_MODELS, num_frames, takes_waveforms

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.batch import BadRow
-from toolkit.data.failures import refuse_failure
-from toolkit.data.media.files import open_file
+from toolkit.data.media.files import open_file, refuse_failure
 
 if TYPE_CHECKING:
     from PIL.Image import Image

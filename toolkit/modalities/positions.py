@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toolkit.api.task import limits_of
-from toolkit.data.padding import padded_length
+from toolkit.data.batching.budget import padded_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

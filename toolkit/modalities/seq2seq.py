@@ -13,7 +13,7 @@ from toolkit.api.task import limits_of
 from toolkit.base.errors import InputError
 from toolkit.config.messages import nearest
 from toolkit.config.sections import ModelConfig
-from toolkit.data.padding import multiple_of, padded_length
+from toolkit.data.batching.budget import multiple_of, padded_length
 from toolkit.modalities import text
 from toolkit.modalities.positions import too_long
 

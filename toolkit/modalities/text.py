@@ -10,7 +10,7 @@ from toolkit.api.batch import BadRow
 from toolkit.api.task import limits_of
 from toolkit.base.errors import pretrained_error
 from toolkit.config.sections import ModelConfig
-from toolkit.data.padding import multiple_of
+from toolkit.data.batching.budget import multiple_of
 from toolkit.modalities.positions import too_long
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from toolkit.base.files import write_bytes, write_json, write_text
 from toolkit.base.run_folder import RunFolder
 from toolkit.base.trust import trust, trust_run
 from toolkit.config import dump_config
-from toolkit.data.bad_rows import write_bad_rows
 from toolkit.data.loading import CheckedRows
+from toolkit.data.table import write_bad_rows
 from toolkit.report.intact import BEFORE, forget, sealed
 from toolkit.system.environment import checkout, hardware, versions
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from toolkit.api.batch import BadRow, ExcludedRow
 from toolkit.config.messages import show
-from toolkit.data.numbers import plain_number
+from toolkit.data.keys import plain_number
 
 
 def label_text(value: Any) -> str:

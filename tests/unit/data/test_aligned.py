@@ -6,7 +6,7 @@ import pytest
 
 from toolkit.base.errors import DataError
 from toolkit.config.paths import aligned_files
-from toolkit.data.reading import RECOGNISED
+from toolkit.data.readers.raw import RECOGNISED
 from toolkit.data.sources import fingerprint, num_bytes, read_rows, reading_notes
 
 

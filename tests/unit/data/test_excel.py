@@ -12,8 +12,7 @@ import pytest
 
 from toolkit.base.errors import DataError
 from toolkit.config.paths import files_of, sheet_of
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
 from toolkit.data.sources import fingerprint, num_bytes, read_rows, reading_notes
 
 

@@ -18,8 +18,8 @@ from pictures_task import Pictures
 
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
-from toolkit.data.fingerprints import decoders
 from toolkit.data.media import files
+from toolkit.data.row_cache import decoders
 from toolkit.data.table import load_table
 from toolkit.modalities import audio, image, image_files
 from toolkit.modalities.options import AudioOptions, ImageOptions

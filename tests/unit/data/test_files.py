@@ -15,8 +15,7 @@ from toolkit.config.fields import Column
 from toolkit.data.columns import columns_in
 from toolkit.data.keys import row_keys
 from toolkit.data.media.files import open_file, reference
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
 from toolkit.data.sources import fingerprint, read_rows, reading_notes
 from toolkit.data.table import load_table
 

@@ -10,8 +10,8 @@ import pytest
 from runs import ROOT
 
 from toolkit.base.errors import DataError
+from toolkit.data.keys import near_equal
 from toolkit.data.loading import CheckedRows, check_rows
-from toolkit.data.spellings import near_equal
 from toolkit.recipe import load_settings, load_task_type
 
 REVIEWS = load_task_type(ROOT / "recipes/reviews.py")

@@ -14,8 +14,8 @@ from toolkit.base.errors import ConfigError, DataError
 from toolkit.checkpoint.changes import changed_settings
 from toolkit.config import flatten
 from toolkit.config.keys import written
-from toolkit.data.folds import fold_numbers
 from toolkit.data.loading import check_rows
+from toolkit.data.splits import fold_numbers
 from toolkit.lab.jobs.training import FEW_STEPS
 from toolkit.recipe import load_settings, load_task_type
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from toolkit.data.bad_rows import LISTED_ROWS, listing
-from toolkit.data.table import BadRowReport
+from toolkit.data.table import LISTED_ROWS, BadRowReport, listing
 
 
 def test_files_with_the_same_problem_share_a_line():

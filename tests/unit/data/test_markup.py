@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.data.given import given_table
-from toolkit.data.hub import hub_rows
-from toolkit.data.reading import Reading
-from toolkit.data.sources import read_rows
-from toolkit.data.table import load_table
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import hub_rows, read_rows
+from toolkit.data.table import given_table, load_table
 
 
 class Texts:

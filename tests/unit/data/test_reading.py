@@ -13,7 +13,7 @@ from toolkit.base.errors import DataError
 from toolkit.checks.rules.data import RULES
 from toolkit.config.sections import DataConfig
 from toolkit.data.readers.encodings import likely_encoding
-from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.readers.raw import RECOGNISED, Reading
 from toolkit.data.sources import READERS, read_rows, reading_notes
 
 GERMAN = "text,label\n" + "Das Gerät ist schön,gut\nNur für Gäste,schlecht\n" * 9

@@ -13,10 +13,9 @@ import pytest
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.fields import Column
-from toolkit.data import bad_rows, table
-from toolkit.data.bad_rows import apply_policy, skipped, write_bad_rows
+from toolkit.data import table
 from toolkit.data.keys import NO_GROUP, row_keys
-from toolkit.data.table import load_hub_table, load_table
+from toolkit.data.table import apply_policy, load_hub_table, load_table, skipped, write_bad_rows
 
 
 @dataclass(frozen=True)
@@ -321,7 +320,7 @@ def test_bad_rows_are_written_whole(load, tmp_path, monkeypatch):
     assert records[-1] | {"file": ""} == {"file": "", "row": 2, "reason": "column 'text' is empty",
                                           "values": {"text": "", "label": "é"}}  # fmt: skip
     before = path.read_bytes()
-    monkeypatch.setattr(bad_rows.json, "dumps", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(table.json, "dumps", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_bad_rows(tables, path)
     assert path.read_bytes() == before

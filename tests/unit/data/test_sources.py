@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from toolkit.base.errors import DataError
-from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.readers.raw import RawRow
-from toolkit.data.sources import fingerprint, read_rows
+from toolkit.data.sources import fingerprint, hub_rows, load_hub, read_rows
 
 
 def reasons(path: Path) -> dict[int, str]:

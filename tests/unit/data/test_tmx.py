@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from toolkit.base.errors import DataError
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED
+from toolkit.data.readers.raw import RECOGNISED, RawRow
 from toolkit.data.sources import read_rows, reading_notes
 
 HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx version="1.4"><header/><body>'

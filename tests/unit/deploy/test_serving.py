@@ -31,7 +31,7 @@ import toolkit
 from toolkit.api.task import answer
 from toolkit.base.errors import DataError, InputError
 from toolkit.commands._trained_run import open_served
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.data.table import Table
 from toolkit.deploy.serving import worker
 from toolkit.deploy.serving.app import build

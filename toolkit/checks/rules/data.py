@@ -8,7 +8,7 @@ from pathlib import Path
 from toolkit.config.paths import files_of
 from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import DEFAULT_SPLIT, Config, DataConfig
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 
 _DELIMITED = (".csv", ".tsv")
 _TEXT = (".conll", ".csv", ".tsv", ".json", ".jsonl", ".tmx", ".txt", "")

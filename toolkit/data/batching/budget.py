@@ -6,7 +6,9 @@ window alone, so every process computes the cut of all others without asking the
 
 from __future__ import annotations
 
+import copy
 import heapq
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,9 +17,11 @@ import numpy as np
 
 if TYPE_CHECKING:
     import datasets
+    from transformers import PreTrainedTokenizerBase
 
     from toolkit.api.mesh import Mesh
     from toolkit.config.sections import Config, TrainConfig
+
 
 LONG_ROW = 4608
 """Length of a row whose attention costs as much as all other products of a layer, which is six times the hidden size
@@ -209,3 +213,30 @@ def over_budget(key: str, tokens: int | None, features: datasets.Dataset, modali
         f"{key}: {longer:,} of {len(lengths):,} {rows} more than {tokens:,} {unit(modality)} (up to "
         f"{int(lengths.max()):,}); each is a batch of its own, so memory is not limited by the budget"
     ]
+
+
+_ATTRIBUTE = "pads_to_multiple_of"
+
+
+def padding_to(tokenizer: PreTrainedTokenizerBase, multiple: int | None) -> PreTrainedTokenizerBase:
+    """Returns a tokenizer with which the text modalities pad batches to a multiple of this many tokens.
+
+    Args:
+        tokenizer: the run's processor; it does not change.
+        multiple: the number, or None to pad to the longest row.
+    """
+    if multiple is None:
+        return tokenizer
+    padding = copy.copy(tokenizer)
+    setattr(padding, _ATTRIBUTE, multiple)
+    return padding
+
+
+def multiple_of(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns what a tokenizer pads to a multiple of, or None."""
+    return getattr(tokenizer, _ATTRIBUTE, None)
+
+
+def padded_length(longest: int, multiple: int | None) -> int:
+    """Returns the length of a batch whose longest row has `longest` tokens."""
+    return longest if multiple is None else math.ceil(longest / multiple) * multiple

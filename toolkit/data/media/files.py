@@ -6,11 +6,13 @@ content if the table holds it (as datasets of the hub do) or None; and its name 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,12 +20,85 @@ from typing import Any, BinaryIO
 from toolkit.api.batch import BadRow
 from toolkit.base.errors import DataError
 from toolkit.config.paths import ARCHIVES
-from toolkit.data.copies import place_of
-from toolkit.data.failures import refuse_failure
-from toolkit.data.media.archives import Part, members, part_of, reopen
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Fingerprint, Reading
-from toolkit.data.skipped import is_hidden, is_note, is_skipped
+from toolkit.data.media.archives import Part, is_hidden, is_note, is_skipped, members, part_of, reopen
+from toolkit.data.readers.raw import Fingerprint, RawRow, Reading
+
+
+def place_of(path: Path, copies: Path | None) -> Path:
+    """Returns where a file is read: its copy if it has one below `copies`, a folder that stands for the root."""
+    if copies is None:
+        return path
+    copy = copy_of(path, copies)
+    return copy if copy.exists() else path
+
+
+def copy_of(path: Path, copies: Path) -> Path:
+    """Returns the place of a file's copy. Different files have different ones; two links to a file may have two."""
+    path = absolute(path)
+    return copies / path.relative_to(path.anchor)
+
+
+def absolute(path: Path) -> Path:
+    """Returns the absolute path of a file without `..`."""
+    path = path.absolute()
+    if ".." not in path.parts:
+        return path
+    return Path(os.path.realpath(path.parent), path.name)  # behind a link, `..` is not the parent of the link
+
+
+def with_former_names(text: str, copies: Path | None) -> str:
+    """Returns a text in which copies are named as the files that the user named."""
+    return text if copies is None else text.replace(f"{copies}{os.sep}", os.sep)
+
+
+@contextmanager
+def named_as_before(copies: Path | None) -> Iterator[None]:
+    """Applies `with_former_names` to errors.
+
+    Raises:
+        DataError: as inside the block.
+    """
+    try:
+        yield
+    except DataError as error:
+        if (text := with_former_names(str(error), copies)) == str(error):
+            raise
+        raise DataError(text) from error
+
+
+_OF_THE_MACHINE = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("EIO", "ENOMEM", "EMFILE", "ENFILE", "EAGAIN", "EINTR", "ENOSPC", "EDQUOT", "ENOBUFS"),
+        *("ESTALE", "ETIMEDOUT", "EREMOTEIO", "ENOTCONN", "ECONNRESET", "ECONNABORTED", "EHOSTDOWN", "EHOSTUNREACH"),
+    )
+    if hasattr(errno, name)  # some systems lack some of them
+)
+
+
+def refuse_failure(name: str, error: BaseException) -> None:
+    """Raises if a file could not be read for a reason that is not in the file; otherwise does nothing.
+
+    Bad rows are cached, and would stay bad when the machine can read the file again.
+
+    Args:
+        name: the file's name, for the message.
+        error: what reading it raised.
+
+    Raises:
+        DataError: if memory ran out, or the system could not read or open the file just now.
+    """
+    if isinstance(error, MemoryError):
+        raise DataError(
+            f"{name}: there was not enough memory to read it. Free some memory, for instance with fewer processes on "
+            "this machine, and start again."
+        ) from error
+    if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        raise DataError(
+            f"{name} could not be read: {error.strerror}. This is a failure of the machine or its disk, and the file "
+            "may be intact: start again; if the error stays, check the disk and the limit on open files (ulimit -n)."
+        ) from error
+
 
 SUFFIXES = {
     "image": (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".heic", ".heif"),

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from toolkit.base.errors import DataError
-from toolkit.data.readers.raw import RawRow, check_names
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading, check_names
 
 if TYPE_CHECKING:
     import pyarrow as pa

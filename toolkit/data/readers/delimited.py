@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from toolkit.base.errors import DataError
 from toolkit.data.readers.encodings import open_text, recognised_encoding, text_encoding
-from toolkit.data.readers.raw import RawRow, check_names, not_text
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading, check_names, not_text
 
 MAX_FIELD_CHARS = 2**24
 """Longest field of a CSV or TSV file; anything longer is treated as an unclosed quote."""

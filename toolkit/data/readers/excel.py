@@ -13,8 +13,7 @@ from zipfile import BadZipFile
 
 from toolkit.base.errors import DataError
 from toolkit.config.messages import did_you_mean
-from toolkit.data.readers.raw import RawRow, check_names
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading, check_names
 
 if TYPE_CHECKING:
     from openpyxl import Workbook

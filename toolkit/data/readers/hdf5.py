@@ -19,8 +19,7 @@ import numpy as np
 
 from toolkit.base.errors import DataError
 from toolkit.config.messages import did_you_mean
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading
 
 if TYPE_CHECKING:
     import h5py

@@ -10,8 +10,7 @@ from typing import Any
 
 from toolkit.base.errors import DataError
 from toolkit.data.readers.encodings import open_text, text_encoding
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading
 
 
 def read_jsonl(file: Path, reading: Reading) -> Iterator[RawRow]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from itertools import count, zip_longest
+from itertools import count, groupby, zip_longest
 from pathlib import Path
 
 from toolkit.data.readers.encodings import open_text, recognised_encoding, text_encoding
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading
 
 LINE = "text"
 """The column of a .txt file."""
@@ -63,3 +62,30 @@ def note(file: Path, reading: Reading) -> str | None:
     """Returns the encoding of a text file if it is not the one that is set, or UTF-8; None otherwise."""
     settings = recognised_encoding(text_encoding(file, reading.encoding), reading.encoding)
     return f"recognised {settings[0]}" if settings else None
+
+
+DOCUMENT = "-DOCSTART-"
+"""First token of a line that begins a document and belongs to no text."""
+
+
+def read(file: Path, reading: Reading) -> Iterator[RawRow]:
+    """Yields a row per text, with `tokens` from the first column and, if there are others, `tags` from the last.
+
+    Columns are separated by tabs or blanks. A text in which lines differ in their number of columns is unusable.
+
+    Raises:
+        DataError: if the file's encoding is not recognised.
+    """
+    with open_text(file, text_encoding(file, reading.encoding)) as opened:
+        lines = ((number, line.split()) for number, line in enumerate(opened, start=1))
+        for is_text, group in groupby(lines, key=lambda line: bool(line[1]) and line[1][0] != DOCUMENT):
+            if not is_text:
+                continue
+            (start, first), *others = group
+            records = [first, *(fields for _, fields in others)]
+            values = {"tokens": [fields[0] for fields in records]}
+            if len(first) > 1:
+                values["tags"] = [fields[-1] for fields in records]
+            odd = next(((number, fields) for number, fields in others if len(fields) != len(first)), None)
+            reason = odd and f"line {odd[0]} has {len(odd[1])} columns where line {start} has {len(first)}"
+            yield RawRow(start, values, reason)

@@ -12,8 +12,7 @@ from typing import NoReturn
 from xml.parsers import expat
 
 from toolkit.base.errors import DataError
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import RawRow, Reading
 
 _CHUNK = 2**16
 _CODE = ("bpt", "ept", "it", "ph", "ut")

@@ -10,9 +10,9 @@ from typing import Any
 
 from toolkit.base.console import say
 from toolkit.base.errors import ToolkitError
-from toolkit.data.bars import progress_bars
 from toolkit.data.loading import check_rows
 from toolkit.data.media.files import open_file
+from toolkit.data.table import progress_bars
 from toolkit.deploy.predict import needed_columns
 from toolkit.deploy.trained import TrainedRun
 

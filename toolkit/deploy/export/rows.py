@@ -14,10 +14,9 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.config.sections import Config
-from toolkit.data.bad_rows import apply_policy
 from toolkit.data.loading import check_rows
-from toolkit.data.reading import Reading
-from toolkit.data.table import load_table
+from toolkit.data.readers.raw import Reading
+from toolkit.data.table import apply_policy, load_table
 from toolkit.data.tokenise import tokenise
 from toolkit.deploy.trained import TrainedRun
 

@@ -17,7 +17,7 @@ from toolkit.base.files import expanded, write_text
 from toolkit.config.messages import join
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.readers.delimited import MAX_FIELD_CHARS, USUAL, recognise
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.deploy.predict import needed_columns
 
 TEMPLATES = Path(__file__).parents[1] / "templates"

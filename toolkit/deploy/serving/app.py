@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from toolkit.api.task import answer
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.refusals import Refusal
 from toolkit.deploy.serving.requests import Columns, checked_table, rows_of_form, rows_of_json

@@ -14,11 +14,9 @@ from toolkit.api.task import Task
 from toolkit.base.console import shorten
 from toolkit.base.errors import DataError
 from toolkit.config.messages import did_you_mean
-from toolkit.data.bad_rows import exclusions
 from toolkit.data.columns import is_needed, used_columns
-from toolkit.data.given import read_given
-from toolkit.data.reading import Reading
-from toolkit.data.table import Table
+from toolkit.data.readers.raw import Reading
+from toolkit.data.table import Table, exclusions, read_given
 from toolkit.deploy.predict import needed_columns
 from toolkit.deploy.serving.limits import Limits
 from toolkit.deploy.serving.refusals import Problem, Refusal, of_rows

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from toolkit.api.task import Task
-from toolkit.data.checking import NUMBER
 from toolkit.data.columns import used_columns
 from toolkit.data.keys import Keys
 from toolkit.data.loading import CheckedRows
+from toolkit.data.table import NUMBER
 
 if TYPE_CHECKING:
     import datasets

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from toolkit.base.console import counted
 from toolkit.data.findings import FEW_EXAMPLES, RowFindings, listed
-from toolkit.data.spellings import near_equal
+from toolkit.data.keys import near_equal
 from toolkit.lab.doctor.findings import Finding
 
 UNEVEN = 3.0

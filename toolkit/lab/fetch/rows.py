@@ -12,13 +12,11 @@ from toolkit.base.files import expanded, kind_of, write_json, written_folder
 from toolkit.base.offline import DATA_FILES, DATASET, Source
 from toolkit.config.paths import files_of
 from toolkit.config.sections import Config, DataConfig
-from toolkit.data.bars import progress_bars
 from toolkit.data.columns import columns_in, used_columns
-from toolkit.data.hub import SPLITS, load_hub
 from toolkit.data.media.files import file_names
-from toolkit.data.reading import Reading
-from toolkit.data.sources import folder_of, read_rows
-from toolkit.data.table import PROGRESS_FROM_BYTES
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import SPLITS, folder_of, load_hub, read_rows
+from toolkit.data.table import PROGRESS_FROM_BYTES, progress_bars
 from toolkit.lab.fetch.folder import DATASET_FOLDER, FILES_FOLDER, Target
 from toolkit.lab.fetch.hub import commit_of
 

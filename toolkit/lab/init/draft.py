@@ -19,7 +19,7 @@ from toolkit.config.messages import did_you_mean, join
 from toolkit.config.sections import Config, DataConfig
 from toolkit.data.findings import listed
 from toolkit.data.loading import CheckedRows, check_rows
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.lab.init.columns import Columns, is_text
 from toolkit.lab.init.files import name_of, split_files
 from toolkit.lab.init.guess import Guess, to_text

@@ -13,9 +13,9 @@ from toolkit.base.console import shorten
 from toolkit.config.keys import to_yaml
 from toolkit.config.sections import Config
 from toolkit.data.columns import used_columns
-from toolkit.data.hub import hub_rows, load_hub
 from toolkit.data.loading import CheckedRows, check_rows
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
+from toolkit.data.sources import hub_rows, load_hub
 from toolkit.lab.init.draft import draft
 from toolkit.lab.init.guesses import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from toolkit.data.media.files import SUFFIXES
-from toolkit.data.readers.raw import RawRow
-from toolkit.data.reading import RECOGNISED, Reading
+from toolkit.data.readers.raw import RECOGNISED, RawRow, Reading
 from toolkit.data.sources import read_rows, spread
 
 SAMPLE_ROWS = 5000

@@ -10,11 +10,11 @@ from toolkit.base.errors import DataError
 from toolkit.base.files import expanded
 from toolkit.config.paths import ARCHIVES, HDF5, files_of
 from toolkit.config.sections import DataConfig
-from toolkit.data.markup import ENTITY
 from toolkit.data.readers import delimited
 from toolkit.data.readers.encodings import likely_encoding, recognised_encoding, text_encoding
-from toolkit.data.reading import Reading
+from toolkit.data.readers.raw import Reading
 from toolkit.data.sources import read_rows
+from toolkit.data.table import ENTITY
 from toolkit.lab.init.guess import Guess
 from toolkit.lab.init.profile import TEXT, Profile
 

@@ -12,8 +12,7 @@ import torch
 from toolkit.api.task import Task
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config, ParallelConfig
-from toolkit.data.batching.budget import largest, lengths_of
-from toolkit.data.padding import multiple_of, padded_length, padding_to
+from toolkit.data.batching.budget import largest, lengths_of, multiple_of, padded_length, padding_to
 from toolkit.footprint.predict import shapes
 from toolkit.footprint.rows import collated, limits, longest_batch, stretched, with_rows
 from toolkit.footprint.simulate import Subject
