@@ -29,9 +29,9 @@ import torch
 from torch import nn
 
 from toolkit.api.batch import IGNORE_INDEX, Batch, logits_at_labels
-from toolkit.distributed.process_state import flushed_denormals
+from toolkit.distributed.launch import flushed_denormals
 from toolkit.models.fast_dropout import use_fast_dropout
-from toolkit.models.labelled_logits import head_at_labels
+from toolkit.models.parts import head_at_labels
 from toolkit.system.limits import freed_memory_kept
 from toolkit.system.memory import peak_memory_bytes
 from toolkit.tasks.tokens import labelled_positions, token_losses

@@ -190,8 +190,7 @@ def attention_sides(rows: int, heads: int, dtype: Any, dropout: float) -> Iterat
     from torch import nn
 
     from toolkit.models.unpadded import attention
-    from toolkit.models.unpadded.packing import Packing
-    from toolkit.models.unpadded.rows import Rows
+    from toolkit.models.unpadded.packing import Packing, Rows
 
     source = random.Random(17)
     lengths = torch.tensor([texts.bounded(source, *texts.QA_TOKENS) for _ in range(rows)])

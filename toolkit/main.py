@@ -139,7 +139,7 @@ def train(
     settings = written(overrides) if isinstance(overrides, Mapping) else overrides
     cfg = load_settings(task_type, config, settings, starts_run=True).config
 
-    from toolkit.distributed.process_state import random_state_kept
+    from toolkit.distributed.launch import random_state_kept
     from toolkit.run import run
     from toolkit.system.limits import give_back_freed
 

@@ -17,27 +17,24 @@ from toolkit.api.task import Task
 from toolkit.base.cli_errors import leave_group
 from toolkit.base.console import quiet_libraries
 from toolkit.base.processes import die_with_launcher
-from toolkit.checkpoint.claim import claim
-from toolkit.checkpoint.complete import collected
+from toolkit.checkpoint.output_folder import claim
 from toolkit.checkpoint.store import NOTHING
 from toolkit.checkpoint.tensors import DamagedCheckpoint
+from toolkit.checkpoint.writing import collected
 from toolkit.checks.machine import warn_of_machine
 from toolkit.checks.run import refuse_wrong_run
 from toolkit.checks.steps import refuse_wrong_steps
 from toolkit.config.sections import Config
 from toolkit.data.batching.batches import training_order
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.launch import build_accelerator
+from toolkit.distributed.launch import build_accelerator, own_process_state
 from toolkit.distributed.non_finite import GoBack, NonFiniteParameters, after_non_finite
-from toolkit.distributed.process_state import own_process_state
 from toolkit.distributed.stop import DeferredStop
 from toolkit.distributed.strategies import build_strategy
 from toolkit.distributed.watchdog import heartbeat
 from toolkit.engine import fit
 from toolkit.engine.warm_up import import_all
-from toolkit.models.build import build_for
-from toolkit.models.float64 import in_float64
-from toolkit.models.trainable import make_trainable
+from toolkit.models.build import build_for, in_float64, make_trainable
 from toolkit.prepare.auto import saves_in_background
 from toolkit.prepare.inputs import Inputs, read_inputs
 from toolkit.report.facts import write_start

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from stopping import DROPOUT, command
 
 from toolkit.base.errors import Interrupted, RunError
-from toolkit.checkpoint import commit, snapshot
+from toolkit.checkpoint import planning, writing
 from toolkit.checkpoint.manifest import verify
 from toolkit.distributed.strategies.ddp import DataParallel
 from toolkit.engine import background_save, checkpointing, training
@@ -64,8 +64,8 @@ def test_checkpoints_are_those_of_a_run_that_waits(engine, tmp_path, monkeypatch
     """A slow copy meets the next update and the next evaluation, and a slow write the next checkpoint."""
     settings = (*FEW, "train.ema_decay=0.5", "eval.eval_steps=3", f"engine={engine}")
     train("reviews", tmp_path / "waiting", *settings, WAITING)
-    slowly(monkeypatch, snapshot.Copy, "run", 0.05)
-    slowly(monkeypatch, commit, "write_groups", 0.1)
+    slowly(monkeypatch, planning.Copy, "run", 0.05)
+    slowly(monkeypatch, writing, "write_groups", 0.1)
     train("reviews", tmp_path / "async", *settings, ASYNC)
     assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
     assert_same_weights(tmp_path / "waiting", tmp_path / "async")
@@ -76,7 +76,7 @@ def test_the_test_above_has_power(tmp_path, monkeypatch):
     """Without the wait before an update, the checkpoint would hold values of later steps."""
     train("reviews", tmp_path / "waiting", *FEW, WAITING)
     monkeypatch.setattr(checkpointing.Checkpointer, "wait_for_copy", lambda self: None)
-    slowly(monkeypatch, snapshot.Copy, "run", 0.3)
+    slowly(monkeypatch, planning.Copy, "run", 0.3)
     train("reviews", tmp_path / "async", *FEW, ASYNC)
     with pytest.raises(AssertionError, match=r"(model|optimizer)\.safetensors"):
         assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
@@ -98,7 +98,7 @@ def test_a_step_that_is_left_out_waits_for_the_copy_too(tmp_path, monkeypatch):
     monkeypatch.setattr(training.Session, "restore", left_out)
     monkeypatch.setattr(DataParallel, "after_update", decay)
     train("reviews", tmp_path / "waiting", *FEW, "train.non_finite=skip", WAITING)
-    slowly(monkeypatch, snapshot.Copy, "run", 0.3)
+    slowly(monkeypatch, planning.Copy, "run", 0.3)
     train("reviews", tmp_path / "async", *FEW, "train.non_finite=skip", ASYNC)
     assert_same_checkpoints(tmp_path / "waiting", tmp_path / "async")
 
@@ -107,7 +107,7 @@ def test_going_back_uses_the_checkpoint_that_was_still_being_written(tmp_path, m
     """Step 4 is bad, while the checkpoint of step 2 is written."""
     with bad_windows([4]):
         train("reviews", tmp_path / "waiting", *RUN, "train.non_finite=rollback", WAITING)
-        slowly(monkeypatch, commit, "write_groups", 1.0)
+        slowly(monkeypatch, writing, "write_groups", 1.0)
         capsys.readouterr()
         train("reviews", tmp_path / "async", *RUN, "train.non_finite=rollback", ASYNC)
     assert "step-2" in next(line for line in capsys.readouterr().out.splitlines() if "resuming from" in line)
@@ -125,8 +125,8 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
                 written.set()
         return begin(self, batches)
 
-    write = commit.write_groups
-    monkeypatch.setattr(commit, "write_groups", lambda *given: (written.wait(60), write(*given))[1])
+    write = writing.write_groups
+    monkeypatch.setattr(writing, "write_groups", lambda *given: (written.wait(60), write(*given))[1])
     monkeypatch.setattr(training.Session, "begin_window", noted)
     train("reviews", tmp_path / "run", *FEW, "checkpoint.save_steps=4", ASYNC)
     assert during == [4, 5, 6]
@@ -134,14 +134,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 
 
 def full_disk(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = commit.write_groups
+    write = writing.write_groups
 
     def fails(peers, folder, *given):
         if folder.name.endswith(f"step-{step}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         return write(peers, folder, *given)
 
-    monkeypatch.setattr(commit, "write_groups", fails)
+    monkeypatch.setattr(writing, "write_groups", fails)
 
 
 @pytest.mark.parametrize("engine", ["loop", "trainer"])
@@ -167,7 +167,7 @@ def test_an_error_of_the_last_checkpoint_ends_the_run(tmp_path, monkeypatch):
 
 
 def test_an_error_of_training_lets_the_checkpoint_in_flight_end(tmp_path, monkeypatch):
-    slowly(monkeypatch, commit, "write_groups", 0.5)
+    slowly(monkeypatch, writing, "write_groups", 0.5)
     with pytest.raises(RunError, match="step 2: the gradient's norm is nan"):
         train("reviews", tmp_path / "run", *DROPOUT, "train.max_steps=4", "checkpoint.save_steps=1", ASYNC,
               "train.optim=sgd", "train.warmup_steps=0", "train.learning_rate=1.0e+30", "eval.eval_steps=null",
@@ -179,7 +179,7 @@ def test_the_best_checkpoint_is_loaded_when_it_is_written(tmp_path, monkeypatch)
     best = ("checkpoint.load_best_model_at_end=true", "checkpoint.save_total_limit=1", "eval.eval_steps=1",
             "eval.metric_for_best_model=loss", "train.learning_rate=0.02", "checkpoint.save_steps=4")  # fmt: skip
     waiting = train("reviews", tmp_path / "waiting", *FEW, *best, WAITING)
-    slowly(monkeypatch, commit, "write_groups", 0.2)
+    slowly(monkeypatch, writing, "write_groups", 0.2)
     result = train("reviews", tmp_path / "async", *FEW, *best, ASYNC)
     assert result.best_step == waiting.best_step
     assert result.best_step not in (None, result.steps)
@@ -198,7 +198,7 @@ def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_
         return begin(self, batches)
 
     with monkeypatch.context() as patch:
-        slowly(patch, commit, "write_groups", 0.5)
+        slowly(patch, writing, "write_groups", 0.5)
         patch.setattr(training.Session, "begin_window", stopped)
         with pytest.raises(Interrupted, match="SIGTERM at step 3"):
             train("reviews", tmp_path / "run", *FEW, ASYNC, f"engine={engine}")
@@ -211,13 +211,13 @@ def test_a_stop_signal_waits_for_the_checkpoint_in_flight_and_saves(engine, tmp_
 
 def test_the_old_checkpoint_is_removed_after_the_new_one_is_complete(tmp_path, monkeypatch):
     seen: list[list[str]] = []
-    finish = commit._finish
+    finish = writing._finish
 
     def noted(folder, *given):
         seen.append(sorted(path.name for path in folder.parent.iterdir()))
         finish(folder, *given)
 
-    monkeypatch.setattr(commit, "_finish", noted)
+    monkeypatch.setattr(writing, "_finish", noted)
     train("reviews", tmp_path / "run", *FEW, "checkpoint.save_total_limit=1", ASYNC)
     assert seen == [[".tmp-step-2"], *([f".tmp-step-{n}", f"step-{n - 2}"] for n in (4, 6, 8))]
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-8"]
@@ -240,7 +240,7 @@ def test_auto_follows_the_free_memory(free, chosen, tmp_path, monkeypatch, capsy
 def test_a_copy_has_the_size_that_was_estimated(tmp_path, monkeypatch):
     estimates: list[int] = []
     sizes: list[int] = []
-    estimate, begin = auto._own_bytes, snapshot.Snapshot.begin
+    estimate, begin = auto._own_bytes, planning.Snapshot.begin
     monkeypatch.setattr(auto, "_own_bytes", lambda run: (estimates.append(estimate(run)[0]), estimate(run))[1])
 
     def measured(self, plans):
@@ -248,7 +248,7 @@ def test_a_copy_has_the_size_that_was_estimated(tmp_path, monkeypatch):
         sizes.append(self.size)
         return found
 
-    monkeypatch.setattr(snapshot.Snapshot, "begin", measured)
+    monkeypatch.setattr(planning.Snapshot, "begin", measured)
     result = train("reviews", tmp_path / "run", *FEW, "train.max_steps=4", "train.optim=adamw_torch")
     assert result.memory.checkpoint_copy == sizes[0]
     assert sizes[0] == sizes[1] == pytest.approx(estimates[0], rel=0.01)

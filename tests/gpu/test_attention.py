@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from toolkit.models.unpadded import attention
-from toolkit.models.unpadded.packing import Packing
-from toolkit.models.unpadded.rows import Rows
+from toolkit.models.unpadded.packing import Packing, Rows
 
 pytestmark = pytest.mark.gpu
 RATE = 0.25

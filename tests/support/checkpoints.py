@@ -15,7 +15,7 @@ from toolkit.checkpoint.manifest import FileEntry
 from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, new_checkpoint
 from toolkit.checkpoint.writing import write_groups
-from toolkit.distributed.peers import Peers
+from toolkit.distributed.collectives import Peers
 from toolkit.optim.state import optimizer_state
 
 

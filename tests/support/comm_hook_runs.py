@@ -18,7 +18,7 @@ from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from toolkit.distributed.comm_hooks import PowerSGD
+from toolkit.distributed.strategies.ddp import PowerSGD
 from toolkit.engine.training import Session
 
 RUN = (*SGD, "data.max_train_samples=37", "train.max_steps=7", "train.per_device_train_batch_size=2",

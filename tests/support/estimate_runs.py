@@ -14,7 +14,7 @@ from finishing import finish
 from runs import SMALL, TINY, train
 from split_runs import GPT2, VIT
 
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 
 STEPS = 2
 SHORT = (

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from toolkit import run
-from toolkit.checkpoint import commit, writing
+from toolkit.checkpoint import writing
 from toolkit.data import tokenise as tokenising
 from toolkit.engine import evaluation
 from toolkit.engine.training import Session
@@ -180,7 +180,7 @@ def _before_gradient(fault: Callable[[], object]) -> None:
 
 def slow_work() -> None:
     """Makes what one process does for all take longer than the time limit of collectives."""
-    for module, name in ((tokenising, "tokenise"), (commit, "_finish"), (run, "write_results")):
+    for module, name in ((tokenising, "tokenise"), (writing, "_finish"), (run, "write_results")):
         setattr(module, name, _delayed(getattr(module, name)))
 
 

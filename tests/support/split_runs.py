@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from finishing import finish
 from runs import SGD, SMALL, train
 
-from toolkit.models.trainable import make_trainable
+from toolkit.models.build import make_trainable
 
 RUN = (
     *("data.max_train_samples=37", "data.max_eval_samples=5", "train.num_train_epochs=1"),

@@ -25,11 +25,11 @@ from torch.nn.functional import cross_entropy
 
 from toolkit.base.errors import RunError
 from toolkit.base.shards import full, local_bytes
-from toolkit.distributed.clipping import clip_split
 from toolkit.distributed.placement import Delivery
 from toolkit.distributed.tensor.layers import check_equal_gradients, complete_gradients, split_layers
 from toolkit.distributed.tensor.plans import HEAD_NORM, LIBRARY_PLANS, PLANS
 from toolkit.distributed.tensor.vocabulary import SplitLogits
+from toolkit.distributed.window import clip_split
 
 CPU = torch.device("cpu")
 VOCAB, BIG_NORM, SMALL_NORM = 23, 1e9, 0.1

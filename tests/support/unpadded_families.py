@@ -173,7 +173,7 @@ def difference(padded: nn.Module, unpadded: nn.Module, inputs: dict[str, Tensor]
 
 def copies(kind: str, head: str, **settings: Any) -> tuple[nn.Module, nn.Module]:
     """Returns a padded model, and the same one without padding."""
-    from toolkit.models.unpadded.install import install
+    from toolkit.models.unpadded.layers import install
 
     padded = build(kind, head, **settings)
     unpadded = copy.deepcopy(padded)

@@ -6,23 +6,37 @@ import errno
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import stat
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import psutil
 
+from toolkit.api.run import Checkpoint
 from toolkit.base.console import say
 from toolkit.base.errors import CheckpointError
-from toolkit.base.files import parse_json, read_file, why
+from toolkit.base.files import kind_of, parse_json, read_file, remove_leftovers, temporary_name, why
 from toolkit.base.run_folder import RunFolder
+from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.store import NOTHING, sweep
+from toolkit.config.sections import Config
+from toolkit.distributed.collectives import on_every, on_main
+from toolkit.distributed.stop import STOP_DEADLINE_SECONDS
+from toolkit.tracking.jsonl import bring_metrics
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
 
 _held: set[str] = set()
 _HELD = (BlockingIOError, PermissionError)  # POSIX allows EAGAIN and EACCES
@@ -254,3 +268,120 @@ def in_use(output_dir: Path) -> str | None:
     finally:
         os.close(lock._descriptor)
     return None
+
+
+SIGHT_SECONDS = 5.0
+"""How long a rank looks for a new file; network file systems show it after a moment."""
+
+
+def probe(output_dir: Path) -> None:
+    """Creates the output folder if needed, and writes and removes a file in it.
+
+    Raises:
+        CheckpointError: if the folder cannot be written, with its absolute path and the reason.
+    """
+    file = temporary_name(output_dir / "probe")
+    try:
+        output_dir.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"probe")
+        file.unlink()
+    except OSError as error:
+        existing = next(path for path in (output_dir, *output_dir.absolute().parents) if kind_of(path))
+        reason = why(error, output_dir) if kind_of(existing) == "folder" else f"{existing} is a file"
+        raise CheckpointError(
+            f"output_dir: cannot write into {output_dir.absolute()}: {reason}; fix this, or set another output_dir"
+        ) from error
+
+
+def require_shared(accelerator: Accelerator, output_dir: Path) -> None:
+    """Checks that every process sees the output folder of the main process, which has claimed it.
+
+    Raises:
+        CheckpointError: on every process, naming one that does not see it.
+    """
+    token: Path = temporary_name(output_dir / "seen")
+    name, place = on_main(accelerator, _leave, token)
+    try:
+        on_every(accelerator, _look_for, output_dir / name, place)
+    finally:
+        if accelerator.is_main_process:
+            token.unlink()
+
+
+def _leave(token: Path) -> tuple[str, str]:
+    token.touch()
+    return token.name, f"{socket.gethostname()}:{token.parent.absolute()}"
+
+
+def _look_for(token: Path, place: str) -> None:
+    end = time.monotonic() + SIGHT_SECONDS
+    while not token.exists():
+        if time.monotonic() > end:
+            raise CheckpointError(
+                f"output_dir: rank {os.environ.get('RANK', '0')} on {socket.gethostname()} does not see the folder of "
+                f"rank 0 ({place}) as {token.parent.absolute()}; it must be on a file system that all ranks share"
+            )
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """An output folder that is locked by this run.
+
+    Args:
+        output_dir: the folder, writable.
+        resume: the checkpoint to resume from, or None.
+    """
+
+    output_dir: Path
+    resume: Checkpoint | None
+
+
+@contextmanager
+def claim(
+    cfg: Config, accelerator: Accelerator, skip: Mapping[Path, str] = NOTHING, again: bool = False
+) -> Iterator[Claimed]:
+    """Locks the output folder for this run and selects the checkpoint to resume from.
+
+    Args:
+        cfg: resolved configuration.
+        accelerator: the run's; the main process claims the folder for all processes.
+        skip: folders of damaged checkpoints, and what is wrong with each.
+        again: whether this run has been in the folder before and goes back to its newest checkpoint.
+
+    Yields:
+        The folder, locked until the block ends, and the checkpoint.
+
+    Raises:
+        CheckpointError: if the folder cannot be written, is in use, or holds another run, or if a rank does not see it.
+    """
+    output_dir = Path(cfg.output_dir)
+    held = ExitStack()
+
+    def take() -> Checkpoint | None:
+        with suppress(OSError):  # which `probe` explains
+            if in_use(output_dir) is None:  # a folder of others is refused before anything is written into it
+                decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
+        probe(output_dir)
+        held.enter_context(OutputLock(output_dir, patience_seconds=STOP_DEADLINE_SECONDS + 5))
+        files = RunFolder(output_dir)
+        # Each session makes it anew, and the last one moves it into the model.
+        held.callback(shutil.rmtree, files.base, ignore_errors=True)
+        checkpoint, messages = decide_resume(output_dir, cfg.checkpoint.resume, skip, again)
+        for folder in (output_dir, files.model, files.snapshots):
+            remove_leftovers(folder)
+        with suppress(OSError):  # the first save tries again, with a message
+            sweep(files.checkpoints)
+        for message in messages:
+            say(message)
+        if checkpoint is not None:
+            bring_metrics(RunFolder(checkpoint.path.parents[1]).metrics, files.metrics)
+        return checkpoint
+
+    with held:
+        checkpoint = on_main(accelerator, take)
+        if accelerator.num_processes > 1:
+            require_shared(accelerator, output_dir)
+        if checkpoint is not None:
+            say(f"resuming from {checkpoint.path}")
+        yield Claimed(output_dir, checkpoint)

@@ -11,22 +11,30 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
+from toolkit.base.errors import RunError
+from toolkit.base.files import disk_problem, temporary_name
 from toolkit.base.run_folder import CheckpointFolder
 from toolkit.base.shards import Box
+from toolkit.checkpoint import store
+from toolkit.checkpoint.contents import model_group
 from toolkit.checkpoint.manifest import FileEntry
-from toolkit.checkpoint.planning import DTYPE_NAMES, Plan
+from toolkit.checkpoint.planning import DTYPE_NAMES, Plan, planned
 from toolkit.checkpoint.store import not_written
 from toolkit.checkpoint.tensors import OFFSETS, OFFSETS_KEY, SavedTensors, bytes_of
-from toolkit.distributed.peers import Peers
+from toolkit.distributed.collectives import Peers, peers_of_run
 
 _Write = Callable[[Peers, Path, Plan], dict[str, FileEntry]]
 _ALIGNMENT = 8
@@ -196,3 +204,111 @@ def _write_shard(peers: Peers, folder: Path, plan: Plan) -> dict[str, FileEntry]
         tensors = (plan.values[item] for item in own.items())
         written[path.relative_to(folder).as_posix()] = write_file(path, entries, tensors, metadata)
     return written
+
+
+def collected(folder: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns complete tensors on the main process; every process must call it.
+
+    They are written into a file, one after another, which the main process maps into memory and removes. So the
+    operating system can free their memory and read them again, and the disk space is freed with the tensors.
+
+    Args:
+        folder: folder of the main process with space for the tensors.
+        tensors: this process's tensors by name, split or not.
+
+    Returns:
+        On the main process the tensors of all processes, on the CPU; of those that share memory (tied weights), one.
+        On others an empty dictionary.
+
+    Raises:
+        RunError: on every process, if the file cannot be written.
+    """
+    peers = peers_of_run()
+    plan = planned(peers, model_group(tensors), spread=False)
+    temporary = peers.on_first(_temporary, folder, plan)
+    try:
+        return peers.on_every(_collected, peers, temporary, plan)
+    finally:
+        if peers.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(folder: Path, plan: Plan) -> Path:
+    temporary = temporary_name(folder / "complete-model")
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise _not_written(folder, error, plan) from error
+    return temporary
+
+
+def _collected(peers: Peers, folder: Path, plan: Plan) -> dict[str, Tensor]:
+    file = folder / "model.safetensors"
+    try:
+        write_complete(peers, file, plan)
+        if peers.rank:
+            return {}
+        with safe_open(file, framework="pt") as mapped:
+            return {name: mapped.get_tensor(name) for name in plan.saved}
+    except OSError as error:
+        raise _not_written(folder.parent, error, plan) from error
+
+
+def _not_written(folder: Path, error: Exception, plan: Plan) -> RunError:
+    reason = disk_problem(error, folder.absolute(), plan.size) or error
+    return RunError(
+        f"cannot write a complete copy of the model into {folder.absolute()}: {reason}. Checkpoints are intact: free "
+        "some space, then resume with checkpoint.resume=auto"
+    )
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """What a checkpoint holds, apart from the training that goes on.
+
+    Args:
+        root: the run's `checkpoints` folder.
+        step: number of completed optimizer steps.
+        plans: the tensors.
+        files: contents of all other files by their paths in the folder; used on the main process only.
+        sharded: whether each process writes its share.
+        keep: number of newest checkpoints to keep; None keeps all.
+        best: step that is kept in addition, or None.
+    """
+
+    root: Path
+    step: int
+    plans: Sequence[Plan]
+    files: Mapping[str, bytes]
+    sharded: bool
+    keep: int | None
+    best: int | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors and files."""
+        return sum(plan.size for plan in self.plans) + sum(map(len, self.files.values()))
+
+
+def commit(peers: Peers, new: NewCheckpoint) -> None:
+    """Writes a checkpoint, then removes surplus ones. Every process must call it.
+
+    Raises:
+        RunError: on every process, if it cannot be written.
+    """
+    written: dict[str, FileEntry] = {}
+    with ExitStack() as transaction:
+        opened = store.new_checkpoint(new.root, new.step, written, new.size)
+        folder = peers.on_first(transaction.enter_context, opened)
+        written |= write_groups(peers, folder, new.plans, new.sharded)
+        peers.on_first(_finish, folder, new, transaction)
+
+
+def _finish(folder: Path, new: NewCheckpoint, transaction: ExitStack) -> None:
+    """Writes what the main process alone knows, ends the transaction, and removes surplus checkpoints."""
+    with transaction:
+        for name, content in new.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    store.prune(new.root, new.keep, () if new.best is None else {new.best})

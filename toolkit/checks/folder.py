@@ -1,4 +1,4 @@
-"""Checks whether a run can use its output folder, without claiming it (see `toolkit.checkpoint.claim`)."""
+"""Checks whether a run can use its output folder, without claiming it (see `toolkit.checkpoint.output_folder`)."""
 
 from __future__ import annotations
 

@@ -19,19 +19,18 @@ from toolkit.distributed.pipeline.schedules import CHUNKS
 from toolkit.distributed.tensor.plans import plan_problems, split_modules
 from toolkit.modalities.positions import shape_problems
 from toolkit.models.activations import spare_activations
-from toolkit.models.adapter_checks import adapter_problems, prompt_problems
-from toolkit.models.adapters import add_adapters
-from toolkit.models.freezing import freeze
+from toolkit.models.adapters import adapter_problems, add_adapters, prompt_problems
 from toolkit.models.load import (
     attention,
     build_empty,
     head_problems,
     load_model_config,
     lost_override_problems,
+    source_of,
     unused_parameter_problems,
 )
-from toolkit.models.source import source_of
-from toolkit.models.unpadded import choice
+from toolkit.models.parts import freeze
+from toolkit.models.unpadded import families
 from toolkit.optim.optimizers import rates
 from toolkit.prepare import inputs
 
@@ -132,7 +131,7 @@ def padding_problems(cfg: Config, task: Task) -> list[str]:
     if multiple is not None:
         virtual = peft.num_virtual_tokens if peft.method == "prompt_tuning" else 0
         return shape_problems(_config(cfg), task.options, multiple, virtual)
-    return choice.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
+    return families.problems(cfg, _config(cfg)) if cfg.train.unpadded is True else []
 
 
 def tensor_problems(cfg: Config, task: Task) -> list[str]:

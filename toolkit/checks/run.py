@@ -17,8 +17,8 @@ from toolkit.config.messages import Key, show
 from toolkit.config.sections import Config
 from toolkit.data.sources import find_hub
 from toolkit.distributed.deepspeed_rules import deepspeed_problems as deepspeed_problems
-from toolkit.models.adapter_checks import adapter_problems
-from toolkit.models.hub import hub_problems
+from toolkit.models.adapters import adapter_problems
+from toolkit.models.save import hub_problems
 from toolkit.optim.optimizers import argument_problems, library_problems
 from toolkit.optim.schedules import schedule_problems
 from toolkit.tracking.tracker import tracker_problems

@@ -6,7 +6,7 @@ from toolkit.api.run import Checkpoint
 from toolkit.api.state import Milestones
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import Config
-from toolkit.models.freezing import step_of
+from toolkit.models.parts import step_of
 from toolkit.optim.schedules import has_epochs, in_steps, warmup_steps
 
 

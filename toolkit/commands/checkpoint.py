@@ -65,9 +65,8 @@ def _newest(path: Path) -> Checkpoint:
 
 def _show(path: Path, arguments: argparse.Namespace) -> None:
     from toolkit.base.console import format_bytes, print_lines, print_table
-    from toolkit.checkpoint.changes import described
     from toolkit.checkpoint.manifest import files_of, read_manifest, tensor_names
-    from toolkit.checkpoint.state import SavedState
+    from toolkit.checkpoint.state import SavedState, described
     from toolkit.checkpoint.tensors import verified_tensors
 
     checkpoint = _newest(path)

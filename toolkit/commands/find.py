@@ -75,7 +75,7 @@ def plan(cfg: Config, task: Task, num_processes: int) -> Milestones:
     from toolkit.api.mesh import Mesh
     from toolkit.api.state import Milestones
     from toolkit.base.console import quiet_libraries
-    from toolkit.checkpoint.claim import Claimed
+    from toolkit.checkpoint.output_folder import Claimed
     from toolkit.data.batching.batches import training_order
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs

@@ -24,10 +24,9 @@ from toolkit.checkpoint.writing import copy_tensors
 from toolkit.config.sections import Config
 from toolkit.deploy.trained import read_settings
 from toolkit.models.adapters import add_adapters
-from toolkit.models.freezing import freeze
-from toolkit.models.load import build_model, load_model_config
+from toolkit.models.load import build_model, load_model_config, source_of_finished
+from toolkit.models.parts import freeze
 from toolkit.models.save import write_model
-from toolkit.models.source import source_of_finished
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.prepare.processor import configure_model

@@ -9,7 +9,7 @@ from toolkit.base.errors import InputError
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
 from toolkit.models.adapters import BASE, FILE
-from toolkit.models.hub import Upload, access_problems
+from toolkit.models.save import Upload, access_problems
 from toolkit.report.intact import refuse_damaged_model
 from toolkit.report.runs import read_record
 

@@ -26,16 +26,13 @@ from toolkit.data.table import apply_policy, exclusions, given_table, load_table
 from toolkit.data.tokenise import tokenise
 from toolkit.deploy.changes import READING, refuse_other_settings
 from toolkit.distributed.collectives import on_main
-from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.process_state import float32_precision, own_process_state, random_state_kept
+from toolkit.distributed.launch import build_accelerator, float32_precision, own_process_state, random_state_kept
 from toolkit.engine.evaluation import evaluate, predict
-from toolkit.models.adapter_checks import adapter_problems
-from toolkit.models.adapters import base_of, load_adapters
-from toolkit.models.labelled_logits import head_at_labels
-from toolkit.models.load import build_model, load_model_config
-from toolkit.models.source import source_of_finished
-from toolkit.models.unpadded.choice import choose
-from toolkit.models.unpadded.install import install
+from toolkit.models.adapters import adapter_problems, base_of, load_adapters
+from toolkit.models.load import build_model, load_model_config, source_of_finished
+from toolkit.models.parts import head_at_labels
+from toolkit.models.unpadded.families import choose
+from toolkit.models.unpadded.layers import install
 from toolkit.recipe import load_settings, load_task_type, recipe_names
 from toolkit.report.intact import refuse_damaged_model
 from toolkit.system.rank_order import local_main_first

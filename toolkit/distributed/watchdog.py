@@ -7,25 +7,31 @@ writes is never ended, however long it takes; nor is one that works for all othe
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
+import json
 import os
+import secrets
+import select
+import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+import psutil
 import torch.distributed as dist
 
 from toolkit.base.cli_errors import EXPIRED
 from toolkit.base.console import report_error, warn
 from toolkit.base.processes import EXIT_STALLED
 from toolkit.base.run_folder import RunFolder
-from toolkit.distributed import stacks
-from toolkit.distributed.beats import Beat, Beats, Peer, collectives_entered
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.stop import active_stop
-from toolkit.distributed.workers import end_stopped_workers, pause_between, watched_workers
 from toolkit.system.activity import (
     SHORTAGE,
     Activity,
@@ -33,11 +39,290 @@ from toolkit.system.activity import (
     end_children,
     has_task_for_all,
     heartbeat_has_begun,
+    machine_id,
     waits_for_others,
 )
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+
+LARGEST_BYTES = 65_000
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A rank as the others know it.
+
+    Args:
+        rank: its rank.
+        host: name of its machine.
+        machine: identifier of the machine.
+        pid: its process there.
+        stacks: descriptor of a file in memory for its stacks, or None.
+        address: host and port of its socket.
+        token: what its datagrams must hold, so that no other run's are taken for them.
+    """
+
+    rank: int
+    host: str
+    machine: str
+    pid: int
+    stacks: int | None
+    address: tuple[str, int]
+    token: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank tells the others.
+
+    Args:
+        rank: its rank.
+        idle: seconds for which it has not computed.
+        waits: whether it is inside a collective, or waits for another rank's work.
+        busy_for_all: whether the others wait for its work, which has no time limit.
+        left: whether it needs no collectives any more.
+        counts: number of collectives that it entered, by process group.
+        stalled: why the run must end, by rank.
+        stop: the stop signal that it received, or 0.
+    """
+
+    rank: int
+    idle: float = 0.0
+    waits: bool = False
+    busy_for_all: bool = False
+    left: bool = False
+    counts: dict[str, int] = field(default_factory=dict)
+    stalled: dict[int, str] = field(default_factory=dict)
+    stop: int = 0
+
+
+class Beats:
+    """The socket of this rank, and the addresses of all. Every rank must make it.
+
+    Args:
+        rank: this rank.
+        stacks: descriptor of this rank's file in memory for stacks, or None.
+    """
+
+    def __init__(self, rank: int, stacks: int | None) -> None:
+        self._socket = socket.socket(_family(), socket.SOCK_DGRAM)
+        self._socket.bind(("", 0))
+        self._socket.setblocking(False)
+        address = (_own_address(), self._socket.getsockname()[1])
+        own = Peer(rank, socket.gethostname(), machine_id(), os.getpid(), stacks, address, secrets.token_hex(8))
+        self.peers = {peer.rank: peer for peer in objects_of_all(own)}
+        self._rank, self._token = rank, self.peers[0].token
+        alone = len({peer.machine for peer in self.peers.values()}) == 1 and self._socket.family == socket.AF_INET
+        self._addresses = {
+            peer.rank: (LOOPBACK, peer.address[1]) if alone else peer.address
+            for peer in self.peers.values()
+            if peer.rank != rank
+        }
+
+    def send(self, beat: Beat) -> None:
+        """Sends a beat to all other ranks; what cannot be sent is lost."""
+        text = json.dumps([self._token, asdict(beat)]).encode()
+        for address in self._addresses.values():
+            with suppress(OSError):
+                self._socket.sendto(text, address)
+
+    def received(self, seconds: float) -> Iterator[Beat]:
+        """Yields the beats of other ranks that arrive within some seconds, or before `wake`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if not select.select([self._socket], [], [], left)[0]:
+                return
+            with suppress(OSError):
+                text, address = self._socket.recvfrom(LARGEST_BYTES)
+                if not text:
+                    return
+                beat = self._read(text)
+                if beat is not None:
+                    self._addresses[beat.rank] = address  # the way back, where a name means another address elsewhere
+                    yield beat
+
+    def _read(self, text: bytes) -> Beat | None:
+        """Returns the beat in a datagram, or None if another program sent it."""
+        try:
+            token, values = json.loads(text)
+            beat = Beat(**values)
+        except (ValueError, TypeError):
+            return None
+        if token != self._token or beat.rank not in self._addresses:
+            return None
+        return Beat(**{**values, "stalled": {int(rank): why for rank, why in beat.stalled.items()}})
+
+    def wake(self) -> None:
+        """Ends the waiting of `received`, from another thread."""
+        with suppress(OSError):
+            self._socket.sendto(b"", (LOOPBACK, self._socket.getsockname()[1]))
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+
+def collectives_entered() -> dict[str, int]:
+    """Returns how many collectives this rank has entered, by process group."""
+    from torch.distributed.distributed_c10d import _world
+
+    counts: dict[str, int] = {}
+    with suppress(RuntimeError):  # a group that is being made or destroyed
+        for group in list(_world.pg_map):
+            counts[group.group_name] = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    return counts
+
+
+def _master() -> tuple[Any, ...]:
+    host, port = os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "1"))
+    return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+
+
+def _family() -> int:
+    family: int = _master()[0]
+    return family
+
+
+def _own_address() -> str:
+    """Returns the address of this machine on the way to the first rank's."""
+    with socket.socket(_family(), socket.SOCK_DGRAM) as probe:
+        probe.connect(_master()[4])  # of a datagram socket: sends nothing
+        address: str = probe.getsockname()[0]
+        return address
+
+
+POLL_SECONDS = 0.05
+WAIT_SECONDS = 2.5
+"""How long a rank may take to write its stacks after it was asked to."""
+
+MAX_BYTES = 2**20
+
+
+class StackFile:
+    """A file in memory into which the main thread writes its stack at a signal, without Python's help (Linux).
+
+    A rank that is stopped cannot write into the run's folder by itself. Another one makes it continue with that signal
+    waiting, and reads the file of the process. The other threads are left out: they run meanwhile, and reading the
+    frames of a running thread can crash the process.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor: int | None = None
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("stacks")
+            faulthandler.register(_signal(), self.descriptor, all_threads=False)
+
+    def close(self) -> None:
+        """Restores what the signal does."""
+        if self.descriptor is not None:
+            faulthandler.unregister(_signal())
+            os.close(self.descriptor)
+
+
+def write_own(folder: Path, rank: int) -> None:
+    """Writes the stacks of all threads of this process into a folder."""
+    with suppress(OSError):
+        file = _stacks_file(folder, rank)
+        incomplete = file.with_suffix(".tmp")  # the process may be killed at any time
+        with incomplete.open("w") as opened:
+            faulthandler.dump_traceback(opened, all_threads=True)
+        incomplete.replace(file)
+
+
+def fetch(folder: Path, peer: Peer) -> None:
+    """Makes a process of this machine write its main thread's stack; lets the process go on if it is stopped.
+
+    The stack is copied into a folder, unless the process has written those of all its threads there by itself.
+
+    Args:
+        folder: the folder.
+        peer: the process.
+    """
+    if peer.stacks is None:
+        return
+    with suppress(OSError), Path(f"/proc/{peer.pid}/fd/{peer.stacks}").open("rb") as opened:  # outlives the process
+        _signal_main_thread(peer.pid)
+        os.kill(peer.pid, signal.SIGCONT)
+        if text := _written(opened):
+            with _stacks_file(folder, peer.rank).open("xb") as file:
+                file.write(text)
+
+
+def _signal_main_thread(pid: int) -> None:
+    """Sends the signal to the main thread; one for a process that is stopped may be handled by any of its threads."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+    if tgkill is None:  # a C library that lacks it
+        os.kill(pid, _signal())
+    else:
+        tgkill(pid, pid, _signal())
+
+
+def _written(file: BinaryIO) -> bytes:
+    """Returns what is in a file when it no longer grows."""
+    text, until = b"", time.monotonic() + WAIT_SECONDS
+    while time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+        before, text = text, os.pread(file.fileno(), MAX_BYTES, 0)
+        if text and text == before:
+            break
+    return text
+
+
+def _stacks_file(folder: Path, rank: int) -> Path:
+    """Returns the file of a rank's stacks, whose folder exists then."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"rank{rank}.txt"
+
+
+def _signal() -> int:
+    """Returns the signal that asks for the stacks: one that no library uses."""
+    return signal.SIGRTMIN + 5
+
+
+BEATS_PER_TIMEOUT = 20
+LONGEST_PAUSE = 1.0
+"""Seconds between two beats, at most."""
+
+
+@contextmanager
+def watched_workers(timeout: float) -> Iterator[None]:
+    """Watches the loader workers of a single process."""
+    ended, activity = threading.Event(), Activity()
+
+    def watch() -> None:
+        pause, last = pause_between(timeout), time.monotonic()
+        while not ended.wait(pause):
+            now = time.monotonic()
+            with suppress(*SHORTAGE):  # the process goes on, or will end with a message of its own
+                activity.tick(min(now - last, 2 * pause))
+                end_stopped_workers(activity, timeout)
+            last = now
+
+    thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def pause_between(timeout: float) -> float:
+    """Returns the seconds between two beats."""
+    return min(timeout / BEATS_PER_TIMEOUT, LONGEST_PAUSE)
+
+
+def end_stopped_workers(activity: Activity, timeout: float) -> None:
+    """Kills workers that are stopped while this process waits, so that it gets an error instead of waiting for ever."""
+    for worker, seconds in activity.stopped.items():
+        if seconds >= timeout:
+            warn(f"process {worker.pid}, a worker of this run, is stopped (SIGSTOP) for {timeout:g} s; it is killed.")
+            with suppress(psutil.Error):
+                worker.kill()
+
 
 END_SECONDS = 4.0
 """How long writing stacks and messages may take before the process ends without them."""
@@ -108,7 +393,7 @@ class _Watch:
 
     def start(self) -> None:
         """Meets the other ranks and starts the thread."""
-        self._stack_file = stacks.StackFile()
+        self._stack_file = StackFile()
         self._beats = Beats(self.rank, self._stack_file.descriptor)
         machine = self._beats.peers[self.rank].machine
         for peer in self._beats.peers.values():
@@ -253,9 +538,9 @@ class _Watch:
         with suppress(Exception):
             for _ in range(TIMES_SENT):
                 self._beats.send(Beat(self.rank, stalled=dict(stalled)))
-            stacks.write_own(self.folder, self.rank)
+            write_own(self.folder, self.rank)
             for peer in self._own_charges(stalled):
-                stacks.fetch(self.folder, peer)
+                fetch(self.folder, peer)
                 Neighbour(peer.pid).end()
             report_error(f"[rank {self.rank}] {self._message(stalled)}")
             end_children()

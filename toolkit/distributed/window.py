@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.api.batch import Batch, logits_at_labels, to_device
 from toolkit.api.mesh import Mesh
 from toolkit.api.task import Task
+from toolkit.base.shards import full, is_split, local
 from toolkit.distributed.collectives import sum_dtype
 from toolkit.system.phases import phase
 
@@ -101,3 +105,54 @@ def averaging_scale(mesh: Mesh, items: float) -> float:
 def clip(accelerator: Accelerator, model: nn.Module, max_norm: float) -> float:
     """Clips the gradient to a norm (0 turns clipping off) and returns its norm before clipping."""
     return float(accelerator.clip_grad_norm_(model.parameters(), max_norm or float("inf")))
+
+
+@torch.no_grad()
+def clip_split(parameters: Iterable[Tensor], max_norm: float) -> float:
+    """Clips the gradient to a norm over all processes (0 turns clipping off) and returns its norm before clipping.
+
+    Gradients that are ordinary tensors must be the same on every process.
+
+    Args:
+        parameters: parameters of any shape, split over any mesh or not.
+        max_norm: maximum 2-norm.
+    """
+    parameters = list(parameters)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    groups: dict[object, list[Tensor]] = {}
+    for gradient in gradients:
+        key = (gradient.device_mesh, gradient.placements) if is_split(gradient) else None  # type: ignore[attr-defined]
+        groups.setdefault(key, []).append(gradient)
+    norms = [full(torch.nn.utils.get_total_norm(group)) for group in groups.values()]
+    norm = math.sqrt(sum(float(norm) ** 2 for norm in norms)) if len(norms) != 1 else float(norms[0])
+    scale_gradients(parameters, norm, max_norm)
+    return norm
+
+
+@torch.no_grad()
+def clip_values(parameters: Iterable[Tensor], limit: float) -> None:
+    """Limits each element of the gradient to `-limit` to `limit`, as `torch.nn.utils.clip_grad_value_`.
+
+    That function takes no parameters that are split over processes.
+    """
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local(parameter.grad).clamp_(-limit, limit)
+
+
+@torch.no_grad()
+def scale_gradients(parameters: Iterable[Tensor], norm: float, max_norm: float) -> None:
+    """Scales the gradient of this norm such that its norm is at most `max_norm`, unless that is 0."""
+    # As torch.nn.utils.clip_grad_norm_: the norm stays below the limit despite rounding.
+    if max_norm and (factor := max_norm / (norm + 1e-6)) < 1:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                local(parameter.grad).mul_(factor)
+
+
+def seed_all(*key: int) -> None:
+    """Seeds the global random numbers of torch, NumPy and Python from one or several integers."""
+    words = np.random.SeedSequence(key).generate_state(3)
+    torch.manual_seed(int(words[0]))
+    np.random.seed(int(words[1]))
+    random.seed(int(words[2]))

@@ -14,7 +14,7 @@ from toolkit.base.errors import ToolkitError
 from toolkit.base.processes import STOP_SIGNALS
 
 if TYPE_CHECKING:
-    from toolkit.checkpoint.snapshot import Copy
+    from toolkit.checkpoint.planning import Copy
 
 PATIENCE_SECONDS = 60.0
 """How long a run that failed waits for a checkpoint that other processes, which may be gone, write too."""

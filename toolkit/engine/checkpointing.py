@@ -18,14 +18,12 @@ from toolkit.base.console import say, warn
 from toolkit.base.errors import CheckpointError
 from toolkit.base.run_folder import RunFolder
 from toolkit.checkpoint import contents, store
-from toolkit.checkpoint.commit import NewCheckpoint, commit
 from toolkit.checkpoint.manifest import refuse_damaged
-from toolkit.checkpoint.planning import Group, planned
-from toolkit.checkpoint.snapshot import Snapshot
+from toolkit.checkpoint.planning import Group, Snapshot, planned
 from toolkit.checkpoint.state import SavedState
-from toolkit.distributed.collectives import on_every, on_main
+from toolkit.checkpoint.writing import NewCheckpoint, commit
+from toolkit.distributed.collectives import on_every, on_main, peers_of_run
 from toolkit.distributed.non_finite import refuse_non_finite
-from toolkit.distributed.peers import peers_of_run
 from toolkit.distributed.stop import StopSignal
 from toolkit.engine.background_save import BackgroundSave
 from toolkit.engine.progress import restore_progress

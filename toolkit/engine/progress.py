@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from toolkit.api.training import TrainingContext
 from toolkit.base.console import say
-from toolkit.checkpoint.changes import changed_evaluation
-from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.state import SavedState, changed_evaluation
 from toolkit.optim import schedules
 
 

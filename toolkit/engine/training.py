@@ -20,7 +20,7 @@ from toolkit.api.training import TrainingContext
 from toolkit.base.console import format_duration
 from toolkit.base.run_folder import RunFolder
 from toolkit.distributed.collectives import all_sum, data_sum, on_main
-from toolkit.distributed.random import seed_all
+from toolkit.distributed.window import seed_all
 from toolkit.engine.callbacks import build_callbacks
 from toolkit.engine.checkpointing import Checkpointer
 from toolkit.engine.estimate import TimeEstimate

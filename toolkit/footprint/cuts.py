@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from toolkit.base.errors import ConfigError
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, parts_of
 from toolkit.distributed.tensor import plans
-from toolkit.distributed.vocabulary import vocabulary_modules
+from toolkit.distributed.tensor.vocabulary import vocabulary_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

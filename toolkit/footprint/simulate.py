@@ -27,12 +27,10 @@ from toolkit.footprint.values import UnknownValue, as_fake
 from toolkit.models.activations import spare_activations
 from toolkit.models.adapters import add_adapters
 from toolkit.models.fast_dropout import FastDropout, is_chosen, use_fast_dropout
-from toolkit.models.freezing import freeze
-from toolkit.models.labelled_logits import head_at_labels
 from toolkit.models.load import build_model
-from toolkit.models.unpadded.choice import choose
-from toolkit.models.unpadded.families import LAYERDROP
-from toolkit.models.unpadded.install import NAMES, install
+from toolkit.models.parts import freeze, head_at_labels
+from toolkit.models.unpadded.families import LAYERDROP, choose
+from toolkit.models.unpadded.layers import NAMES, install
 from toolkit.optim.optimizers import build_optimizer
 from toolkit.optim.presets import PRESETS
 from toolkit.optim.state import state_bytes

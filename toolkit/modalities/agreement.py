@@ -12,7 +12,7 @@ from toolkit.base.errors import DataError
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.data.table import Table
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 
 STATE = "what the task learned from the training rows"
 

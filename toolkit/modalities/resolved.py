@@ -11,7 +11,7 @@ from toolkit.api.task import Task
 from toolkit.config.sections import Config
 from toolkit.data.batching.workers import num_workers
 from toolkit.models.fast_dropout import is_chosen
-from toolkit.models.unpadded import choice
+from toolkit.models.unpadded import families
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +42,7 @@ def _num_workers(it: Circumstances) -> int:
 
 
 CHOICES: dict[str, Callable[[Circumstances], bool | int]] = {
-    "train.unpadded": lambda given: choice.choose(given.cfg, given.model_config, given.device),
+    "train.unpadded": lambda given: families.choose(given.cfg, given.model_config, given.device),
     "train.fast_dropout": lambda given: is_chosen(given.cfg.train, given.device),
     "train.dataloader_num_workers": _num_workers,
 }

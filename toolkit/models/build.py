@@ -2,21 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from toolkit.api.mesh import Mesh
-from toolkit.config.sections import Config, ModelConfig
+from toolkit.base.console import say, warn
+from toolkit.base.files import written_folder
+from toolkit.base.run_folder import RunFolder
+from toolkit.config.sections import Config, ModelConfig, TrainConfig
 from toolkit.distributed.collectives import on_every, on_main
 from toolkit.distributed.placement import layout
-from toolkit.models.load import attention, build_empty, build_model
-from toolkit.models.source import source_of
+from toolkit.models.activations import spare_activations
+from toolkit.models.adapters import add_adapters
+from toolkit.models.fast_dropout import recomputing, use_fast_dropout
+from toolkit.models.load import attention, batch_dependence, build_empty, build_model, source_of
+from toolkit.models.parts import count_parameters, freeze, head_at_labels
+from toolkit.models.unpadded.layers import install
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedConfig, PreTrainedModel
+
+
+def compile_training(model: nn.Module, train: TrainConfig) -> None:
+    """Compiles a model's training passes in place as configured in `train`; parameter names do not change.
+
+    Evaluation and generation are not compiled: their shapes vary more and they run less often.
+    """
+    if not train.torch_compile:
+        return
+    import torch._inductor.config as inductor
+
+    # Dropout draws the same random numbers as without compilation, so that only rounding differs.
+    inductor.fallback_random = True
+    model.compile(backend=train.torch_compile_backend or "inductor", mode=train.torch_compile_mode)
+    compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        return (compiled if model.training else model._call_impl)(*arguments, **named)
+
+    model._compiled_call_impl = call
+
+
+def make_trainable(
+    model: PreTrainedModel,
+    cfg: Config,
+    auto_model: str,
+    accelerator: Accelerator,
+    output_dir: Path,
+    resolved: Mapping[str, bool | int],
+) -> PreTrainedModel:
+    """Takes out padding, freezes parameters or adds adapters; sets up dropout, activation memory and compilation.
+
+    Args:
+        model: the model with its weights.
+        cfg: resolved configuration.
+        auto_model: name of the model's auto class in transformers.
+        accelerator: the run's.
+        output_dir: folder in which a new base model is saved for its adapters.
+        resolved: what settings of `auto` became, by dotted key.
+
+    Returns:
+        The model to train.
+
+    Raises:
+        ConfigError: if a setting does not fit the model.
+    """
+    if resolved["train.unpadded"]:
+        # Compressed activations differ between both ways to compute a row.
+        install(model, always=cfg.train.max_tokens_per_batch is not None or cfg.train.activation_compression != "none")
+    if cfg.model.peft.method != "none":
+        if cfg.model.from_config is not None:
+            # Adapters can only be loaded with their base model, so it is saved and later moved into the result.
+            on_main(accelerator, _save, model, RunFolder(output_dir).base)
+        model = add_adapters(model, cfg.model.peft, auto_model, cfg.seed)
+    freeze(model, cfg.model)
+    trained, total = count_parameters(model)
+    if trained < total:
+        say(f"training {trained:,} of {total:,} parameters ({trained / total:.2%})")
+    for reason in batch_dependence(model):
+        warn(f"results of this model depend on the batch size and the number of processes: {reason}.")
+    if not cfg.train.torch_compile:  # compiled passes have fixed shapes
+        head_at_labels(model)
+    fast_dropout = resolved["train.fast_dropout"] and use_fast_dropout(model)
+    spare_activations(model, cfg.train, recomputing if fast_dropout else None)
+    compile_training(model, cfg.train)
+    return model
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    with written_folder(folder) as new:
+        model.save_pretrained(new)
 
 
 def build_for(
@@ -66,3 +148,14 @@ def _build_without_weights(
         return build_empty(auto_class, config, dtype=torch.float32, **options)
     except Exception:  # the class reads values of its new tensors, or refuses this configuration everywhere
         return None
+
+
+def in_float64(model: PreTrainedModel) -> PreTrainedModel:
+    """Converts a model's parameters and buffers, and from then on its inputs, to float64."""
+
+    def convert(module: nn.Module, arguments: tuple[Any, ...], inputs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        return arguments, inputs | {name: t.double() for name, t in tensors.items() if t.is_floating_point()}
+
+    model.register_forward_pre_hook(convert, with_kwargs=True)
+    return model.double()

@@ -3,15 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from toolkit.api.batch import Processor
 from toolkit.api.run import Run
+from toolkit.base.console import say
+from toolkit.base.errors import RunError
 from toolkit.base.files import written_folder
 from toolkit.base.run_folder import RunFolder
-from toolkit.config.sections import ModelConfig
+from toolkit.config.sections import CheckpointConfig, Config, ModelConfig
 from toolkit.models.adapters import save_adapters
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A folder to upload.
+
+    Args:
+        repository: `owner/name`, or a name in the user's namespace.
+        folder: the folder.
+        message: message of the commit.
+        private: whether a new repository is private; None for the user's default.
+        revision: branch; None for the main one.
+    """
+
+    repository: str
+    folder: Path
+    message: str
+    private: bool | None = None
+    revision: str | None = None
+
+    def send(self) -> str:
+        """Makes the repository and the branch if they do not exist, and uploads; returns the address.
+
+        Raises:
+            Exception: network, permission and naming errors of several libraries.
+        """
+        from huggingface_hub import HfApi
+
+        api = HfApi()
+        repository = api.create_repo(self.repository, private=self.private, exist_ok=True).repo_id
+        if self.revision is not None:
+            api.create_branch(repository, branch=self.revision, exist_ok=True)
+        done = api.upload_folder(
+            repo_id=repository, folder_path=self.folder, commit_message=self.message, revision=self.revision
+        )
+        return str(done.repo_url.url if done.repo_url else repository)
+
+
+def access_problems(key: str) -> list[str]:
+    """Returns why nothing can be pushed from here, as full messages that begin with a setting or command."""
+    import huggingface_hub
+
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return [f"{key}, but HF_HUB_OFFLINE=1 disables access to the Hub"]
+    if huggingface_hub.get_token() is None:
+        return [f"{key}, but you are not logged in; run `hf auth login`, or set HF_TOKEN"]
+    return []
+
+
+def hub_problems(checkpoint: CheckpointConfig) -> list[str]:
+    """Returns why the model cannot be pushed after the run, as full messages."""
+    return access_problems("checkpoint.push_to_hub: received true") if checkpoint.push_to_hub else []
+
+
+def push(cfg: Config, model: Path) -> None:
+    """Pushes a run's model folder if `checkpoint.push_to_hub` is set. Call it on the main process only.
+
+    Args:
+        cfg: resolved configuration.
+        model: the run's model folder.
+
+    Raises:
+        RunError: if the push fails, with the command to push by hand; all local files are complete.
+    """
+    checkpoint, name = cfg.checkpoint, Path(cfg.output_dir).name
+    if not checkpoint.push_to_hub:
+        return
+    repository, message = checkpoint.hub_model_id or name, f"{name}, trained with finetune-toolkit"
+    try:
+        address = Upload(repository, model, message, checkpoint.hub_private_repo, checkpoint.hub_revision).send()
+    except Exception as error:  # network, permission and naming errors of several libraries alike
+        raise RunError(
+            f"checkpoint.push_to_hub: cannot push to {repository!r}: {type(error).__name__}: {error}\n"
+            f"  The run is complete; push it with `toolkit push {cfg.output_dir}`."
+        ) from error
+    say(f"pushed to {address}", blank_line_before=True)
+
 
 _MAX_FILE = "5GB"
 """Greatest size of a file with weights; safetensors copies a file's tensors in memory before it writes them."""

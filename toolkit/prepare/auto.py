@@ -9,7 +9,7 @@ import torch
 from toolkit.api.run import ASYNC_SAVE, Run
 from toolkit.base.console import format_bytes, say
 from toolkit.base.shards import local_bytes
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.optim.presets import PRESETS
 from toolkit.system.limits import available_memory
 

@@ -13,9 +13,8 @@ from toolkit.api.task import Task
 from toolkit.base.console import say, warn
 from toolkit.base.errors import ConfigError
 from toolkit.base.offline import PREPARED, read_fetched
-from toolkit.checkpoint.changes import VERSIONS, changed_layout, changed_versions, layout, refuse_changes
-from toolkit.checkpoint.claim import Claimed
-from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.output_folder import Claimed
+from toolkit.checkpoint.state import VERSIONS, SavedState, changed_layout, changed_versions, layout, refuse_changes
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows, load_rows
@@ -24,9 +23,14 @@ from toolkit.data.tokenise import prepare
 from toolkit.modalities.agreement import require_same_rows
 from toolkit.modalities.positions import prefix_problems
 from toolkit.modalities.resolved import Circumstances, resolve
-from toolkit.models.adapter_checks import prompt_problems
-from toolkit.models.load import head_problems, load_model_config, lost_override_problems, unused_parameter_problems
-from toolkit.models.source import source_of
+from toolkit.models.adapters import prompt_problems
+from toolkit.models.load import (
+    head_problems,
+    load_model_config,
+    lost_override_problems,
+    source_of,
+    unused_parameter_problems,
+)
 from toolkit.prepare.processor import build_processor, configure_model
 from toolkit.system.environment import versions
 from toolkit.system.rank_order import local_main_first

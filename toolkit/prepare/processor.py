@@ -15,7 +15,7 @@ from toolkit.base.run_folder import CheckpointFolder, RunFolder
 from toolkit.config.sections import Config
 from toolkit.data.loading import CheckedRows
 from toolkit.distributed.collectives import on_main
-from toolkit.models.source import source_of
+from toolkit.models.load import source_of
 from toolkit.system.rank_order import local_main_first
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from toolkit.base.files import read_json
-from toolkit.checkpoint.changes import FREE
+from toolkit.checkpoint.state import FREE
 from toolkit.config import flatten
 from toolkit.config.sections import Config
 

@@ -23,9 +23,8 @@ from toolkit.document.blocks import Gallery, Section
 from toolkit.document.svg import sheet
 from toolkit.footprint.predict import predicted_parts
 from toolkit.metrics.score import Quality
-from toolkit.models.hub import push
 from toolkit.models.parts import count_parameters, saved_bytes
-from toolkit.models.save import save_model
+from toolkit.models.save import push, save_model
 from toolkit.report import card, text
 from toolkit.report.examples import Examples
 from toolkit.report.exhibits import exhibits

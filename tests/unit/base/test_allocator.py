@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.launch import own_process_state
 from toolkit.system import limits
 from toolkit.system.limits import freed_memory_kept, is_set
 

@@ -98,7 +98,7 @@ def test_other_systems_have_no_groups(tmp_path, monkeypatch):
 
 STATE = """
 import torch
-from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.launch import own_process_state
 before = torch.get_num_threads()
 with own_process_state():
     tiny = torch.full((200_000,), 2e-38)

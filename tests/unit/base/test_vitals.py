@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from toolkit.distributed import workers
-from toolkit.distributed.workers import end_stopped_workers, watched_workers
+from toolkit.distributed import watchdog
+from toolkit.distributed.watchdog import end_stopped_workers, watched_workers
 from toolkit.system.activity import Activity, task_for_all
 
 LONG = 1e6
@@ -78,6 +78,6 @@ def test_a_shortage_does_not_end_the_watch_of_a_single_process(error, monkeypatc
         raise error
 
     monkeypatch.setattr(Activity, "tick", tick)
-    monkeypatch.setattr(workers, "LONGEST_PAUSE", 0.01)
+    monkeypatch.setattr(watchdog, "LONGEST_PAUSE", 0.01)
     with watched_workers(60.0):
         assert enough.wait(60)

@@ -12,8 +12,8 @@ from torch import nn
 
 from toolkit.base.errors import RunError
 from toolkit.base.files import is_temporary
-from toolkit.checkpoint import complete
-from toolkit.checkpoint.complete import collected
+from toolkit.checkpoint import writing
+from toolkit.checkpoint.writing import collected
 
 
 def own_memory() -> int:
@@ -44,13 +44,13 @@ def test_complete_tensors_are_not_held_in_memory(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_a_kill_leaves_is_removed_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, seen = complete.write_complete, []
+    write, seen = writing.write_complete, []
 
     def watched(peers: Any, file: Path, plan: Any) -> None:
         write(peers, file, plan)
         seen.extend(is_temporary(path) for path in tmp_path.iterdir())
 
-    monkeypatch.setattr(complete, "write_complete", watched)
+    monkeypatch.setattr(writing, "write_complete", watched)
     collected(tmp_path, {"a": torch.zeros(1)})
     assert seen == [True]
 
@@ -59,7 +59,7 @@ def test_a_full_disk_is_told_with_the_way_out(tmp_path: Path, monkeypatch: pytes
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(complete, "write_complete", full)
+    monkeypatch.setattr(writing, "write_complete", full)
     with pytest.raises(RunError, match=r"No space left.*; 4 B are needed, \d.* free in .*\. Checkpoints are intact"):
         collected(tmp_path, {"a": torch.zeros(1)})
     assert list(tmp_path.iterdir()) == []

@@ -20,10 +20,9 @@ from toolkit.api.mesh import Mesh
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.base.files import temporary_name
 from toolkit.checkpoint import manifest, output_folder
-from toolkit.checkpoint.changes import changed_layout, changed_settings, changed_versions, layout, refuse_changes
-from toolkit.checkpoint.output_folder import OutputLock, in_use
-from toolkit.checkpoint.probe import probe
+from toolkit.checkpoint.output_folder import OutputLock, in_use, probe
 from toolkit.checkpoint.resume import decide_resume
+from toolkit.checkpoint.state import changed_layout, changed_settings, changed_versions, layout, refuse_changes
 from toolkit.tracking.jsonl import mark_of, read_metrics, truncate_metrics, wrong_lines
 
 HOLDER = """

@@ -21,7 +21,7 @@ from toolkit.checkpoint.manifest import FileEntry, read_manifest, verify
 from toolkit.checkpoint.planning import Group, Part, Plan, Saved, planned, values_of
 from toolkit.checkpoint.store import new_checkpoint, open_checkpoint
 from toolkit.checkpoint.tensors import DamagedCheckpoint, TensorFile, verified_tensors
-from toolkit.distributed.peers import Peers
+from toolkit.distributed.collectives import Peers
 
 COMPLETE = {
     "rows": torch.arange(35, dtype=torch.float64).reshape(7, 5),

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from toolkit.base.errors import RunError
-from toolkit.checkpoint import snapshot
-from toolkit.checkpoint.planning import Group, Plan, planned
-from toolkit.checkpoint.snapshot import Snapshot
-from toolkit.distributed.peers import Peers
+from toolkit.checkpoint import planning
+from toolkit.checkpoint.planning import Group, Plan, Snapshot, planned
+from toolkit.distributed.collectives import Peers
 
 
 def plan(steady: torch.Tensor, other: torch.Tensor) -> Plan:
@@ -60,7 +59,7 @@ def test_without_memory_the_setting_is_named(monkeypatch):
     def full(*arguments, **settings):
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory\nmore")
 
-    monkeypatch.setattr(snapshot.torch, "empty", full)
+    monkeypatch.setattr(planning.torch, "empty", full)
     with pytest.raises(
         RunError, match=r"no memory for the copy of the model .*allocate memory\); set checkpoint\.async"
     ):

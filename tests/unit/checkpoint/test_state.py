@@ -9,8 +9,7 @@ import pytest
 
 from toolkit.api.state import TrainState
 from toolkit.base.errors import CheckpointError
-from toolkit.checkpoint.changes import layout_of
-from toolkit.checkpoint.state import SavedState
+from toolkit.checkpoint.state import SavedState, layout_of
 
 
 def test_the_names_in_the_file_stay_and_what_is_not_there_is_left_out() -> None:

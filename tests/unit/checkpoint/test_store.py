@@ -18,12 +18,12 @@ from torch import nn
 
 from toolkit.base.errors import CheckpointError, RunError
 from toolkit.checkpoint import manifest, writing
-from toolkit.checkpoint.commit import NewCheckpoint, commit
 from toolkit.checkpoint.contents import load_model_into, load_optimizer_into
 from toolkit.checkpoint.manifest import verify
 from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, open_checkpoint, prune, prune_behind, steps
-from toolkit.distributed.peers import Peers
+from toolkit.checkpoint.writing import NewCheckpoint, commit
+from toolkit.distributed.collectives import Peers
 
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "processor/vocab.txt", "state.json")
 ONES = torch.ones(3)

@@ -21,7 +21,7 @@ from toolkit.checkpoint.planning import Group, planned
 from toolkit.checkpoint.store import latest, new_checkpoint, open_checkpoint, steps
 from toolkit.checkpoint.tensors import DTYPES, DamagedCheckpoint
 from toolkit.checkpoint.writing import write_groups
-from toolkit.distributed.peers import Peers
+from toolkit.distributed.collectives import Peers
 
 ONES = torch.ones(3)
 

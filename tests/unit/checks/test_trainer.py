@@ -8,7 +8,7 @@ from runs import ROOT
 
 from toolkit.checks import model, trainer
 from toolkit.config import Config
-from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.launch import own_process_state
 from toolkit.recipe import load_settings, load_task_type
 
 REVIEWS = load_task_type(ROOT / "recipes" / "reviews.py")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runs import ROOT
 
 from toolkit.base.errors import ConfigError, DataError
-from toolkit.checkpoint.changes import changed_settings
+from toolkit.checkpoint.state import changed_settings
 from toolkit.config import flatten
 from toolkit.config.keys import written
 from toolkit.data.loading import check_rows

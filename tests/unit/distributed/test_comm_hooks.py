@@ -13,8 +13,8 @@ from tolerances import FLOAT64
 
 from toolkit.api.mesh import Mesh
 from toolkit.base.errors import ToolkitError
-from toolkit.checkpoint.changes import ACCUMULATION, BATCH, BUDGET, changed_settings, layout
-from toolkit.distributed.comm_hooks import factor_elements
+from toolkit.checkpoint.state import ACCUMULATION, BATCH, BUDGET, changed_settings, layout
+from toolkit.distributed.strategies.ddp import factor_elements
 
 
 def test_what_is_worth_factors():

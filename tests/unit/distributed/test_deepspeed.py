@@ -13,9 +13,8 @@ from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
 from toolkit.config.train import ParallelConfig
 from toolkit.distributed import deepspeed_rules
-from toolkit.distributed.deepspeed_engine import LARGEST_BUCKET, engine_config
 from toolkit.distributed.strategies import strategy_type
-from toolkit.distributed.strategies.deepspeed import DeepSpeed
+from toolkit.distributed.strategies.deepspeed import LARGEST_BUCKET, DeepSpeed, engine_config
 
 TWO = {"WORLD_SIZE": "2"}
 

@@ -13,10 +13,9 @@ import psutil
 import pytest
 
 from toolkit.config.train import TrainConfig
-from toolkit.distributed.beats import Beat, Beats, Peer
 from toolkit.distributed.collectives import collective_seconds
 from toolkit.distributed.stop import StopSignal
-from toolkit.distributed.watchdog import LATE, SLOW, _Seen, _Watch
+from toolkit.distributed.watchdog import LATE, SLOW, Beat, Beats, Peer, _Seen, _Watch
 from toolkit.system.activity import Neighbour
 
 TIMEOUT = 10.0

@@ -18,8 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from toolkit.distributed.pipeline.execution import Span
 from toolkit.distributed.pipeline.partition import ARCHITECTURES, partition, parts_of, stage_problems
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
-from toolkit.distributed.pipeline.stage import Stage
-from toolkit.distributed.pipeline.weight_gradients import WeightGradients
+from toolkit.distributed.pipeline.stage import Stage, WeightGradients
 
 CPU = torch.device("cpu")
 SIZES = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 24}

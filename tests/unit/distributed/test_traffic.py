@@ -11,8 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from toolkit.distributed.exchange import Wire
-from toolkit.distributed.traffic import COUNTED_STEPS, Counted, Traffic, counted
+from toolkit.distributed.exchange import COUNTED_STEPS, Counted, Traffic, Wire, counted
 
 
 @pytest.fixture

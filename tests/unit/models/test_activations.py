@@ -15,7 +15,7 @@ from torch import nn
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import TrainConfig
-from toolkit.distributed.modules import layers_of
+from toolkit.distributed.placement import layers_of
 from toolkit.models.activations import offload_activations, spare_activations
 
 FEW = ("train.max_steps=3", "checkpoint.save_steps=null")

@@ -207,9 +207,7 @@ def test_adapters_that_name_code_are_refused(tmp_path):
 
 
 def test_missing_libraries_are_named_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "toolkit.models.adapter_checks.find_spec", lambda name: None if name == "peft" else find_spec(name)
-    )
+    monkeypatch.setattr("toolkit.models.adapters.find_spec", lambda name: None if name == "peft" else find_spec(name))
     with pytest.raises(ConfigError, match=r"lora needs peft, which is not installed; pip install .*\[peft\]"):
         train("reviews", tmp_path / "run", "model.peft.method=lora")
     assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from toolkit.config.sections import TrainConfig
-from toolkit.models.compilation import compile_training
+from toolkit.models.build import compile_training
 
 RUN = ("train.optim=sgd", "data.max_train_samples=16", "data.max_eval_samples=8",
        "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=1", "train.max_steps=3",

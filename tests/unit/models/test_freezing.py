@@ -15,7 +15,7 @@ from stopping import train_in_legs
 
 from toolkit.base.errors import ConfigError
 from toolkit.config.sections import ModelConfig
-from toolkit.models.freezing import freeze, frozen_parameters
+from toolkit.models.parts import freeze, frozen_parameters
 
 DECAY = ("train.weight_decay=0.1", "train.learning_rate=1.0e-2")
 """Would move a parameter that the optimizer looks at, whatever its gradient."""

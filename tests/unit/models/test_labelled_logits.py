@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import toolkit
 from toolkit.api.batch import IGNORE_INDEX, Batch, logits_at_labels
-from toolkit.models.labelled_logits import head_at_labels
+from toolkit.models.parts import head_at_labels
 from toolkit.tasks.blocks import sums_of_parts
 from toolkit.tasks.tokens import are_correct, labelled_positions, token_losses
 
@@ -202,7 +202,7 @@ def test_memory_falls_with_the_share_of_labels():
 
 
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolkit.models.trainable.head_at_labels", lambda model: None)
+    monkeypatch.setattr("toolkit.models.build.head_at_labels", lambda model: None)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from toolkit.base.errors import ConfigError, RunError
 from toolkit.config.sections import TrainConfig
-from toolkit.distributed.modules import stacks_of
-from toolkit.models.activations import spare_activations
-from toolkit.models.compressed import KINDS
+from toolkit.distributed.placement import stacks_of
+from toolkit.models.activations import KINDS, spare_activations
 from toolkit.models.fast_dropout import recomputing, use_fast_dropout
 from toolkit.models.segments import segment_layers
 

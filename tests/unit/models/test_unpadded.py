@@ -24,12 +24,11 @@ from unpadded_families import (
 )
 
 from toolkit.config.sections import Config, ModelConfig, ParallelConfig, TrainConfig
-from toolkit.models.unpadded import attention, choice
+from toolkit.models.unpadded import attention, families
 from toolkit.models.unpadded.attention import choose
 from toolkit.models.unpadded.families import Exact, Islands, NothingToGain, Refused, coverage
-from toolkit.models.unpadded.install import install
-from toolkit.models.unpadded.packing import Packing
-from toolkit.models.unpadded.rows import Rows
+from toolkit.models.unpadded.layers import install
+from toolkit.models.unpadded.packing import Packing, Rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask:UserWarning")  # WavLM's own
 FEW = [
@@ -361,7 +360,7 @@ def test_what_auto_becomes_on_a_gpu(kind, head, settings, precision, has_kernel,
         head,
         **{"hidden_size": 32, "num_attention_heads": 2, "d_model": 32, "d_kv": 16, "head_dim": 16, **settings},
     ).config
-    assert choice.choose(cfg, config, torch.device("cuda")) is expected
+    assert families.choose(cfg, config, torch.device("cuda")) is expected
 
 
 def test_a_model_is_installed_on_the_attention_of_its_parts():

@@ -8,7 +8,7 @@ from toolkit.checks.rules import data, model, optim, parallel, train
 from toolkit.config.problems import Rule, only_if
 from toolkit.config.sections import Config, TrackingConfig, TrainerConfig
 from toolkit.distributed import deepspeed_rules, rules
-from toolkit.models.unpadded import choice
+from toolkit.models.unpadded import families
 
 
 def _no_evaluation(config: Config) -> bool:
@@ -51,7 +51,7 @@ RULES = (
     ),
     *data.RULES,
     *model.RULES,
-    *choice.RULES,
+    *families.RULES,
     Rule(
         lambda c: c.data.train_file is not None and c.data.dataset_name is not None,
         ("data.train_file", "data.dataset_name"),

@@ -27,8 +27,7 @@ from toolkit.deploy.export.rows import labelled_rows, prepared
 from toolkit.deploy.export.script import SUFFIX, TEMPLATES, generating_code, write_script
 from toolkit.deploy.merge import refuse_unmergeable, reloaded, write_merged
 from toolkit.deploy.trained import TrainedRun, open_run, read_settings
-from toolkit.distributed.launch import build_accelerator
-from toolkit.distributed.process_state import own_process_state
+from toolkit.distributed.launch import build_accelerator, own_process_state
 from toolkit.report.card import Card, model_card, scores_of, with_section
 
 MERGED = "merged"

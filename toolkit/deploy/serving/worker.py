@@ -19,7 +19,7 @@ from toolkit.data.table import Table
 from toolkit.deploy.serving.batches import Job, Piece, compute, next_batch
 from toolkit.deploy.serving.refusals import Refusal
 from toolkit.deploy.trained import TrainedRun
-from toolkit.distributed.process_state import float32_precision
+from toolkit.distributed.launch import float32_precision
 
 RECENT = 0.2
 """Weight of the latest batch in the mean time of a row."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from toolkit.distributed.modules import layers_of
+from toolkit.distributed.placement import layers_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

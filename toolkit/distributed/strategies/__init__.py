@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STRATEGIES = {
     "sync": "toolkit.distributed.strategies.ddp.DataParallel",
     "local_sgd": "toolkit.distributed.strategies.local_sgd.LocalSGD",
-    "zero_one": "toolkit.distributed.strategies.zero_one.ZeroOne",
+    "zero_one": "toolkit.distributed.strategies.ddp.ZeroOne",
     "sharded": "toolkit.distributed.strategies.sharded.Sharded",
     "pipeline": "toolkit.distributed.strategies.pipeline.Pipeline",
     "deepspeed": "toolkit.distributed.strategies.deepspeed.DeepSpeed",

@@ -23,9 +23,8 @@ from toolkit.base.console import say
 from toolkit.base.errors import RunError
 from toolkit.distributed.collectives import all_sum
 from toolkit.distributed.exchange import Wire, average_gradients
-from toolkit.distributed.random import seed_all
 from toolkit.distributed.strategies.replicas import Replicas
-from toolkit.distributed.window import accumulate
+from toolkit.distributed.window import accumulate, seed_all
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -7,10 +7,15 @@ divide losses by the number of micro-batches and update before the gradient's no
 from __future__ import annotations
 
 import copy
+import logging
+import math
+import os
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +25,8 @@ from torch import Tensor, nn
 from toolkit.api.batch import Batch
 from toolkit.api.strategy import Collect, Replica
 from toolkit.base.errors import ConfigError
-from toolkit.distributed import deepspeed_engine
 from toolkit.distributed.exchange import Wire
-from toolkit.distributed.modules import generating_together, trained_buffers
-from toolkit.distributed.placement import Delivery
-from toolkit.distributed.skeleton import Skeleton
+from toolkit.distributed.placement import Delivery, Skeleton, generating_together, trained_buffers
 from toolkit.distributed.strategies.replicas import Replicas
 from toolkit.distributed.window import accumulate
 from toolkit.optim.state import optimizer_state, unwrapped
@@ -32,6 +34,154 @@ from toolkit.optim.state import optimizer_state, unwrapped
 if TYPE_CHECKING:
     from torch.optim import Optimizer
     from transformers import PreTrainedModel
+
+    from toolkit.config.sections import Config
+
+
+LARGEST_BUCKET = 50_000_000
+"""Maximum number of elements that are exchanged at once; DeepSpeed allocates a buffer of this size."""
+
+
+def start_engine(model: nn.Module, optimizer: Optimizer, cfg: Config, processes: int) -> Any:
+    """Returns a `deepspeed.DeepSpeedEngine`, which splits the model or its optimizer's state over all processes.
+
+    Args:
+        model: the complete model; its parameters are replaced.
+        optimizer: an optimizer of its parameters; DeepSpeed replaces them by flat parts of this process.
+        cfg: the run's settings.
+        processes: number of processes.
+    """
+    if not torch.accelerator.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise it warns that it found no GPU
+    import deepspeed
+
+    # Otherwise the first run on CPUs would compile a kernel for shared memory, which ZeRO does not use.
+    import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore[attr-defined]
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    # It still uses the former names of collectives.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=engine_config(cfg, processes, elements))
+    return engine
+
+
+def engine_config(cfg: Config, processes: int, elements: int) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration of a run.
+
+    Args:
+        cfg: the run's settings.
+        processes: number of processes.
+        elements: number of elements of the model's parameters.
+    """
+    train, stage = cfg.train, cfg.parallel.zero_stage
+    accumulation = train.gradient_accumulation_steps or 1
+    bucket = min(LARGEST_BUCKET, elements + elements % 2)  # DeepSpeed takes only even numbers
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket, "allgather_bucket_size": bucket}
+    if stage == 3:
+        # By default each process keeps small parameters, and whatever it will need again soon, complete.
+        zero |= {"stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
+        zero["stage3_prefetch_bucket_size"] = bucket
+    if cfg.parallel.offload:
+        zero["offload_optimizer"] = {"device": "cpu"}
+        if stage == 3:
+            zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": train.per_device_train_batch_size,
+        "gradient_accumulation_steps": accumulation,
+        "train_batch_size": train.per_device_train_batch_size * accumulation * processes,
+        "gradient_clipping": train.max_grad_norm,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+    }
+
+
+def gradient_norm(engine: Any) -> float:
+    """Returns the norm of the exchanged gradient, as DeepSpeed's step will compute it; infinite if it is not finite."""
+    zero = engine.optimizer
+    norms = zero._get_norm_groups() if engine.zero_optimization_stage() == 3 else [zero.scaled_global_norm()]
+    values = [float(norm) for norm in norms]
+    # DeepSpeed marks the norm of a group that is not finite as negative.
+    return math.hypot(*values) if all(value >= 0 for value in values) else math.inf
+
+
+def split_parameters(engine: Any) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
+    """Yields the flat tensors that this process updates, each with the model's parameters that are split into it."""
+    zero = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        yield from zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True)
+    else:
+        yield from zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True)
+
+
+def complete_parameters(parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+    """Yields parameters, each complete until the next one is requested; every process must request all."""
+    import deepspeed
+
+    for parameter in parameters:
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield parameter
+
+
+def parameter_states(engine: Any) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
+    """Yields each trained parameter with its complete state; every process must request all of them."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    _link_states(engine)
+    for flat, parameters in split_parameters(engine):
+        state = engine.optimizer.optimizer.state.get(flat, {})
+        split = [key for key, value in state.items() if _is_split(key, value)]  # in the same order on every process
+        for parameter in parameters if state else ():
+            complete = {key: safe_get_full_optimizer_state(parameter, key) for key in split}
+            yield parameter, {key: complete.get(key, value) for key, value in state.items()}
+
+
+@torch.no_grad()
+def set_parameters(values: Mapping[nn.Parameter, Tensor]) -> None:
+    """Replaces parameters by complete values, which must be the same on every process; each must call it."""
+    import deepspeed
+    from deepspeed.utils import safe_set_full_fp32_param
+
+    for parameter, value in values.items():
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.copy_(value)
+        if parameter.requires_grad:  # the copy that is updated
+            safe_set_full_fp32_param(parameter, value.to(parameter.device))
+
+
+def set_states(engine: Any, states: Mapping[nn.Parameter, Mapping[str, Any]]) -> None:
+    """Replaces the optimizer's state; nothing is sent.
+
+    Args:
+        engine: the engine.
+        states: the complete state of each trained parameter. Parameters that are split together have the same number
+            of steps.
+    """
+    from deepspeed.utils import safe_set_full_optimizer_state
+
+    zero = engine.optimizer
+    for flat, parameters in split_parameters(engine):
+        zero.optimizer.state[flat] = {
+            key: torch.zeros_like(flat, requires_grad=False) if _is_split(key, value) else value
+            for key, value in states[parameters[0]].items()
+        }
+    _link_states(engine)
+    for parameter, state in states.items():
+        for key, value in state.items():
+            if _is_split(key, value):
+                safe_set_full_optimizer_state(parameter, value.to(parameter.device), key)
+
+
+def _link_states(engine: Any) -> None:
+    """Lets the accessors of stages 1 and 2 see all states; DeepSpeed looks once, after the first group's first step."""
+    if engine.zero_optimization_stage() < 3:
+        engine.optimizer._hp_optimizer_states_linked = False
+        engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+
+def _is_split(key: str, value: Any) -> bool:
+    return isinstance(value, Tensor) and key != "step"
 
 
 class DeepSpeed(Replicas):
@@ -65,7 +215,7 @@ class DeepSpeed(Replicas):
         self.split = copy.copy(optimizer)
         self.split.state = defaultdict(dict)
         self.split.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
-        self.engine = deepspeed_engine.start_engine(self.own, self.split, self.cfg, self.mesh.size)
+        self.engine = start_engine(self.own, self.split, self.cfg, self.mesh.size)
         self.wire = Wire()
 
         def step(optimizer: Optimizer, closure: Any = None) -> None:
@@ -94,7 +244,7 @@ class DeepSpeed(Replicas):
 
     def clip(self, max_norm: float) -> float:
         """Returns the gradient's norm; DeepSpeed clips at the beginning of its step, to `train.max_grad_norm`."""
-        return deepspeed_engine.gradient_norm(self.engine)
+        return gradient_norm(self.engine)
 
     @contextmanager
     def full_model(self) -> Iterator[nn.Module]:
@@ -122,7 +272,7 @@ class DeepSpeed(Replicas):
             keeps: whether this process keeps the parameter of a number.
         """
         kept: dict[int, Tensor] = {}
-        for number, parameter in enumerate(deepspeed_engine.complete_parameters(self.own.parameters())):
+        for number, parameter in enumerate(complete_parameters(self.own.parameters())):
             if keeps(number):
                 values = parameter.detach().to("cpu", copy=True)
                 kept[id(parameter)] = nn.Parameter(values, parameter.requires_grad)
@@ -137,7 +287,7 @@ class DeepSpeed(Replicas):
         """Returns complete copies of this process's share of the optimizer's state, and its plain values."""
         model = self.skeleton.model
         optimizer, twins = self._on(model)
-        for number, (parameter, state) in enumerate(deepspeed_engine.parameter_states(self.engine)):
+        for number, (parameter, state) in enumerate(parameter_states(self.engine)):
             owner = number % self.mesh.size == self.mesh.rank
             optimizer.state[twins[parameter]] = {
                 key: value.to("cpu" if owner else "meta") if isinstance(value, Tensor) else value
@@ -153,14 +303,12 @@ class DeepSpeed(Replicas):
         complete = Skeleton(self.skeleton.model).filled(empty)
         loaded, twins = self._on(complete)
         yield complete, loaded
-        deepspeed_engine.set_parameters(twins)
+        set_parameters(twins)
         own, saved = dict(self.own.named_buffers()), dict(complete.named_buffers())
         for name, buffer in own.items():
             buffer.copy_(saved[name])
         if loaded.state:
-            deepspeed_engine.set_states(
-                self.engine, {p: loaded.state[twin] for p, twin in twins.items() if twin in loaded.state}
-            )
+            set_states(self.engine, {p: loaded.state[twin] for p, twin in twins.items() if twin in loaded.state})
             for own_group, group in zip(unwrapped(optimizer).param_groups, loaded.param_groups, strict=True):
                 own_group.update({key: value for key, value in group.items() if key != "params"})
 

@@ -19,22 +19,16 @@ from torch import distributed as dist
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
 from toolkit.base.shards import local
-from toolkit.distributed.clipping import clip_split, scale_gradients
-from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import collective_seconds, sum_dtype
-from toolkit.distributed.pipeline.execution import Executor, ForwardOnly
-from toolkit.distributed.pipeline.links import Links
-from toolkit.distributed.pipeline.merging import merged_scalars
+from toolkit.distributed.collectives import collective_seconds, objects_of_all, sum_dtype
+from toolkit.distributed.exchange import counted
+from toolkit.distributed.pipeline.execution import Executor, ForwardOnly, Links
 from toolkit.distributed.pipeline.partition import partition, parts_of
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES, Action
-from toolkit.distributed.pipeline.stage import Stage, held_modules
-from toolkit.distributed.pipeline.weight_gradients import WeightGradients
-from toolkit.distributed.placement import Delivery
-from toolkit.distributed.random import seed_all
-from toolkit.distributed.skeleton import Skeleton
+from toolkit.distributed.pipeline.stage import Stage, WeightGradients, held_modules
+from toolkit.distributed.placement import Delivery, Skeleton
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor.layers import split_layers
-from toolkit.distributed.traffic import counted
+from toolkit.distributed.window import clip_split, scale_gradients, seed_all
 from toolkit.system.phases import in_phase, phase
 
 if TYPE_CHECKING:
@@ -42,6 +36,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from toolkit.config.sections import Config
+
+
+def merged_scalars(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the plain values of an optimizer state as `toolkit.optim.state.optimizer_state` would for one process.
+
+    Args:
+        stages: what it returned on each process. All have the parameter groups of the complete model, each with their
+            own parameters only; the settings of a group are taken from the first process that has some of them.
+    """
+    groups = []
+    for parts in zip(*(stage["groups"] for stage in stages), strict=True):
+        names = dict.fromkeys(name for part in parts for name in part["params"])
+        settings = next((part["settings"] for part in parts if part["params"]), parts[0]["settings"])
+        groups.append({"params": list(names), "settings": settings})
+    merged = {
+        key: {name: value for stage in reversed(stages) for name, value in stage[key].items()}
+        for key in ("values", "shapes")
+    }
+    return {"optimizer": stages[0]["optimizer"], "groups": groups, **merged}
 
 
 class Pipeline(Split):

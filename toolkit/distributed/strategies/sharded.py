@@ -16,15 +16,18 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, 
 
 from toolkit.api.batch import Batch
 from toolkit.api.mesh import Mesh
-from toolkit.distributed.clipping import clip_split
-from toolkit.distributed.exchange import Wire
-from toolkit.distributed.modules import generating_together, layers_of, sharing_modules, trained_buffers
-from toolkit.distributed.placement import Delivery
-from toolkit.distributed.skeleton import Skeleton
+from toolkit.distributed.exchange import Wire, counted
+from toolkit.distributed.placement import (
+    Delivery,
+    Skeleton,
+    generating_together,
+    layers_of,
+    sharing_modules,
+    trained_buffers,
+)
 from toolkit.distributed.strategies.split import Split
 from toolkit.distributed.tensor.layers import split_layers
-from toolkit.distributed.traffic import counted
-from toolkit.distributed.window import accumulate
+from toolkit.distributed.window import accumulate, clip_split
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

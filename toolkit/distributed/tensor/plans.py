@@ -3,7 +3,7 @@
 In attention and in MLPs the first layers are split by their outputs, so that each process computes some of the heads or
 of the hidden units, and the last layer is split by its inputs, so that one sum over processes completes its outputs.
 Everything between two such pairs is complete on every process: norms, residuals and the heads of classifiers. The
-vocabulary of language models is split by `toolkit.distributed.vocabulary`.
+vocabulary of language models is split by `toolkit.distributed.tensor.vocabulary`.
 """
 
 from __future__ import annotations

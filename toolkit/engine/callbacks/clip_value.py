@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toolkit.api.training import Callback, TrainingContext
-from toolkit.distributed.clipping import clip_values
+from toolkit.distributed.window import clip_values
 
 
 class ClippedValues(Callback):

@@ -13,10 +13,9 @@ from torch import Tensor
 from toolkit.api.batch import Batch, to_device
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
-from toolkit.distributed.random import seed_all
-from toolkit.distributed.window import kept_buffers
+from toolkit.distributed.window import kept_buffers, seed_all
 from toolkit.engine.micro_batches import splitter
-from toolkit.models.compressed import exact_activations
+from toolkit.models.activations import exact_activations
 
 
 class CompressionError(Callback):

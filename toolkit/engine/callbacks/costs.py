@@ -9,7 +9,7 @@ from typing import Any
 
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.config.sections import TrackingConfig
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 
 HOUR = 3600.0
 JOULES_PER_WH = 3600.0

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from toolkit.api.exhibits import Histogram
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.shards import full
-from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import on_main
+from toolkit.distributed.collectives import objects_of_all, on_main
 
 BINS = 64
 """Number of bins of each histogram."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from toolkit.api.training import Callback, TrainingContext
 from toolkit.base.console import say
-from toolkit.models.freezing import later_parameters, step_of
+from toolkit.models.parts import later_parameters, step_of
 
 
 class Unfreezing(Callback):

@@ -9,7 +9,7 @@ from typing import Any
 from toolkit.api.run import Run, overall_scores
 from toolkit.api.task import SupportsBaselines, Task
 from toolkit.data.loading import check_rows
-from toolkit.distributed.process_state import float32_precision
+from toolkit.distributed.launch import float32_precision
 from toolkit.engine.evaluation import evaluate
 from toolkit.recipe import load_settings, load_task_type
 from toolkit.report.scores import prefix_of, quality_of

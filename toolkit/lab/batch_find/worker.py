@@ -12,8 +12,7 @@ import numpy as np
 from toolkit.api.batch import looked_up
 from toolkit.base.errors import RunError
 from toolkit.data.batching.budget import lengths_of
-from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import data_sum
+from toolkit.distributed.collectives import data_sum, objects_of_all
 from toolkit.distributed.strategies.auto_batch_size import is_out_of_memory
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.jobs.training import trained

@@ -19,8 +19,7 @@ from toolkit.distributed.pipeline.partition import stage_problems
 from toolkit.distributed.tensor.plans import plan_problems
 from toolkit.lab.certify.certificate import FAILED, OK, Certificate
 from toolkit.lab.certify.trainings import NO_UPDATE, WINDOW, Experiment, Training, error_of
-from toolkit.models.load import load_model_config
-from toolkit.models.source import source_of
+from toolkit.models.load import load_model_config, source_of
 from toolkit.tracking.jsonl import read_metrics
 
 if TYPE_CHECKING:

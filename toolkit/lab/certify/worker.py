@@ -66,8 +66,7 @@ def _changes(cfg: Config, no_dropout: bool, max_layers: int | None) -> dict[str,
         no_dropout: whether fields that make the model draw random numbers become zero.
         max_layers: maximum number of layers, or None.
     """
-    from toolkit.models.load import load_model_config
-    from toolkit.models.source import source_of
+    from toolkit.models.load import load_model_config, source_of
 
     found: dict[str, float] = {}
     for name, value in load_model_config(source_of(cfg)).to_dict().items():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.distributed.exchange import share_sent
 
 SIZES = tuple(2**10 * 4**power for power in range(9))

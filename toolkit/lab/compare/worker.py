@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from toolkit.api.run import overall_scores
 from toolkit.base.files import read_json
 from toolkit.base.run_folder import RunFolder
-from toolkit.distributed.collect import objects_of_all
-from toolkit.distributed.collectives import data_sum, on_main
+from toolkit.distributed.collectives import data_sum, objects_of_all, on_main
 from toolkit.distributed.exchange import EXCHANGED_BYTES, EXCHANGES
 from toolkit.lab.compare.bootstrap import resampled
 from toolkit.lab.compare.meter import Meter

@@ -19,7 +19,7 @@ from toolkit.lab.doctor.near import plain
 from toolkit.lab.init.guesses import tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.init.overview import limit_of
-from toolkit.models.source import source_of
+from toolkit.models.load import source_of
 
 BINS = 24
 COVERED = 0.99

@@ -27,7 +27,7 @@ def fetch_prepared(target: Target, cfg: Config, make_task: Callable[[Config], Ta
     Raises:
         ToolkitError: if the rows or the model cannot be used.
     """
-    from toolkit.checkpoint.claim import Claimed
+    from toolkit.checkpoint.output_folder import Claimed
     from toolkit.distributed.launch import build_accelerator
     from toolkit.prepare.inputs import read_inputs
 

@@ -20,7 +20,7 @@ from toolkit.lab.init.draft import draft
 from toolkit.lab.init.guesses import COVERED, evenly, quantile, tokens
 from toolkit.lab.init.models import local_folder
 from toolkit.lab.init.profile import Profile, profile, profile_file
-from toolkit.models.source import source_of
+from toolkit.models.load import source_of
 
 if TYPE_CHECKING:
     import datasets

@@ -16,7 +16,7 @@ from toolkit.data.batching.budget import num_micro_batches
 from toolkit.distributed.exchange import share_sent
 from toolkit.distributed.pipeline.partition import partition
 from toolkit.distributed.pipeline.schedules import CHUNKS, SCHEDULES
-from toolkit.distributed.vocabulary import divides
+from toolkit.distributed.tensor.vocabulary import divides
 from toolkit.footprint.footprint import Footprint
 
 

@@ -11,7 +11,7 @@ from toolkit.config.sections import Config
 from toolkit.footprint.footprint import Footprint
 from toolkit.footprint.simulate import Subject, simulate
 from toolkit.lab.plan.subject import resized
-from toolkit.models.adapter_checks import adapter_problems
+from toolkit.models.adapters import adapter_problems
 from toolkit.optim.optimizers import argument_problems, library_problems
 from toolkit.optim.presets import PRESETS
 

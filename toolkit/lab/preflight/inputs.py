@@ -11,7 +11,7 @@ from toolkit.base.files import kind_of, read_json
 from toolkit.base.offline import prepare_download, read_fetched
 from toolkit.config.sections import Config
 from toolkit.lab.preflight.found import Found
-from toolkit.models.source import source_of
+from toolkit.models.load import source_of
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from toolkit.distributed.collect import objects_of_all
+from toolkit.distributed.collectives import objects_of_all
 from toolkit.lab.jobs.training import trained
 from toolkit.lab.profile.loader import time_loading
 from toolkit.lab.profile.machine import compute_dtype, matmul_rate, smallest_operation
 from toolkit.lab.profile.measure import Shape, Stages
 from toolkit.lab.profile.trace import UNFUSED, Operation, Reading, read_trace
-from toolkit.models.unpadded.choice import DROPOUTS
-from toolkit.models.unpadded.families import NothingToGain, Refused, coverage
+from toolkit.models.unpadded.families import DROPOUTS, NothingToGain, Refused, coverage
 from toolkit.system.limits import usable_cores
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from toolkit.models.unpadded.packing import LONGEST_TOGETHER, Packing
-from toolkit.models.unpadded.rows import Rows
+from toolkit.models.unpadded.packing import LONGEST_TOGETHER, Packing, Rows
 
 LONGEST_IN_FLOAT32 = 256
 """Tokens up to which attention in float32 is faster than in bfloat16 or float16 on a CPU."""

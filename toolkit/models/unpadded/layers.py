@@ -5,13 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from toolkit.models.unpadded.packing import Packing
-from toolkit.models.unpadded.rows import Rows
+from toolkit.models.unpadded.attention import attend
+from toolkit.models.unpadded.packing import Packing, Rows, packed_mask, packed_mask_where_it_pays
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 SHARED = ("position_embeddings", "position_ids", "cos", "sin", "sinusoidal_pos")
 """Arguments of layers with one value per position of the padded batch."""
@@ -217,3 +221,118 @@ def hook(stack: list[nn.Module], find: Callable[[Given], Packing | None]) -> Non
         layer.register_forward_pre_hook(partial(enter, find, parameters_of(layer)), with_kwargs=True)
     last = stack[-1]
     last.register_forward_hook(partial(leave, find, parameters_of(last)), with_kwargs=True)
+
+
+TOKENS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "DisentangledSelfAttention": lambda mask: mask[:, 0].diagonal(dim1=1, dim2=2).bool(),
+    "MPNetSelfAttention": lambda mask: mask[:, 0, 0] == 0,
+    "WavLMAttention": lambda mask: mask.bool(),
+}
+"""Classes of such modules, and which positions `[B, T]` their mask leaves as tokens."""
+NOTE = "_unpadded"
+"""Attribute of a mask with its packing, or None; it ends with the mask, so that passes do not disturb each other."""
+
+
+def packing_of(tokens: Callable[[Tensor], Tensor], given: Given) -> Packing | None:
+    """Returns the packing of the mask among a module's arguments, which all layers of a pass share."""
+    mask = given.get("attention_mask")
+    if not isinstance(mask, Tensor):
+        return None
+    if not hasattr(mask, NOTE):
+        rows = Rows.of(tokens(mask))
+        packing = Packing(rows, rows, False, None, {}) if rows is not None and rows.is_padded else None
+        setattr(mask, NOTE, packing)
+    found: Packing | None = getattr(mask, NOTE)
+    return found
+
+
+def island_of(layer: nn.Module) -> nn.Module | None:
+    """Returns the attention module of a layer that must stay padded, or None."""
+    return next((module for module in layer.modules() if type(module).__name__ in TOKENS), None)
+
+
+def hook_island(module: nn.Module) -> None:
+    """Installs the hooks that let an attention module see the padded batch."""
+    find, names = partial(packing_of, TOKENS[type(module).__name__]), parameters_of(module)
+    module.register_forward_pre_hook(partial(_enter, find, names), with_kwargs=True)
+    module.register_forward_hook(partial(_leave, find, names), with_kwargs=True)
+
+
+def _enter(
+    find: Callable[[Given], Packing | None],
+    names: list[str],
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    given = named(names, arguments, keywords)
+    packing = find(given)
+    if packing is None or not packing.queries.holds(given[names[0]]):
+        return None
+    return replaced(names, arguments, keywords, {names[0]: packing.queries.put(given[names[0]])})
+
+
+def _leave(
+    find: Callable[[Given], Packing | None],
+    names: list[str],
+    module: nn.Module,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    output: Any,
+) -> Any:
+    packing = find(named(names, arguments, keywords))
+    return output if packing is None else with_states(output, packing.queries.take)
+
+
+NAMES = ALWAYS, WHERE_IT_PAYS = "unpadded_sdpa", "unpadded_sdpa_where_it_pays"
+"""Names of the attention among transformers'; a name with `sdpa` gets the checks of transformers for it."""
+
+
+def install(model: PreTrainedModel, always: bool = True) -> None:
+    """Installs the hooks and the attention on a model; the caller has checked that it is covered.
+
+    Training, evaluation and recomputed activations run without padding; generation with a cache of keys, and batches
+    without padding, run as before. Two passes may be in flight at once.
+
+    Args:
+        model: the model.
+        always: whether batches with so little padding that this takes longer run without it too. Those of
+            encoder-decoders always do, since both sides run in the same way.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for name, mask in ((ALWAYS, packed_mask), (WHERE_IT_PAYS, packed_mask_where_it_pays)):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, mask)
+    name = ALWAYS if always or model.config.is_encoder_decoder else WHERE_IT_PAYS
+    for stack in stacks(model):
+        islands = [island_of(layer) for layer in stack]
+        if islands[0] is None:
+            hook(stack, self_packing)
+            continue
+        hook(stack, partial(packing_of, TOKENS[type(islands[0]).__name__]))
+        for island in islands:
+            assert island is not None
+            hook_island(island)
+    model.register_forward_pre_hook(refuse_states, with_kwargs=True)
+    for owner in _owners(model):
+        owner.register_forward_pre_hook(partial(plain, parameters_of(owner)), with_kwargs=True)
+        _use_attention(owner.config, name)
+
+
+def _owners(model: nn.Module) -> Iterator[Any]:
+    """Yields the innermost models of transformers that have a stack."""
+    from transformers import PreTrainedModel
+
+    inside = {id(module) for stack in stacks(model) for module in stack}
+    models = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    for owner in models:
+        parts = list(owner.modules())
+        if any(id(part) in inside for part in parts) and not any(m is not owner and m in parts for m in models):
+            yield owner
+
+
+def _use_attention(config: Any, name: str) -> None:
+    """Selects the attention for a model and those inside it; models with attention of their own keep it."""
+    if config._attn_implementation == "sdpa":
+        config._attn_implementation = name
